@@ -1,15 +1,13 @@
-//! Tells the C library's allocator to keep what is freed: an island of unsafe code, as the setting
-//! is a C function.
+//! Tells the C library's allocator to keep freed memory: an island of unsafe code, as the setting is a C function.
 //!
-//! By default large blocks go back to the kernel when they are freed and come back page by page.
-//! That costs a system that allocates each message most of its bandwidth: gRPC moves 1.0 GB/s of
-//! 4 MiB tensors without this and 6 GB/s with it (`bench bandwidth`, congestion control reno).
-//! Whoever moves large messages through gRPC has an allocator that keeps memory, so the baseline
-//! has one too; as it is the process's, all systems have it.
+//! By default large blocks go back to the kernel when they are freed and come back page by page. That costs a system that allocates
+//! each message most of its bandwidth: gRPC moves 1.0 GB/s of 4 MiB tensors without this and 6 GB/s with it (`bench bandwidth`,
+//! congestion control reno). Users who move large messages through gRPC have an allocator that keeps memory, so the baseline has
+//! one too; as it belongs to the process, all systems have it.
 
 #![allow(unsafe_code)]
 
-/// Blocks up to this size come from the heap that is kept; larger than any tensor in flight.
+/// Blocks up to this size come from the heap that is kept; it is larger than any tensor in flight.
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES: i32 = 1 << 30;
 

@@ -6,7 +6,7 @@ use crate::plan::Plan;
 const UNITS: [(&str, usize); 7] =
     [("", 1), ("b", 1), ("kib", 1 << 10), ("mib", 1 << 20), ("gib", 1 << 30), ("kb", 1_000), ("mb", 1_000_000)];
 
-/// Reads a byte count; the unit's case does not matter, a space before it is fine.
+/// Reads a byte count; the unit's case does not matter, and a space before it is allowed.
 pub(crate) fn parse_bytes(text: &str) -> Result<usize, BenchError> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -21,12 +21,12 @@ pub(crate) fn parse_bytes(text: &str) -> Result<usize, BenchError> {
         .ok_or_else(|| BenchError::setting("--size", text, "bytes such as 64, 4KiB or 4MiB"))
 }
 
-/// Byte counts to measure one after the other: one, or `64..4MiB` for those and the powers of two between.
+/// Byte counts to measure one after the other: a single one, or for `64..4MiB` these two and the powers of two between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes(Vec<usize>);
 
 impl Sizes {
-    /// The plan with each of them.
+    /// The plan with each of these sizes.
     pub(crate) fn of(&self, plan: &Plan) -> Vec<Plan> {
         self.0.iter().map(|&size_bytes| Plan { size_bytes, ..plan.clone() }).collect()
     }

@@ -1,4 +1,4 @@
-//! Whether the machine had other work, or less to give, while a run measured: then its figures say little, and the report warns.
+//! Whether the machine had other work, or less CPU time to give, during a run: then its figures mean little, and the report warns.
 
 use std::fs;
 use std::thread::sleep;
@@ -10,11 +10,11 @@ use crate::figures::Measured;
 
 /// How long the machine is watched before the first system is set up.
 const LOOK: Duration = Duration::from_millis(200);
-/// Other programs may use so much of one CPU.
+/// How much of one CPU other programs may use.
 const BUSY_CPUS_MAX: f64 = 0.3;
-/// The hypervisor may keep back so much of the machine's CPU time.
+/// Share of the machine's CPU time that the hypervisor may keep back.
 const STEAL_MAX: f64 = 0.01;
-/// Rounds of one system may differ by so much.
+/// Factor by which the rounds of one system may differ.
 const ROUNDS_FACTOR_MAX: f64 = 2.0;
 
 /// CPU time of the machine since it started, in ticks.
@@ -30,7 +30,8 @@ impl Ticks {
         Ticks::of(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
-    /// Of the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's.
+    /// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is included in
+    /// user's.
     fn of(stat: &str) -> Ticks {
         let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
         let ticks: Vec<u64> = fields.map(|field| field.parse().unwrap_or(0)).collect();
@@ -38,7 +39,7 @@ impl Ticks {
         Ticks { all: ticks.iter().sum(), idle: idle + waiting, stolen }
     }
 
-    /// The shares of the CPU time since `before` that were used, and that were kept back.
+    /// The shares of the CPU time since `before` that were used, and that the hypervisor kept back.
     fn shares_since(self, before: Ticks) -> [f64; 2] {
         let all = self.all.saturating_sub(before.all).max(1) as f64;
         let grown = |now: u64, then: u64| now.saturating_sub(then) as f64 / all;
@@ -47,10 +48,10 @@ impl Ticks {
     }
 }
 
-/// The machine before a run.
+/// The machine's load before a run.
 #[derive(Debug)]
 pub(crate) struct Quiet {
-    /// CPUs that other programs used.
+    /// CPUs used by other programs.
     busy_cpus: f64,
     begun: Ticks,
 }
@@ -65,7 +66,7 @@ impl Quiet {
         Quiet { busy_cpus: begun.shares_since(before)[0] * cpus, begun }
     }
 
-    /// What keeps the figures of a run that has just ended from being those of its systems.
+    /// Reasons why the figures of the run that has just ended may not be those of its systems.
     pub(crate) fn warnings(&self, measured: &[Measured]) -> Vec<String> {
         let [_, stolen] = Ticks::now().shares_since(self.begun);
         let mut warnings = Vec::new();
@@ -84,7 +85,7 @@ impl Quiet {
     }
 }
 
-/// What to say of a system whose rounds differ too much.
+/// The warning about a system whose rounds differ too much.
 fn uneven(one: &Measured) -> Option<String> {
     let (_, rounds) = one.compared().into_iter().next()?;
     let (least, most) = rounds.iter().copied().filter(|value| *value > 0.0).minmax().into_option()?;

@@ -1,4 +1,4 @@
-//! What can go wrong in a measurement, with what was being done and to which system.
+//! What can go wrong in a measurement: what was being done, and with which system.
 
 use std::io;
 use std::process::ExitStatus;
@@ -57,12 +57,12 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Whether the arguments were wrong (exit code 2), rather than the work failed (exit code 1).
+    /// True if the arguments were wrong (exit code 2), false if the work failed (exit code 1).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Setting { .. })
     }
 
-    /// A setting that is not what can be measured.
+    /// The error that a setting cannot be measured.
     pub(crate) fn setting(setting: &'static str, value: impl ToString, accepted: impl Into<String>) -> Self {
         Self::Setting { setting, value: value.to_string(), accepted: accepted.into() }
     }
@@ -73,12 +73,12 @@ impl BenchError {
         move |source| Self::Io { operation, source: source.into() }
     }
 
-    /// Wraps what a measured system said.
+    /// Wraps an error of a measured system.
     pub(crate) fn failed<E: ToString>(system: &'static str, operation: &'static str) -> impl FnOnce(E) -> Self {
         move |reason| Self::Failed { system, operation, reason: reason.to_string() }
     }
 
-    /// Wraps what the measured engine, or a client of it, said.
+    /// Wraps an error of the measured engine, or of a client of it.
     pub(crate) fn sealane<E: ToString>(operation: &'static str) -> impl FnOnce(E) -> Self {
         Self::failed("sealane", operation)
     }

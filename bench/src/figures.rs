@@ -1,5 +1,5 @@
-//! What systems yield: figures of each round, their spread over the rounds, and ratios of Sealane's and the baselines', taken round
-//! by round, so that what slowed a round down slowed both down.
+//! The results of systems: figures of each round, their spread over the rounds, and ratios between Sealane and the baselines, taken
+//! round by round, so that whatever slowed a round down affects both.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,10 +12,9 @@ use crate::limits::ROUND_TRIP_NS_MAX;
 /// Significant decimal digits that a histogram keeps: a value is off by at most 0.1 %.
 const HISTOGRAM_DIGITS: u8 = 3;
 
-/// Figures that a headline has room for.
 const HEADLINE_FIGURES: usize = 4;
 
-/// Digits that figures keep after the point: more than any of them deserves.
+/// Digits kept after the decimal point, as a power of ten: more than any figure deserves.
 const KEPT: f64 = 1e4;
 
 /// The system that all others are compared with.
@@ -26,7 +25,7 @@ pub(crate) const PERCENTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("
 
 macro_rules! metrics {
     ($($(#[$doc:meta])+ $name:ident: $json:literal, $label:literal, $digits:literal;)+) => {
-        /// A figure that a round yields, under the name that it has in the report.
+        /// A figure of a round, with the name that it has in the report.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         pub enum Metric {
             $($(#[$doc])+ #[serde(rename = $json)] $name,)+
@@ -43,7 +42,7 @@ macro_rules! metrics {
     };
 }
 
-// Each with its name in the report, its label with the unit, and digits after the point.
+// Each with its name in the report, its label with the unit, and its digits after the decimal point.
 metrics! {
     /// Time from a request to its full response; percentiles.
     RoundTrip: "rtt_us", "round trip, µs", 2;
@@ -109,9 +108,9 @@ impl Metric {
     /// A value with as many digits as it deserves.
     pub(crate) fn written(self, value: f64) -> String {
         let digits = match self {
-            // A hundred workers may make fewer steps in a second than there are of them.
+            // A hundred workers together may make fewer than a hundred steps a second.
             Self::StepsPerSecond if value < 100.0 => 2,
-            // A device in software moves less than a tenth.
+            // A device in software moves less than 0.1 GB/s.
             Self::GigabytesPerSecond if value < 1.0 => 4,
             _ => self.shown().1,
         };
@@ -119,7 +118,7 @@ impl Metric {
     }
 }
 
-/// As the report names it.
+/// Its name in the report.
 impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
@@ -146,7 +145,7 @@ impl Sample {
         vec![(metric, value)].into()
     }
 
-    /// The first figures, in a few words: they are what a measurement is about.
+    /// The first figures, in a few words: they are what the measurement is about.
     pub(crate) fn headline(&self) -> String {
         let median = self.round_trips.iter().map(|trips| format!("p50 {:.2} µs", microseconds(trips, 0.5)));
         let figures = self.figures.iter().map(|(metric, value)| format!("{value:.2} {}", metric.label()));
@@ -172,7 +171,7 @@ pub fn record_round_trip(histogram: &mut Histogram<u64>, took: Duration) {
     histogram.saturating_record(nanoseconds.clamp(1, ROUND_TRIP_NS_MAX));
 }
 
-/// A percentile of round trips.
+/// A percentile of round trips, in microseconds.
 pub(crate) fn microseconds(trips: &Histogram<u64>, quantile: f64) -> f64 {
     trips.value_at_quantile(quantile) as f64 / 1_000.0
 }
@@ -189,7 +188,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// The round trips of all rounds together, if the system measures them.
+    /// The round trips of all rounds together, if the system measures round trips.
     pub(crate) fn all_round_trips(&self) -> Option<Histogram<u64>> {
         let rounds = self.samples.iter().filter_map(|sample| sample.round_trips.as_ref());
         rounds.cloned().reduce(|mut all, round| {
@@ -198,7 +197,7 @@ impl Measured {
         })
     }
 
-    /// Every metric but round trips, in the order in which the system yields them, with its value in each round.
+    /// Every metric except round trips, in the order in which the system reports them, with its value in each round.
     pub(crate) fn values(&self) -> Vec<(Metric, Vec<f64>)> {
         let first = self.samples.first().map(|sample| &sample.figures[..]).unwrap_or_default();
         let of = |metric| {
@@ -208,8 +207,8 @@ impl Measured {
         first.iter().map(|(metric, _)| (*metric, of(*metric))).collect()
     }
 
-    /// What is compared with other systems, by its name in the report, with its value in each round. The maximum of round trips is
-    /// not: it is one event.
+    /// Figures to compare with other systems, by name in the report, with the value in each round. The maximum of round trips is
+    /// left out: it is a single event.
     pub(crate) fn compared(&self) -> Vec<(String, Vec<f64>)> {
         let trips = || self.samples.iter().filter_map(|sample| sample.round_trips.as_ref());
         let percentiles = PERCENTILES.iter().filter(|_| trips().next().is_some()).map(|(label, quantile)| {
@@ -259,8 +258,8 @@ pub struct Ratio {
     pub spread: Spread,
 }
 
-/// One ratio for every baseline and figure that it shares with Sealane, or rather with what was measured of Sealane first,
-/// with which the others of Sealane are compared as well; none without Sealane.
+/// One ratio for every baseline and every figure that it shares with Sealane. All are relative to the first measurement of Sealane,
+/// including its other variants; none without Sealane.
 pub(crate) fn ratios(measured: &[Measured]) -> Vec<Ratio> {
     let Some(first) = measured.iter().position(|one| one.system == SUBJECT) else {
         return Vec::new();
@@ -269,7 +268,7 @@ pub(crate) fn ratios(measured: &[Measured]) -> Vec<Ratio> {
     others.flat_map(|(place, other)| compare(&measured[first], other, &measured[..place])).collect()
 }
 
-/// The first variant of a baseline goes by its system's name alone.
+/// The first variant of a baseline is called by its system's name alone.
 fn name(subject: &Measured, baseline: &Measured, before: &[Measured]) -> String {
     if baseline.system == SUBJECT {
         return format!("{}/{}", subject.variant, baseline.variant);

@@ -1,12 +1,12 @@
-//! Measurements of Sealane and of what users would otherwise run, made side by side.
+//! Measures Sealane and the alternatives that users would otherwise run, side by side.
 //!
 //! A [`Plan`] says what to measure. [`run`] sets every system up once, the consumer in this process
 //! on the first CPU and the producer in a process of its own on the second, and measures them in
 //! turn, round by round. The [`Outcome`] becomes JSON, a table or a plot.
 //!
-//! The baselines do the same work in the same run: `raw` is the bare operation of the kernel (with
-//! link `shm`: of shared memory between the same two cores; with `verbs`: of the RDMA device; with
-//! `loopback`: of memory, two rings of bytes in one thread), `grpc` is gRPC through tonic.
+//! The baselines do the same work in the same run: `raw` is the bare operation of the kernel (with link `shm`: of shared memory
+//! between the same two cores; with `verbs`: of the RDMA device; with `loopback`: of memory, as two rings of bytes in one thread),
+//! `grpc` is gRPC through tonic.
 //!
 //! A program that calls [`run`] must be able to start itself as a producer, by calling
 //! [`serve_peer`] with the last argument that [`PeerProgram`]'s command line gets.

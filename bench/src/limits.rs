@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Bytes of a request, the same for every system: room for a header, a key's number and a step.
 pub const REQUEST_BYTES: usize = 64;
 
-/// What tensors that are sent are filled with: memory to which nothing was ever written is one page of zeros, however
-/// long it is, and costs nothing to read.
+/// What sent tensors are filled with: memory that was never written is one page of zeros, however long it is, and costs nothing to
+/// read.
 pub(crate) const FILL: u8 = 1;
 
 /// Largest tensor of a measurement. More would measure the machine's memory, not the link.
@@ -76,7 +76,7 @@ pub const STEP_BYTES_MAX: usize = 1 << 30;
 /// Longest gap between two requests of a latency round, in microseconds.
 pub const IDLE_US_MAX: u64 = 10_000_000;
 
-/// How long a client spins before it sleeps where both sides are to poll: while other systems are measured it does neither.
+/// How long a client spins before it sleeps if both sides should poll: it does neither while other systems are measured.
 pub(crate) const CLIENT_SPIN: Duration = Duration::from_millis(5);
 
 /// Gap between requests when polling is off: five times the default idle spin of 200 µs, so that
@@ -93,18 +93,18 @@ pub const WARM_UP_MAX: Duration = Duration::from_millis(100);
 /// How long a link may move nothing before the round fails.
 pub const STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the slowest link moves in a second: a device in software on an emulated machine, with others at work beside it. A
-/// request may wait for all that was asked for before it.
+/// The bytes a second of the slowest link: a device in software on an emulated machine, with others at work beside it. A request
+/// may wait for everything requested before it.
 pub const SLOWEST_BYTES_PER_SECOND: usize = 2 << 20;
 
-/// Idle passes of a spinning loop between two looks at the clock.
+/// Idle passes of a spinning loop between two clock readings.
 pub const IDLE_PASSES_A_LOOK: u32 = 4_096;
 
-/// How long a producer process may take to say that it is ready; generous, because a test suite
-/// may start many at once on few cores.
+/// How long a producer process may take to report that it is ready; generous, because a test suite may start many at once on few
+/// cores.
 pub const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Longest line in which a producer says that it is ready.
+/// Longest line in which a producer reports that it is ready.
 pub const READY_LINE_BYTES_MAX: u64 = 4 << 10;
 
 /// How long a connection to a ready producer may take.
@@ -116,7 +116,7 @@ pub const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long a failed round waits to learn whether its producer died of the same cause.
 pub const BLAME_LIMIT: Duration = Duration::from_millis(500);
 
-/// How much of what a producer last wrote to standard error is in an error message.
+/// How much of the end of a producer's standard error is shown in an error message.
 pub const STDERR_BYTES_TOLD: u64 = 8 << 10;
 
 /// Largest write of many small messages at once, and the read buffer of the many-message rounds.
@@ -131,7 +131,7 @@ pub const DUPLEX_BYTES: usize = 1 << 20;
 /// Flow-control window of gRPC, of a stream and of the connection: never the limit of a round.
 pub const GRPC_WINDOW_BYTES: u32 = 1 << 30;
 
-/// Unary calls of a step that are in flight at once: of a step of a thousand tensors of 64 bytes, more made no difference.
+/// Unary calls of a step that are in flight at once: for a step of a thousand tensors of 64 bytes, more made no difference.
 pub const GRPC_CALLS_MAX: usize = 64;
 
 /// Largest HTTP/2 frame. Of 16 KiB to 8 MiB this moved 4 MiB tensors fastest (`bench bandwidth`, 2

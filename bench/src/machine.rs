@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 
-/// Decides which CPUs the consumer and the producer get: those that were asked for, else the first
-/// two allowed ones, else none.
+/// Chooses the CPUs of the consumer and the producer: the requested ones, else the first two allowed ones, else none.
 ///
 /// # Errors
 /// [`BenchError::Setting`] when a CPU was asked for that is not allowed.
@@ -43,8 +42,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // The mask was valid when it was read; if the CPUs have since been taken away, the thread
-        // stays where it is, which is all that can be done.
+        // The mask was valid when it was read; if those CPUs have been taken away since, the thread stays where it is.
         let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
     }
 }

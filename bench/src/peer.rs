@@ -1,9 +1,9 @@
-//! The producer's process: start, wake, rest, end, as the consumer's process sees it; from the inside, it does one job and ends
+//! The producer's process as the consumer's process sees it: start, wake, rest, end; and from the inside: it does one job and ends
 //! with its parent.
 //!
-//! The producer is this same executable with a hidden subcommand. It says on its standard output
-//! that it is ready and ends when its standard input closes. While other systems are measured it is
-//! stopped (SIGSTOP), so that even a spinning producer costs them nothing.
+//! The producer is this same executable with a hidden subcommand. It reports on its standard output that it is ready, and ends when
+//! its standard input closes. It is stopped (SIGSTOP) while other systems are measured, so that even a spinning producer costs them
+//! nothing.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -26,10 +26,10 @@ use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX, S
 use crate::machine::Pinned;
 use crate::plan::{Keys, Plan, SystemName};
 
-/// Between two looks whether a producer has ended.
+/// Time between two checks whether a producer has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How to start a producer: a program and what comes before the job among its arguments.
+/// How to start a producer: a program, and the arguments before the job.
 #[derive(Clone, Debug)]
 pub struct PeerProgram {
     /// The executable.
@@ -49,22 +49,21 @@ impl PeerProgram {
 /// What a producer is told to do, as JSON in one argument.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PeerJob {
-    /// Whose producer it is.
+    /// The system whose producer it is.
     pub system: SystemName,
     /// What is measured.
     pub plan: Plan,
     /// The CPU that it pins itself to.
     pub cpu: Option<usize>,
-    /// The port that the consumer listens on, where a system's consumer does.
+    /// The port that the consumer listens on, for a system whose consumer listens.
     pub consumer_port: Option<u16>,
-    /// Where both sides meet that have no port: a Unix socket, at which the producer listens, or shared memory.
+    /// Where both sides meet if they have no port: a Unix socket at which the producer listens, or shared memory.
     pub meeting_place: Option<PathBuf>,
-    /// What both sides show each other.
+    /// What both sides present to each other.
     pub keys: Option<Keys>,
 }
 
 impl PeerJob {
-    /// Where the consumer is to be met.
     pub(crate) fn meeting_place(&self) -> Result<&Path, BenchError> {
         let absent = || BenchError::io("find the consumer: the job names no place")(io::ErrorKind::NotFound);
         self.meeting_place.as_deref().ok_or_else(absent)
@@ -78,7 +77,7 @@ pub struct Peer {
     child: Child,
     /// Closing it tells the producer to end.
     control: Option<ChildStdin>,
-    /// What it writes to standard error, in a file without a name.
+    /// Its standard error, in a file without a name.
     stderr: File,
     ports: Vec<u16>,
 }
@@ -104,13 +103,13 @@ impl Peer {
             .spawn()
             .map_err(failed())?;
         let (control, stdout) = (child.stdin.take(), child.stdout.take().expect("it was asked to be a pipe"));
-        // From here on the producer's drop cleans up, whatever fails.
+        // From here on, dropping `peer` cleans up, whatever fails.
         let mut peer = Self { system, child, control, stderr, ports: Vec::new() };
         peer.ports = peer.hear(stdout)?;
         Ok(peer)
     }
 
-    /// The TCP ports that it listens on: one, or one for each parameter server; none where the link has none.
+    /// The TCP ports that it listens on: one, or one for each parameter server; empty if the link has none.
     pub(crate) fn ports(&self) -> &[u16] {
         &self.ports
     }
@@ -128,7 +127,7 @@ impl Peer {
         self.signal(Signal::SIGCONT)
     }
 
-    /// Stops the producer where it is.
+    /// Stops the producer until it is resumed.
     ///
     /// # Errors
     /// [`BenchError::PeerDied`] when it is gone.
@@ -136,12 +135,12 @@ impl Peer {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// Explains a failed round: the producer's end, if it ended, else the failure itself.
+    /// The reason of a failed round: the producer's end, if it ended, else the failure itself.
     pub fn blame(&mut self, failure: BenchError) -> BenchError {
         self.ended_within(BLAME_LIMIT).unwrap_or(failure)
     }
 
-    /// Waits for the line in which the producer says that it is ready.
+    /// Waits for the line in which the producer reports that it is ready.
     fn hear(&mut self, stdout: ChildStdout) -> Result<Vec<u16>, BenchError> {
         let limit = PollTimeout::try_from(READY_LIMIT).expect("it is less than a day");
         let (mut line, mut came) = (String::new(), [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)]);
@@ -156,8 +155,8 @@ impl Peer {
     }
 
     fn signal(&mut self, signal: Signal) -> Result<(), BenchError> {
-        // Asking first also reaps it: a signal to a reaped process could hit a stranger, one to
-        // a child that has not been waited for cannot.
+        // Checking first also reaps it: a signal to a reaped process could hit another process, one to a child that has not been
+        // waited for cannot.
         if let Some(died) = self.ended_within(Duration::ZERO) {
             return Err(died);
         }
@@ -165,7 +164,7 @@ impl Peer {
         kill(process, signal).map_err(BenchError::io(format!("send {signal} to the producer of {}", self.system)))
     }
 
-    /// How it ended, if it does before `limit` has passed.
+    /// How it ended, if it does within `limit`.
     fn ended_within(&mut self, limit: Duration) -> Option<BenchError> {
         let begun = Instant::now();
         loop {
@@ -179,12 +178,12 @@ impl Peer {
         }
     }
 
-    /// What it wrote last to standard error, or that it wrote nothing.
+    /// The end of its standard error, or that it wrote nothing.
     fn written(&self) -> String {
         let length = self.stderr.metadata().map_or(0, |file| file.len());
         let told = length.min(STDERR_BYTES_TOLD);
         let mut text = vec![0; told as usize];
-        // The offset is the producer's, which may write meanwhile.
+        // The file offset belongs to the producer, which may still write.
         let read = self.stderr.read_exact_at(&mut text, length - told);
         match String::from_utf8_lossy(&text).trim() {
             text if read.is_ok() && !text.is_empty() => text.to_owned(),
@@ -195,7 +194,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Errors mean that it is gone already, which is what is wanted.
+        // Errors mean that it has already gone, as intended.
         self.control = None;
         let _ = self.resume();
         if self.ended_within(END_LIMIT).is_none() {
@@ -205,14 +204,14 @@ impl Drop for Peer {
     }
 }
 
-/// Takes the job that a parent passed as an argument, and the CPU that it names, on which this thread stays, as do those
-/// that it starts. The process ends when its standard input closes or its parent dies.
+/// Reads the job that a parent passed as an argument, and pins this thread, and those that it starts, to the CPU in the job. The
+/// process ends when its standard input closes or its parent dies.
 ///
 /// # Errors
 /// A job that cannot be read, a CPU that cannot be pinned.
 pub(crate) fn take_job(job: &str) -> Result<(PeerJob, Option<Pinned>), BenchError> {
     let job: PeerJob = serde_json::from_str(job).map_err(BenchError::failed("a producer", "understand its job"))?;
-    // A stopped process does not see its input close, but it can be killed.
+    // A stopped process does not notice that its input closes, but it can be killed.
     set_pdeathsig(Signal::SIGKILL).map_err(BenchError::io("ask to be ended with the parent process"))?;
     keep_freed_memory();
     let pinned = job.cpu.map(Pinned::to).transpose()?;
@@ -228,7 +227,7 @@ pub(crate) fn announce(ports: &[u16]) -> Result<(), BenchError> {
         .map_err(BenchError::io("say that the producer is ready"))
 }
 
-/// Waits for the end of the process, which ends with its standard input or its parent.
+/// Waits forever: the process ends with its standard input or its parent.
 pub(crate) fn until_ended() -> ! {
     loop {
         thread::park();

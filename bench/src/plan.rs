@@ -1,5 +1,5 @@
-//! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts.
-//! The producer process gets the same plan.
+//! What to measure: the typed form of `sealane bench`'s flags, checked before anything starts. The producer process gets the same
+//! plan.
 
 mod collectives;
 mod tables;
@@ -178,7 +178,7 @@ impl Plan {
         flags.of(bench)
     }
 
-    /// These flags with what that bench has by default.
+    /// These flags, with the defaults of that bench.
     pub(crate) fn of(self, bench: Bench) -> Self {
         let (size_bytes, window) = match bench {
             Bench::Rate => (64, 256),
@@ -246,7 +246,7 @@ impl Plan {
             let of_ps = "static or dynamic, or lists with `bench ps`";
             refuse(self.registration.len() > 1, "--registration", &"a list", of_ps)?;
         }
-        // Only connections can be secured, and only what is secured can be compared with what is not.
+        // Only connections can be secured, and only secured ones can be compared with open ones.
         let has_pair = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse);
         let (is_secured, of_pairs) =
             (self.security != Security::None, "it with latency, rate, bandwidth or fuse over tcp alone");
@@ -267,7 +267,7 @@ impl Plan {
         self.check_step()
     }
 
-    /// What there is of this bench over this link.
+    /// What this bench offers over this link.
     fn offer(&self) -> Offer {
         use Fuse::{Off, Plan, Push, Receive, ReceiveWaitAll, Turn};
         use Link::{Loopback, Shm, Tcp, Verbs};
@@ -289,7 +289,7 @@ impl Plan {
             (Bench::Ps, _) | (Bench::Fuse, Verbs) => &[Grpc],
             (Bench::Rows, _) => &[Raw, Grpc, Whole],
             (Bench::Fuse, _) => &[Raw, Grpc, Open],
-            // What perftest has no program for.
+            // perftest has no program for this.
             (Bench::Rate, Verbs) => &[Grpc, GrpcStream],
             (_, Loopback) => &[Raw, Grpc, GrpcStream, Open],
             (Bench::Latency | Bench::Rate, Shm) => &[Raw, Grpc, GrpcConnector, GrpcStream, Stream, Direct, Open],
@@ -328,7 +328,7 @@ impl Plan {
         self.registration.first().copied().unwrap_or_default()
     }
 
-    /// A step that both sides have room for.
+    /// Checks that both sides have room for the step.
     fn check_step(&self) -> Result<(), BenchError> {
         if let Some(training) = &self.training {
             training.check()?;
@@ -355,12 +355,13 @@ impl Plan {
         Self { window, fuse, polling, registration: vec![registration], training, ..self.clone() }
     }
 
-    /// Whether workers of the parameter-server experiment are tasks, each with a thread, which a session over TCP has not.
+    /// Whether workers of the parameter-server experiment are tasks with a thread each, which workers with sessions over TCP are
+    /// not.
     pub(crate) fn has_hosted_workers(&self) -> bool {
         self.link == Link::Shm || !self.tables.is_empty()
     }
 
-    /// The plan in which the tables are variables like the others, after them, and pulled whole.
+    /// The plan in which the tables are added after the other variables, as variables that are pulled whole.
     pub(crate) fn with_whole_tables(&self) -> Self {
         let each = self.tables.iter().flat_map(Tables::each).map(|table| table.bytes() as usize);
         Self { step: self.step.iter().copied().chain(each).collect(), tables: Vec::new(), ..self.clone() }
@@ -377,7 +378,7 @@ impl Plan {
     }
 }
 
-/// Makes sure that a setting is within its limits.
+/// Checks that a setting is within its limits.
 pub(crate) fn within(setting: &'static str, value: usize, least: usize, most: usize) -> Result<(), BenchError> {
     if (least..=most).contains(&value) {
         return Ok(());
@@ -385,7 +386,7 @@ pub(crate) fn within(setting: &'static str, value: usize, least: usize, most: us
     Err(BenchError::setting(setting, value, format!("{least} to {most}")))
 }
 
-/// Makes sure that what was given is offered.
+/// Checks that the given value is offered.
 fn one_of<T: Copy + PartialEq + ToString>(
     setting: &'static str,
     given: impl IntoIterator<Item = T>,

@@ -1,5 +1,5 @@
-//! `--plot`: a run's main figure as a picture, drawn by plotters: round trips as curves of percentiles, everything else as bars
-//! with the median round, the lowest and the highest.
+//! `--plot`: a run's main figure as a picture, drawn by plotters: round trips as percentile curves, everything else as bars with
+//! the median round, the lowest and the highest.
 
 use hdrhistogram::Histogram;
 use plotters::coord::Shift;
@@ -9,18 +9,17 @@ use plotters::style::FontStyle;
 use crate::figures::{Measured, Metric, Spread};
 use crate::run::Outcome;
 
-/// Width and height in pixels; of bars, the height is that of each beside that of title and axis.
+/// Width and height in pixels; for bars, the height is that of each bar, not counting title and axis.
 const WIDTH: u32 = 960;
 const CURVES_HEIGHT: u32 = 480;
 const BAR_HEIGHT: u32 = 48;
 const AROUND_BARS: u32 = 110;
 /// Room for the names of bars.
 const NAMES_WIDTH: u32 = 330;
-/// Points of a curve.
 const POINTS: u32 = 280;
-/// Nines on the axis of percentiles at most; beyond what was counted there is nothing to draw.
+/// Most nines on the percentile axis; beyond what was counted there is nothing to draw.
 const NINES_MAX: f64 = 6.0;
-/// Told apart on white without their colours being seen by everybody: curves are named as well.
+/// Distinguishable on white, though not by everybody: curves are named as well.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(11, 98, 164),
     RGBColor(194, 87, 26),
@@ -70,7 +69,7 @@ impl Measured {
     }
 }
 
-/// The further right, the rarer; both axes are logarithmic, so that the median and the tail can be read from one picture.
+/// Rarer round trips are further right; both axes are logarithmic, so that the median and the tail can be read from one picture.
 fn draw_percentiles(sheet: &Sheet<'_>, curves: &[(String, Histogram<u64>)]) -> Drawn {
     let micros = |nanoseconds: u64| nanoseconds.max(1) as f64 / 1e3;
     let nines_of = |all: &Histogram<u64>| (all.len().max(2) as f64).log10().min(NINES_MAX);
@@ -90,7 +89,7 @@ fn draw_percentiles(sheet: &Sheet<'_>, curves: &[(String, Histogram<u64>)]) -> D
     let (x, y) = ("percentile of round trips", "round trip, µs");
     chart.configure_mesh().x_labels(7).x_label_formatter(&percentile).x_desc(x).y_desc(y).draw()?;
     for ((name, all), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
-        // A percentile that fewer than one of them lies beyond says nothing.
+        // A percentile beyond which there is less than one round trip means nothing.
         let points = (0..=POINTS).map(|point| nines_of(all) * f64::from(point) / f64::from(POINTS));
         let line = LineSeries::new(points.map(|nines| (nines, at(all, nines))), colour.stroke_width(2));
         let key = |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2));
@@ -100,7 +99,7 @@ fn draw_percentiles(sheet: &Sheet<'_>, curves: &[(String, Histogram<u64>)]) -> D
     Ok(())
 }
 
-/// The first one on top.
+/// Draws the first one on top.
 fn draw_bars(sheet: &Sheet<'_>, metric: Metric, bars: &[(String, Spread)]) -> Drawn {
     let high = bars.iter().map(|(_, spread)| spread.max).fold(f64::MIN_POSITIVE, f64::max);
     let mut chart = ChartBuilder::on(sheet)

@@ -1,5 +1,5 @@
-//! What the kernel counts: the CPU time and resident memory of another process, what has passed the loopback interface, and the
-//! files that this process may have open.
+//! What the kernel counts: the CPU time and resident memory of another process, the traffic of the loopback interface, and the
+//! files that this process may open.
 
 use std::time::Duration;
 use std::{fs, io};
@@ -10,7 +10,6 @@ use nix::unistd::Pid;
 
 use crate::error::BenchError;
 
-/// A process of this user.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Process {
     id: u32,
@@ -29,7 +28,7 @@ impl Process {
         Ok(Self { id, clock })
     }
 
-    /// User and system time of all its threads since it began.
+    /// User and system time of all its threads since it started.
     ///
     /// # Errors
     /// [`BenchError::Io`] when it is gone.
@@ -39,8 +38,8 @@ impl Process {
         Ok(time.into())
     }
 
-    /// Bytes of memory that it holds, shared ones included. Counted page by page, since the cheap counter of the kernel is
-    /// off by more than what an idle peer takes.
+    /// Bytes of memory that it holds, including shared ones. Counted page by page, since the kernel's cheap counter is off by more
+    /// than an idle peer takes.
     ///
     /// # Errors
     /// [`BenchError::Io`] when it is gone.
@@ -54,7 +53,7 @@ impl Process {
         resident_in(&text).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
     }
 
-    /// Files that it has open.
+    /// Number of files that it has open.
     ///
     /// # Errors
     /// [`BenchError::Io`] when it is gone.
@@ -65,7 +64,7 @@ impl Process {
     }
 }
 
-/// What the resident memory of a process has grown by since this was made.
+/// Growth of a process's resident memory since this was made.
 #[derive(Debug)]
 pub(crate) struct Growth {
     process: Process,
@@ -73,7 +72,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// That of the process with this id, from now on.
+    /// Starts with the current memory of the process with this id.
     ///
     /// # Errors
     /// [`BenchError::Io`] when there is none.
@@ -82,7 +81,7 @@ impl Growth {
         Ok(Self { before_bytes: process.resident_bytes()?, process })
     }
 
-    /// Bytes for each of so many.
+    /// Growth divided by `count`.
     ///
     /// # Errors
     /// [`BenchError::Io`] when the process is gone.
@@ -99,7 +98,7 @@ fn resident_in(rollup: &str) -> Option<u64> {
 
 const LOOPBACK_TABLE: &str = "/proc/self/net/dev";
 
-/// Bytes that have passed this network namespace's loopback interface since it came up, whoever sent them.
+/// Bytes that have passed the loopback interface of this network namespace since it came up, from all senders.
 ///
 /// # Errors
 /// [`BenchError::Io`] when the kernel does not tell.
@@ -111,17 +110,17 @@ pub(crate) fn bytes_moved() -> Result<u64, BenchError> {
     }
 }
 
-/// The first number of its line: what was received is what was sent.
+/// The first number of its line: on loopback, received bytes equal sent bytes.
 fn moved_in(table: &str) -> Option<u64> {
     let line = table.lines().find_map(|line| line.trim_start().strip_prefix("lo:"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What a process has open besides its peers: its streams, a shard's descriptors, a listener.
+/// Files that a process has open besides its peers: its streams, a shard's descriptors, a listener.
 const FILES_BESIDE: usize = 64;
 
-/// Lets this process open `each` files for each of `peers`, whom `setting` has given, and all that the system allows
-/// besides.
+/// Lets this process open `each` files for each of `peers`, a number given by `setting`, and some more; raises the limit as far as
+/// the system allows.
 ///
 /// # Errors
 /// [`BenchError::Setting`] when the system does not allow so many.

@@ -11,16 +11,16 @@ use crate::figures::{Measured, Metric, PERCENTILES, Ratio, Spread, microseconds,
 use crate::machine::RdmaDevice;
 use crate::plan::{Bench, Link, Plan};
 
-/// Names the JSON's shape; another shape gets another number.
+/// Names the JSON's structure; another structure gets another number.
 const SCHEMA: &str = "sealane-bench/1";
 
 /// As `build.rs` found it.
 const PROFILE: &str = env!("SEALANE_PROFILE");
 
-/// Parameters that the heading tells even if they have their defaults.
+/// Parameters that the heading always names, even with their defaults.
 const ALWAYS_TOLD: [&str; 7] = ["tensors", "peers", "workers", "ps", "ranks", "hosts", "congestion"];
 
-/// Metrics that a table for people has no room for.
+/// Metrics left out of the table for people, for lack of room.
 const ONLY_IN_JSON: [Metric; 6] = [
     Metric::StepTimeP90,
     Metric::WorkerCpuPerStep,
@@ -43,7 +43,7 @@ pub struct Report {
     pub results: Vec<ResultRow>,
     /// Quotients of Sealane's figures and the baselines', taken round by round.
     pub ratios: Vec<Ratio>,
-    /// Why the figures may not be those of the systems: other work on the machine, uneven rounds.
+    /// Reasons why the figures may not be those of the systems: other work on the machine, uneven rounds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<String>,
     /// One line that says what was measured, and how.
@@ -51,7 +51,7 @@ pub struct Report {
     pub(crate) heading: String,
 }
 
-/// What carried the tensors, as the systems found it.
+/// What carried the tensors, as the systems report it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Carrier {
     /// The congestion control of every socket; `None` without TCP.
@@ -105,7 +105,6 @@ pub enum Figures {
 }
 
 impl Report {
-    /// Puts a report together.
     pub(crate) fn new(plan: &Plan, machine: Machine, carrier: &Carrier, measured: &[Measured]) -> Self {
         let parameters = parameters(plan, carrier);
         Self {
@@ -128,8 +127,8 @@ impl Report {
         text
     }
 
-    /// A report as people read it, or those of one benchmark at several sizes: a heading, a line for each system and, of one, ratios.
-    /// What is wrong with the machine is wrong at every size, and said once.
+    /// The text of a report, or of those of one benchmark at several sizes: a heading, a line for each system and, for a single
+    /// report, ratios. Warnings about the machine apply to every size, and are printed once.
     ///
     /// # Panics
     /// There is no report.
@@ -152,7 +151,7 @@ impl Report {
         format!("{}\n\n{figures}{quotients}{warnings}", reports[0].heading)
     }
 
-    /// A line for each system, with the names of its cells: of the first figure with its spread over the rounds.
+    /// A line for each system, with the names of its cells: the first figure with its spread over the rounds.
     fn lines(&self) -> impl Iterator<Item = Vec<(String, String)>> {
         let of_one = self.results.chunk_by(|one, next| (one.system, &one.variant) == (next.system, &next.variant));
         of_one.map(|rows| {
@@ -182,7 +181,7 @@ impl Report {
     }
 
     fn quotients(&self) -> String {
-        // Of the many figures of an experiment, the one that it is about.
+        // Of an experiment's many figures, only the main one.
         let is_shown = |ratio: &&Ratio| self.bench != Bench::Ps || ratio.of == Metric::StepsPerSecond.to_string();
         let rows = self.ratios.iter().filter(is_shown).map(|Ratio { name, of, spread }| {
             let figures = [spread.median, spread.min, spread.max].map(|value| format!("{value:.3}"));
@@ -245,12 +244,12 @@ fn parameters(plan: &Plan, carrier: &Carrier) -> Value {
     parameters
 }
 
-/// What was measured, with every parameter that is not as it is by default, by its name in the JSON.
+/// What was measured, with every parameter that differs from its default, by its name in the JSON.
 fn heading(plan: &Plan, told: &Value, machine: &Machine) -> String {
     let usual = parameters(&Plan::new(plan.bench), &Carrier::default());
     let mut text = format!("{} over {}: {} rounds of {} s", plan.bench, plan.link, plan.rounds, plan.seconds);
     for (name, value) in told.as_object().into_iter().flatten() {
-        // A table has a column of sizes.
+        // The table has a column for sizes.
         let is_said = matches!(name.as_str(), "rounds" | "seconds") || name == "size_bytes" && has_size(plan.bench);
         let is_told = ALWAYS_TOLD.contains(&name.as_str()) || *value != usual[name];
         text += &match value {
@@ -302,7 +301,7 @@ mod tests {
         value.as_object().expect("an object").keys().map(String::as_str).collect()
     }
 
-    /// The example of the command line's description, which scripts are written by.
+    /// The example in the command line's description, which users base scripts on.
     fn example() -> Value {
         json!({"schema":"sealane-bench/1","bench":"latency","link":"tcp",
             "parameters":{"size_bytes":64,"rounds":5},

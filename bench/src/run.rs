@@ -1,7 +1,7 @@
-//! One run from plan to outcome. Runs on the calling thread, which is pinned meanwhile.
+//! One run from plan to outcome, on the calling thread, which is pinned meanwhile.
 //!
-//! Systems are measured in turn: in every round each of them once, so that what changes on the machine
-//! during a run changes for all of them, and ratios can be taken round by round.
+//! Systems are measured in turn, each once in every round, so that changes on the machine during a run affect all of them, and
+//! ratios can be taken round by round.
 
 use sealane_cli::machine::Machine;
 use sealane_cli::progress::Bar;
@@ -58,7 +58,7 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: Progress) -> Result<Out
     Ok(outcome)
 }
 
-/// Measures systems that the caller has set up, in turn, as `plan` says. Nothing is pinned.
+/// Measures systems that the caller has set up, in turn, according to `plan`. Nothing is pinned.
 ///
 /// # Errors
 /// As [`run`].
@@ -78,8 +78,8 @@ pub fn serve_peer(job: &str) -> Result<(), BenchError> {
     systems::serve(&job)
 }
 
-/// Runs the plan's rounds. The first system of a round is another one each time, so that none always follows the same one. The first
-/// failure of any system ends the run.
+/// Runs the plan's rounds. A different system starts each round, so that none always follows the same one. The first failure of any
+/// system ends the run.
 fn take_turns(
     mut systems: Vec<System>,
     plan: &Plan,
@@ -113,7 +113,7 @@ fn take_turns(
     Ok(Outcome { report: Report::new(plan, machine, &carrier, &measured), measured })
 }
 
-/// The congestion control of all systems that have one: figures are comparable only if it is one.
+/// The congestion control of all systems that have one: figures are comparable only if all are equal.
 fn one_congestion(systems: &[System]) -> Result<Option<String>, BenchError> {
     let mut found = systems.iter().filter_map(|system| Some((system.name, system.congestion.as_deref()?)));
     let Some((_, one)) = found.next() else { return Ok(None) };

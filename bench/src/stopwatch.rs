@@ -1,4 +1,5 @@
-//! When a round warms up, counts and is over, and how many steps or tensors it has. Pure: the time is an argument, so that every system counts by the same rule.
+//! When a round warms up, counts and is over, and how many steps or tensors it has. Pure: the time is an argument, so that every
+//! system counts by the same rule.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use crate::figures::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::limits::{WARM_UP_MAX, WARM_UP_SHARE};
 use crate::plan::{Bench, Plan};
 
-/// The moments of one round.
+/// The times of one round: start of counting and end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundClock {
     counts_from: Instant,
@@ -16,42 +17,42 @@ pub(crate) struct RoundClock {
 }
 
 impl RoundClock {
-    /// A round that starts now with its warm-up and then counts for `length`.
+    /// A round that starts now with its warm-up, and then counts for `length`.
     pub(crate) fn start(now: Instant, length: Duration) -> Self {
         let counts_from = now + length.mul_f64(WARM_UP_SHARE).min(WARM_UP_MAX);
         Self { counts_from, ends: counts_from + length }
     }
 
-    /// Whether the warm-up is behind us.
+    /// Whether the warm-up is over.
     pub(crate) fn counts(&self, now: Instant) -> bool {
         now >= self.counts_from
     }
 
-    /// Whether no further request should be made.
+    /// Whether the round is over, so that no further request should be made.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         now >= self.ends
     }
 }
 
-/// The times of a round's requests or steps, of which there is one at a time.
+/// The durations of a round's requests or steps, made one at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Times {
     clock: RoundClock,
     /// Of those that count.
     times: Histogram<u64>,
     taken: Duration,
-    /// How many there were, with those of the warm-up.
+    /// Number of all, including those of the warm-up.
     all: u64,
 }
 
 impl Times {
-    /// Those of a round that starts now and counts for `length`.
+    /// For a round that starts now and counts for `length`.
     pub(crate) fn start(now: Instant, length: Duration) -> Self {
         let clock = RoundClock::start(now, length);
         Self { clock, times: round_trip_histogram(), taken: Duration::ZERO, all: 0 }
     }
 
-    /// Notes one; says whether the round is over. One that began in the warm-up does not count.
+    /// Records one; returns whether the round is over. One that began in the warm-up does not count.
     pub(crate) fn completed(&mut self, began: Instant, ended: Instant) -> bool {
         self.all += 1;
         if !self.clock.counts(began) {
@@ -63,17 +64,17 @@ impl Times {
         self.clock.is_over(ended)
     }
 
-    /// The round, if these are of requests.
+    /// The round as round trips, if these are requests.
     pub(crate) fn round_trips(self) -> Sample {
         Sample::round_trips(self.times)
     }
 
-    /// The round as a rate of tensors, of which each step has so many.
+    /// The round as a rate of tensors, of which each step has this many.
     pub(crate) fn tensors_per_second(&self, tensors: usize) -> Sample {
         Sample::figure(Metric::TensorsPerSecond, self.per_second() * tensors as f64)
     }
 
-    /// The figures of the plan's steps; `messages` are those of all of them, where they are counted.
+    /// The figures of the plan's steps; `messages` counts those of all steps, if known.
     pub(crate) fn steps(&self, plan: &Plan, messages: Option<u64>) -> Sample {
         let per_second = self.per_second();
         let bytes = plan.step.iter().sum::<usize>() as f64;
@@ -94,8 +95,8 @@ impl Times {
 
 /// Counts completions of a round and turns them into a rate.
 ///
-/// Counting starts at the first completion after the warm-up, which is itself not counted, and
-/// ends at the first one after the end, which is: both ends of the interval are completions.
+/// Counting starts at the first completion after the warm-up, which is not counted itself, and ends at the first one after the end,
+/// which is counted: so both ends of the interval are completions.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     clock: RoundClock,
@@ -110,7 +111,7 @@ impl Tally {
         Self { clock: RoundClock::start(now, length), started: None, last: now, counted: 0 }
     }
 
-    /// Notes that `count` tensors are complete at `now`; says whether the round is over.
+    /// Records that `count` tensors are complete at `now`; returns whether the round is over.
     pub(crate) fn completed(&mut self, count: u64, now: Instant) -> bool {
         if count == 0 || !self.clock.counts(now) {
             return false;
@@ -122,7 +123,7 @@ impl Tally {
         self.counted > 0 && self.clock.is_over(now)
     }
 
-    /// Completions a second; 0 when fewer than two moments were seen.
+    /// Completions a second; 0 if there were fewer than two completions at different times.
     fn per_second(&self) -> f64 {
         match self.started {
             Some(started) if self.last > started => self.counted as f64 / (self.last - started).as_secs_f64(),
@@ -130,7 +131,7 @@ impl Tally {
         }
     }
 
-    /// The round's figure: 10^9 bytes a second where the bandwidth is measured, else tensors a second.
+    /// The round's figure: 10^9 bytes a second if bandwidth is measured, else tensors a second.
     pub(crate) fn sample(&self, plan: &Plan) -> Sample {
         let (metric, of_each) = match plan.bench {
             Bench::Bandwidth => (Metric::GigabytesPerSecond, plan.size_bytes as f64 / 1e9),

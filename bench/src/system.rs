@@ -1,4 +1,4 @@
-//! What the harness asks of anything that it measures.
+//! The interface of everything that the harness measures.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use crate::plan::Plan;
 use crate::systems::client::{measure_now, pass_gap};
 use crate::systems::training::{Moved, StepLog};
 
-/// The consumer's side of a system. Which of its methods are called depends on what the plan measures; who has a loop of its own
-/// has nothing but a [`round`](Self::round).
+/// The consumer's side of a system. Which of its methods are called depends on what the plan measures; a system with its own loop
+/// only needs [`round`](Self::round).
 pub(crate) trait Client: Sized {
     /// Measures for `length`, after a warm-up that is not counted (see [`RoundClock`](crate::stopwatch::RoundClock)), and leaves
     /// nothing in flight.
@@ -31,27 +31,27 @@ pub(crate) trait Client: Sized {
     /// Makes this process's side quiet until the next [`resume`](Self::resume).
     fn rest(&mut self) {}
 
-    /// Asks for so many more tensors, without waiting for them. Where tensors come unasked, the first call has them come.
+    /// Requests `count` more tensors without waiting for them. If tensors come unasked, the first call starts them.
     fn ask(&mut self, _count: usize) -> Result<(), BenchError> {
         unreachable!("nobody asks this system for tensors")
     }
 
-    /// Waits until some tensors are there; how many.
+    /// Waits until some tensors have arrived; returns how many.
     async fn take(&mut self) -> Result<usize, BenchError> {
         unreachable!("nobody asks this system for tensors")
     }
 
-    /// Whether tensors come unasked: then those that are in flight at the end of a round are left to [`end`](Self::end).
+    /// Whether tensors come unasked: then those in flight at the end of a round are left to [`end`](Self::end).
     fn is_one_way(&self) -> bool {
         false
     }
 
-    /// Called once a round is over: nothing may be in flight afterwards.
+    /// Called when a round is over: nothing may be in flight afterwards.
     async fn end(&mut self) -> Result<(), BenchError> {
         Ok(())
     }
 
-    /// One tensor, after a gap if the plan has one; when it was asked for, and when it was there.
+    /// Requests one tensor, after a gap if the plan has one; returns when it was requested and when it arrived.
     async fn exchange(&mut self, plan: &Plan) -> Result<(Instant, Instant), BenchError> {
         if let Some(idle) = plan.idle() {
             pass_gap(idle, plan.polling);
@@ -62,22 +62,22 @@ pub(crate) trait Client: Sized {
         Ok((asked, Instant::now()))
     }
 
-    /// What comes before a step and is not timed.
+    /// Work before a step that is not timed.
     fn prepare(&mut self) -> Result<(), BenchError> {
         Ok(())
     }
 
-    /// All tensors of a step, each into its own memory.
+    /// Receives all tensors of a step, each into its own memory.
     async fn step(&mut self) -> Result<(), BenchError> {
         unreachable!("this system has no steps")
     }
 
-    /// Has every worker of many make so many steps, one after the other; returns when the last has made its last.
+    /// Has every worker make `steps` steps, one after the other; returns when all have made their last.
     fn train(&mut self, _steps: u64, _log: &mut StepLog) -> Result<(), BenchError> {
         unreachable!("this system has no workers")
     }
 
-    /// What has moved in all steps so far, both ways; `None` where nobody counts that.
+    /// What has moved in all steps so far, in both directions; `None` if nobody counts that.
     async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
         Ok(None)
     }
@@ -87,18 +87,18 @@ pub(crate) trait Client: Sized {
         Instant::now()
     }
 
-    /// Looks at what the last step of a round has brought.
+    /// Checks what the last step of a round has brought.
     fn check(&self) -> Result<(), BenchError> {
         Ok(())
     }
 
-    /// Figures of a round besides those of its requests.
+    /// Figures of a round other than those of its requests.
     fn further(&mut self) -> Vec<(Metric, f64)> {
         Vec::new()
     }
 }
 
-/// A client, whichever it is, with what it is measured by.
+/// A client of any type, with the way to measure it.
 trait Rounds {
     fn round(&mut self, length: Duration) -> Result<Sample, BenchError>;
     fn resume(&mut self);
@@ -121,20 +121,20 @@ impl<C: Client> Rounds for (Plan, C) {
 
 /// Something that moves tensors, set up once and then measured in turn with others.
 ///
-/// The consumer's side runs in this process, on a thread that is pinned to the first CPU when a round is measured; the
-/// producer's side is a process of its own on the second CPU. Between its rounds a system must be quiet on both, since
-/// others are measured there.
+/// The consumer's side runs in this process, on a thread that is pinned to the first CPU while a round is measured; the producer's
+/// side is a separate process on the second CPU. Between its rounds a system must be quiet on both, since others are measured
+/// there.
 pub(crate) struct System {
     /// The name in the report: `sealane`, `raw`, `grpc`, `grpc-stream` or `open`.
     pub(crate) name: &'static str,
     /// How it is run, as in `polling` or `unary`.
     pub(crate) variant: String,
-    /// The congestion control of its sockets, read back from one; `None` where there is no TCP.
+    /// The congestion control of its sockets, read back from one; `None` without TCP.
     pub(crate) congestion: Option<String>,
-    /// The RDMA device that it has opened; `None` where there is none.
+    /// The RDMA device that it has opened, if any.
     pub(crate) device: Option<RdmaDevice>,
-    /// The producer's process, if it rests between rounds. Before the client: its end is what that would otherwise wait to
-    /// tell a process that rests.
+    /// The producer's process, if it rests between rounds. Dropped before the client, which would otherwise wait for an answer from
+    /// a resting process.
     peer: Option<Peer>,
     rounds: Box<dyn Rounds>,
 }
@@ -151,8 +151,8 @@ impl System {
         Self { name, variant, congestion: None, device: None, peer: None, rounds }
     }
 
-    /// A system with a producer's process, which rests as soon as `set_up` has what it needs of it. If it ends before, that is
-    /// the failure.
+    /// A system with a producer's process, which rests once `set_up` has what it needs from it. If the process ends before, that is
+    /// the error.
     pub(crate) fn with_peer(
         job: &PeerJob,
         program: &PeerProgram,
@@ -164,12 +164,10 @@ impl System {
         Ok(Self { peer: Some(peer), ..system })
     }
 
-    /// With the congestion control of its sockets.
     pub(crate) fn with_congestion(self, congestion: impl Into<Option<String>>) -> Self {
         Self { congestion: congestion.into(), ..self }
     }
 
-    /// With its RDMA device.
     pub(crate) fn with_device(self, device: Option<RdmaDevice>) -> Self {
         Self { device, ..self }
     }

@@ -1,16 +1,15 @@
-//! How large an arena must be for all tensors that a client has in it at once. Pure.
+//! How large an arena must be to hold all tensors that a client has in it at once. Pure.
 
-/// Memory comes in pages; a tensor that is not small has some of its own.
+/// Memory is allocated in pages; a tensor above the small limit has pages of its own.
 const PAGE_BYTES: u64 = 4096;
-/// Up to here, tensors of about a size share pages, in blocks of a power of two.
+/// Up to this size, tensors of similar size share pages, in blocks of a power of two.
 const SMALL_BYTES_MAX: u64 = 64 * 1024;
-/// Smallest block.
 const BLOCK_BYTES_MIN: u64 = 64;
-/// What may be left over of such shared pages: for each of eleven sizes of blocks one begun extent of 256 KiB.
+/// What may be left over in such shared pages: one partly used extent of 256 KiB for each of eleven block sizes.
 const SMALL_SPARE_BYTES: u64 = 11 * 256 * 1024;
 
-/// Bytes of an arena that holds tensors of these lengths. The allocator behind an arena finds free runs by size class, an
-/// eighth wide: half of the largest tensor is spare, so that the last one is found room for.
+/// Bytes of an arena that holds tensors of these lengths. The allocator behind an arena finds free runs by size class, an eighth
+/// wide: half of the largest tensor is added, so that room is found for the last one.
 pub(crate) fn arena_bytes(lengths: impl IntoIterator<Item = u64>) -> u64 {
     let (mut sum, mut largest) = (SMALL_SPARE_BYTES, 0);
     for length in lengths {

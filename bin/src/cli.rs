@@ -38,7 +38,7 @@ enum Command {
     Stat(stat::Args),
 }
 
-/// The default log filter: only what an operator must see, such as pinning that did not happen.
+/// The default log filter: only what an operator must see, such as failed pinning.
 const LOG_DEFAULT: &str = "warn";
 /// Like [`LOG_DEFAULT`], for the daemon: its log also records its peers' links and its clients.
 const LOG_DEFAULT_DAEMON: &str = "info";
@@ -70,9 +70,7 @@ impl Program for Cli {
     }
 }
 
-/// The result of parsing the arguments.
 pub(crate) enum Parsed<P> {
-    /// A command to run.
     Command(Box<P>),
     /// A text to print: help or version.
     Answer(String),
@@ -95,7 +93,7 @@ pub(crate) fn parse<P: Parser>(arguments: impl IntoIterator<Item = OsString>) ->
     }
 }
 
-/// Leaves of the commands that a mistyped one may have meant the nearest that is not hidden.
+/// Removes hidden commands from the suggestions for a mistyped command, and keeps the nearest one left.
 fn suggest_what_is_shown(error: &mut clap::Error, cli: &clap::Command) {
     let Some(ContextValue::Strings(suggested)) = error.remove(ContextKind::SuggestedSubcommand) else { return };
     let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidSubcommand) else { return };
@@ -138,7 +136,7 @@ mod tests {
         let (_, example) = help.rsplit_once("Example:").unwrap_or_else(|| panic!("{name}: {help}"));
         let mut lines = example.lines().filter(|line| !line.is_empty());
         assert!(lines.all(|line| line.starts_with("  sealane ")), "{name}: {help}");
-        // The command `help` is made by the parser.
+        // The parser itself adds the command `help`.
         let commands = command.get_subcommands_mut();
         for command in commands.filter(|command| command.get_name() != "help") {
             check_help(command);

@@ -1,11 +1,11 @@
-//! The command as the user typed it, to be shown and to be run again.
+//! The command as the user typed it, to be shown and run again.
 
 use std::borrow::Cow;
 
-/// Characters that mean themselves to a shell.
+/// Characters that have no special meaning to a shell.
 const PLAIN: &str = "%+,-./:=@_";
 
-/// The command line of this process as a shell takes it, with `program` in place of the program's path.
+/// The command line of this process, quoted for a shell, with `program` in place of the program's path.
 pub fn this(program: &str) -> String {
     let arguments = std::env::args_os().skip(1);
     let words = arguments.map(|argument| argument.to_string_lossy().into_owned());

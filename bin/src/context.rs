@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::flags::{LogFlags, LogFormat, SettingsFlags};
 use crate::settings::{Environment, Override, Settings, Sources};
 
-/// The variable that says what is logged, in the syntax of `tracing-subscriber`'s filter.
+/// The variable that sets what is logged, in the syntax of `tracing-subscriber`'s filter.
 const LOG_VARIABLE: &str = "RUST_LOG";
 
 /// What the process gives to a command.
@@ -21,11 +21,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// Takes the environment given and the working directory of the process.
+    /// Takes the given environment and the process's working directory.
     ///
     /// # Errors
     ///
-    /// There is no working directory any more.
+    /// The working directory does not exist any more.
     pub fn new(environment: Environment) -> Result<Context, Failure> {
         let working_directory = std::env::current_dir().map_err(|error| {
             Failure::input(format!("the working directory cannot be found ({error}); change to one that exists"))
@@ -43,12 +43,12 @@ impl Context {
         self.environment.get(LOG_VARIABLE).is_ok_and(|filter| filter.is_some())
     }
 
-    /// Where `sealane.toml` is looked for.
+    /// Where `sealane.toml` is searched for.
     pub fn working_directory(&self) -> &Path {
         &self.working_directory
     }
 
-    /// The settings that `flags`, the environment and `sealane.toml` give, and those that a command has flags of its own for.
+    /// The settings from `flags`, the environment and `sealane.toml`, and from a command's own flags.
     ///
     /// # Errors
     ///
@@ -70,8 +70,7 @@ impl Context {
         Ok(settings)
     }
 
-    /// Writes `text` to standard output as it is. A reader that has gone away (`| head`) is no
-    /// failure.
+    /// Writes `text` to standard output as it is. It is no failure if the reader has gone away (`| head`).
     ///
     /// # Errors
     ///
@@ -86,7 +85,7 @@ impl Context {
         }
     }
 
-    /// Sends log lines to standard error, filtered by `--log`, without it by `RUST_LOG`; in colour on a terminal alone.
+    /// Sends log lines to standard error, filtered by `--log`, else by `RUST_LOG`; in colour only on a terminal.
     pub(crate) fn start_log(&self, flags: &LogFlags, default: &str) -> Result<(), Failure> {
         let (source, filter) = match (flags.filter.as_deref(), self.environment.get(LOG_VARIABLE)?) {
             (Some(filter), _) => ("--log ", filter),
@@ -99,7 +98,7 @@ impl Context {
                  write a level such as info, or target=level pairs between commas"
             ))
         })?;
-        // A second start in one process (a test) leaves the first in place.
+        // A second start in one process (a test) keeps the first.
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let _ = match flags.format {
             LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),

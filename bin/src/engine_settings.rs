@@ -1,5 +1,4 @@
-//! The one place where the program's settings become those of an engine. Plain data, made once before the engine
-//! starts.
+//! The one place where the program's settings become an engine's. Plain data, made once before the engine starts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +12,10 @@ use sealane_transport::verbs::{PLAINTEXT_REFUSED, Verbs, VerbsSettings};
 use crate::settings::{self, Peers, Require, Runtime, Settings, Source, Transport};
 use crate::{Failure, host};
 
-/// Shards of an engine that serves one short piece of work and for which nothing gives a number: there is one pair
-/// of tasks to serve, or hardly more.
+/// Shards of an engine for one short piece of work, if no setting gives a number: it serves hardly more than one pair of tasks.
 const SHORT_LIVED_SHARDS: usize = 1;
 
-/// What `settings` say of an engine that serves `tasks` for long: a daemon's, or a training process's.
+/// Settings of a long-lived engine that serves `tasks`: a daemon's, or a training process's.
 ///
 /// # Errors
 /// A task's name cannot be read, or pinning is required and too few CPUs are free.
@@ -25,7 +23,7 @@ pub fn engine_settings(settings: &Settings, map: EndpointMap, tasks: &[&str]) ->
     engine_settings_beside(settings, map, tasks, &[])
 }
 
-/// As [`engine_settings`], for an engine that takes the place of another one, which shares the claims on these CPUs.
+/// As [`engine_settings`], for an engine that replaces another one, which shares its claims on these CPUs.
 ///
 /// # Errors
 /// As [`engine_settings`].
@@ -40,9 +38,8 @@ pub(crate) fn engine_settings_beside(
     convert(settings, map, tasks, shards, pin)
 }
 
-/// What `settings` say of an engine that lives for one short piece of work. Where nothing gives them: one shard,
-/// `unset_pin` in place of claiming CPUs, and no reports of long turns, which here only say that a slab was being made
-/// or that the machine has other work.
+/// Settings of an engine for one short piece of work. Where no setting says otherwise: one shard, `unset_pin` instead of claiming
+/// CPUs, and no reports of long turns, which here would only show that a slab was being made or that the machine has other work.
 ///
 /// # Errors
 /// As [`engine_settings`].
@@ -84,7 +81,7 @@ fn convert(
     Ok(engine)
 }
 
-/// What peers must show, with its files read.
+/// What peers must present, with its files read.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -96,8 +93,8 @@ pub(crate) fn authentication(security: &settings::Security) -> Result<Authentica
     }
 }
 
-/// Why links between hosts are of the kind that they are. The log quotes it for every link of an engine without verbs; one
-/// with verbs has its reasons from the device and the peer.
+/// Why links between hosts are of the kind that they are. The log quotes it for every link of an engine without verbs; an engine
+/// with verbs gets the reasons from the device and the peer.
 fn path_reason(transport: &Transport, has_device: bool) -> String {
     match transport.require.value {
         Require::Auto if !has_device => "no verbs here: this host has no RDMA device".to_owned(),
@@ -105,7 +102,8 @@ fn path_reason(transport: &Transport, has_device: bool) -> String {
     }
 }
 
-/// The links to other hosts that the settings leave, and what says so: TCP alone under TLS, unless RDMA may carry plain text.
+/// The links to other hosts that the settings allow, and the setting behind it: only TCP under TLS, unless RDMA may carry plain
+/// text.
 pub(crate) fn link_wanted(settings: &Settings) -> (Require, String) {
     let require = settings.transport.require.value;
     match require == Require::Auto && settings.security.rules_out_verbs() {
@@ -114,7 +112,7 @@ pub(crate) fn link_wanted(settings: &Settings) -> (Require, String) {
     }
 }
 
-/// What `transport.require` is and what says so.
+/// The value of `transport.require`, and where it was set.
 fn asked_for(transport: &Transport) -> String {
     let word = match transport.require.value {
         Require::Auto => "auto",
@@ -124,7 +122,7 @@ fn asked_for(transport: &Transport) -> String {
     format!("transport.require is {word} ({})", transport.require.source)
 }
 
-/// How an engine uses verbs, if it is to. Without a device it does not try, unless verbs are required: then it says what is
+/// How an engine uses verbs, if it should. Without a device it does not try, unless verbs are required: then it reports what is
 /// missing.
 fn verbs_of(settings: &Settings, has_device: bool) -> Option<Verbs> {
     let (is_wanted, is_required) = match settings.transport.require.value {
@@ -136,7 +134,7 @@ fn verbs_of(settings: &Settings, has_device: bool) -> Option<Verbs> {
     is_wanted.then(|| Verbs { is_required, plaintext, ..Verbs::new(verbs_settings(&settings.verbs)) })
 }
 
-/// The section `[verbs]` as the link takes it.
+/// The section `[verbs]` in the link's own form.
 pub(crate) fn verbs_settings(verbs: &settings::Verbs) -> VerbsSettings {
     let mut settings = VerbsSettings::default();
     verbs.apply(&mut settings);
@@ -147,8 +145,8 @@ fn polling(runtime: &Runtime) -> Polling {
     if runtime.polling.value { Polling::Spin } else { Polling::idle(runtime.idle_spin.value) }
 }
 
-/// A pin that is required names its CPUs, as the runtime wants it: those that are shared, and others that can be claimed now.
-/// Should another process claim one before the engine does, the engine says so and does not start.
+/// Required pinning names its CPUs, in the form that the runtime expects: the shared ones, then others that can be claimed now. If
+/// another process claims one before the engine does, the engine reports it and does not start.
 fn pin(runtime: &Runtime, (shards, shared): (usize, &[usize]), unset: Pin) -> Result<Pin, Failure> {
     match runtime.pin.value {
         None => Ok(unset),
@@ -203,7 +201,7 @@ mod tests {
         assert_eq!((short.runtime.shards, short.runtime.stall_report), (2, Duration::from_millis(5)));
     }
 
-    /// A value that a setting does not have by default.
+    /// A value that differs from the setting's default.
     fn other_value(setting: &Setting) -> String {
         match (setting.kind, &setting.default) {
             (Kind::Number { max, .. }, Value::Number(number)) if *number == max => (number - 1).to_string(),
@@ -217,7 +215,7 @@ mod tests {
         }
     }
 
-    /// The fields of something, as they are shown: `window: 40`.
+    /// The fields of a value in its debug format, such as `window: 40`.
     fn fields(shown: &dyn Debug) -> Vec<String> {
         format!("{shown:?}").split(", ").map(|field| field.rsplit("{ ").next().unwrap().to_owned()).collect()
     }
@@ -252,7 +250,7 @@ mod tests {
     fn every_default_is_the_librarys() {
         let library = EngineSettings::new(map(), &["ps0:2222"]).unwrap();
         let mut engine = engine(&[]);
-        // These follow the map and the host.
+        // These depend on the map and the host.
         engine.map = library.map.clone();
         engine.runtime.shards = library.runtime.shards;
         engine.path_reason.clone_from(&library.path_reason);

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use sealane_transport::endpoint_map::EndpointMapError;
 
-/// Why a command did not do its work: one sentence that says what was wrong, where, and what to do.
+/// Why a command failed: one sentence that says what was wrong, where, and what to do.
 #[derive(Debug)]
 pub struct Failure {
     code: u8,
@@ -30,14 +30,14 @@ impl Failure {
         Failure { code: INPUT, message: message.to_string() }
     }
 
-    /// Something is wrong with a file, or with what it says: exit code 2.
+    /// A file or its contents are wrong: exit code 2.
     pub fn file(path: &Path, problem: impl fmt::Display) -> Failure {
         Failure::input(format!("{}: {problem}", path.display()))
     }
 
-    /// Writes the sentence to standard error and gives the exit code.
+    /// Writes the sentence to standard error and returns the exit code.
     pub fn report(&self) -> ExitCode {
-        // With standard error gone, the exit code is all that can still be said.
+        // Without standard error, only the exit code can report the failure.
         let _ = writeln!(std::io::stderr(), "error: {self}");
         self.code()
     }

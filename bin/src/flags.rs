@@ -1,4 +1,4 @@
-//! The flags that many commands have, and what they say.
+//! Flags shared by many commands.
 
 use std::path::PathBuf;
 
@@ -67,7 +67,7 @@ impl SettingsFlags {
     }
 }
 
-/// The setting that a flag with a path gives: a flag is a setting's strongest source.
+/// The override by a flag with a path; a flag is a setting's strongest source.
 pub(crate) fn path_override(
     flag: &'static str,
     setting: &str,

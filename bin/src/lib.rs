@@ -37,20 +37,21 @@ use clap::Parser;
 use flags::{LogFlags, LogFormat};
 use settings::Environment;
 
-/// Between its fork and its exec a child has every open file of this process, so what a test has closed or unlocked lives on in it for
-/// a moment. A test that starts processes holds this for writing meanwhile, one that asserts what is closed for reading.
+/// Between its fork and its exec, a child has every open file of this process, so a file that a test has closed or unlocked stays
+/// open there for a moment. A test that starts processes holds this for writing meanwhile, one that asserts what is closed for
+/// reading.
 #[cfg(test)]
 static OPEN_FILES: std::sync::RwLock<()> = std::sync::RwLock::new(());
 
 /// A program of Sealane: its arguments, and what it does with them.
 pub trait Program: Parser {
-    /// What it logs: what its flags say, and the filter where they and the environment name none.
+    /// What it logs: its flags, and the filter to use if they and the environment name none.
     fn log(&self) -> (&LogFlags, &str);
 
     /// Runs its command.
     ///
     /// # Errors
-    /// The command's.
+    /// Those of the command.
     fn run(&self, context: &Context) -> Result<(), Failure>;
 }
 

@@ -1,5 +1,5 @@
-//! Which transport addresses of an endpoint map are this host's: by its name, its interfaces, and what other names
-//! resolve to. Names are looked up many at once, on threads of their own; bounded by [`THREADS`] and [`LOOK_UP_TIME`].
+//! Which transport addresses of an endpoint map belong to this host: by its name, its interfaces, and what other names resolve to.
+//! Many names are looked up at once, on their own threads; bounded by [`THREADS`] and [`LOOK_UP_TIME`].
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,20 +14,19 @@ use nix::sys::socket::SockaddrStorage;
 use sealane_transport::endpoint_map::{Host, TransportAddress};
 use sealane_transport::tcp::resolve;
 
-/// How long names may take to be looked up, all together: a healthy name server answers thousands meanwhile, and
-/// nobody waits long for a sick one.
+/// Time limit for looking up all names together: a healthy name server answers thousands meanwhile, and nobody waits long for a
+/// sick one.
 pub(crate) const LOOK_UP_TIME: Duration = Duration::from_secs(3);
 
-/// Names that are looked up at the same time. A look-up mostly waits, and a name server serves a few clients at once.
+/// Names that are looked up at the same time. A look-up mostly waits, and a few at once do not burden a name server.
 const THREADS: usize = 16;
 
-/// Addresses of this host that a message names.
+/// Most addresses of this host shown in a message.
 const ADDRESSES_SHOWN_MAX: usize = 8;
 
-/// The names and addresses of this host.
 #[derive(Debug, Default)]
 pub(crate) struct LocalHost {
-    /// In lower case, as the endpoint map keeps them.
+    /// In lower case, as in the endpoint map.
     names: HashSet<String>,
     addresses: HashSet<IpAddr>,
 }
@@ -67,8 +66,8 @@ impl LocalHost {
         }
     }
 
-    /// Those of `addresses` that are this host's, in the same order. Names that are not this host's own are looked up;
-    /// one that cannot be is some other host's, and a log line says so.
+    /// Those of `addresses` that are this host's, in the same order. Names other than this host's own are looked up; one that
+    /// cannot be resolved belongs to another host, and a log line says so.
     pub(crate) fn of_these<'a>(
         &self,
         addresses: impl IntoIterator<Item = &'a TransportAddress>,
@@ -94,7 +93,7 @@ impl LocalHost {
         address.is_loopback() || self.addresses.contains(&address)
     }
 
-    /// True if `host` is this host, without a look at what names resolve to.
+    /// True if `host` is this host, without looking up names.
     fn has(&self, host: &Host) -> bool {
         match host {
             Host::V4(address) => self.has_address((*address).into()),
@@ -104,7 +103,7 @@ impl LocalHost {
     }
 }
 
-/// Prints names and addresses, for a message that found none of them in an endpoint map.
+/// Prints names and addresses, for the message that none of them is in an endpoint map.
 impl fmt::Display for LocalHost {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut names: Vec<&str> = self.names.iter().map(String::as_str).collect();
@@ -122,17 +121,16 @@ impl fmt::Display for LocalHost {
     }
 }
 
-/// What the look-ups found.
 #[derive(Debug, Default)]
 pub(crate) struct LookedUp {
-    /// The addresses of each name that has some; under the transport address that was asked for.
+    /// The addresses that each name resolved to, by the transport address asked for.
     pub(crate) found: HashMap<TransportAddress, Vec<IpAddr>>,
-    /// Those that have none, or none that was found in time.
+    /// Transport addresses whose name has no address, or none that was found in time.
     pub(crate) unknown: Vec<TransportAddress>,
 }
 
-/// Looks up the hosts of `wanted`, for at most `time`. A look-up cannot be interrupted: one that takes longer ends on its
-/// own thread, unheard.
+/// Looks up the hosts of `wanted`, for at most `time`. A look-up cannot be interrupted: a slower one ends on its own thread, and
+/// its result is ignored.
 pub(crate) fn look_up(wanted: Vec<TransportAddress>, time: Duration) -> LookedUp {
     let until = Instant::now() + time;
     let (tell, told) = channel();
@@ -205,7 +203,7 @@ mod tests {
     fn a_name_that_resolves_to_this_host_is_this_hosts() {
         let host = LocalHost { names: HashSet::new(), addresses: HashSet::from(["10.0.0.7".parse().unwrap()]) };
         let address = |text: &str| text.parse::<TransportAddress>().unwrap();
-        // A name that no host's files need to have: `inet_aton` reads 127.0.0.1 in it.
+        // A name that no hosts file needs to have: `inet_aton` reads it as 127.0.0.1.
         let map = ["10.0.0.8:1", "0x7f000001:2", "10.0.0.7:3", "sealane.invalid:4"].map(address);
         assert_eq!(host.of_these(&map), [address("0x7f000001:2"), address("10.0.0.7:3")]);
     }
@@ -221,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_has_addresses_is_found_and_all_else_is_said_to_be_unknown() {
-        // Numbers need no name server, also such as only `inet_aton` reads; a name that ends in `.invalid` never exists
+        // Numbers need no name server, even those that only `inet_aton` reads; a name that ends in `.invalid` never exists
         // (RFC 6761).
         let wanted: Vec<TransportAddress> =
             ["0x7f000001:1", "127.0.0.1:2", "sealane.invalid:3"].iter().map(|text| text.parse().unwrap()).collect();

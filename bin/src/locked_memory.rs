@@ -1,5 +1,5 @@
-//! Whether this process may lock as much memory as an RDMA device is to know. The kernel counts every registration: memory
-//! that two shards register counts twice. Asked on the main thread, before the shards start.
+//! Whether this process may lock as much memory as will be registered with RDMA devices. The kernel counts every registration:
+//! memory that two shards register counts twice. Asked on the main thread, before the shards start.
 
 use std::sync::Arc;
 
@@ -11,25 +11,24 @@ use sealane_transport::provider::LinkProvider;
 
 use crate::{Failure, host};
 
-/// What to do where the limit is too low.
+/// What to do if the limit is too low.
 const REMEDY: &str = "raise it with `ulimit -l unlimited` in a shell or LimitMEMLOCK=infinity in the systemd unit, or give \
                       the process the capability CAP_IPC_LOCK";
 
 /// How much memory this process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockLimit {
-    /// The limit in force; `None` means no limit, or that it is not known.
+    /// The current limit; `None` if there is none or it is not known.
     pub(crate) bytes: Option<u64>,
-    /// To what this process may raise it; `None` as above.
+    /// The value to which this process may raise it; `None` as above.
     pub(crate) hard_bytes: Option<u64>,
-    /// Why it is not known.
+    /// Why the limit is not known, if so.
     pub(crate) error: Option<Errno>,
-    /// True if the limit does not count for this process.
+    /// True if this process is exempt from the limit.
     pub(crate) is_lifted: bool,
 }
 
 impl LockLimit {
-    /// Asks the kernel.
     pub(crate) fn look() -> LockLimit {
         let limits = getrlimit(Resource::RLIMIT_MEMLOCK);
         let [bytes, hard_bytes] = limits
@@ -39,7 +38,7 @@ impl LockLimit {
         LockLimit { bytes, hard_bytes, error: limits.err(), is_lifted }
     }
 
-    /// What is wrong with the limit and what to do about it, if `needed` bytes are more than may be locked.
+    /// What is wrong with the limit and what to do about it, if `needed` is more than may be locked.
     pub(crate) fn problem(self, needed: u64) -> Option<String> {
         let limit = self.bytes.filter(|limit| !self.is_lifted && *limit < needed)?;
         Some(format!(
@@ -51,12 +50,12 @@ impl LockLimit {
     }
 }
 
-/// Warns of a limit that is too low for an engine with these settings. Says nothing where no device would be used.
+/// Warns of a limit that is too low for an engine with these settings. Silent if no device would be used.
 ///
 /// # Errors
 /// The limit is too low, and verbs are required.
 pub(crate) fn check(settings: &EngineSettings) -> Result<(), Failure> {
-    // Without a device nothing is registered; where one is required, the engine says that it is missing.
+    // Without a device nothing is registered; if one is required, the engine reports that it is missing.
     if host::has_rdma_device() { check_against(settings, LockLimit::look()) } else { Ok(()) }
 }
 

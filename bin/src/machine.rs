@@ -19,10 +19,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at the machine; `cpus` are those of the run.
+    /// Describes the machine; `cpus` are those of the run.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn look(allowed: &[usize], cpus: Option<[usize; 2]>) -> io::Result<Self> {
         let names = uname()?;
         let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

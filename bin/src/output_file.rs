@@ -1,5 +1,5 @@
-//! A file that is written when the work is done, as a report is. That it can be is found out before: minutes of measuring must
-//! not end with a directory that is not there.
+//! A file that is written when the work is done, such as a report. Whether it can be written is checked before: minutes of
+//! measuring must not end with a missing directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -11,7 +11,7 @@ use crate::{Context, Failure};
 /// What stands for standard output where a file is expected.
 const STANDARD_OUTPUT: &str = "-";
 
-/// Where a report goes: to people, and as JSON into a file if that is wanted; or the JSON alone to standard output.
+/// Where a report goes: as text to standard output, and as JSON into a file if wanted; or only the JSON to standard output.
 #[derive(Debug)]
 pub struct ReportOutput {
     is_json: bool,
@@ -19,7 +19,7 @@ pub struct ReportOutput {
 }
 
 impl ReportOutput {
-    /// What `--json` asks for.
+    /// The output that `--json` asks for.
     ///
     /// # Errors
     /// The file could not be written.
@@ -28,7 +28,7 @@ impl ReportOutput {
         Ok(ReportOutput { is_json, file: OutputFile::named("--json", json.filter(|_| !is_json))? })
     }
 
-    /// Prints the report, and writes its JSON: whatever becomes of the file, what was measured is seen.
+    /// Prints the report and writes its JSON: whatever happens to the file, the measurements are shown.
     ///
     /// # Errors
     /// The file or standard output cannot be written.
@@ -38,20 +38,20 @@ impl ReportOutput {
     }
 }
 
-/// Where something goes that is not there yet.
+/// A destination for output that does not exist yet.
 #[derive(Debug)]
 pub struct OutputFile {
     flag: &'static str,
     path: PathBuf,
-    /// What is no regular file is opened at once, and not replaced.
+    /// Anything but a regular file is opened at once, and not replaced.
     opened: Option<File>,
 }
 
 impl OutputFile {
-    /// The file that a flag names, if it does.
+    /// The file that a flag names, if it names one.
     ///
     /// # Errors
-    /// It could not be written.
+    /// It cannot be written.
     pub fn named(flag: &'static str, path: Option<&PathBuf>) -> Result<Option<OutputFile>, Failure> {
         path.map(|path| OutputFile::new(flag, path)).transpose()
     }
@@ -69,7 +69,7 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Writes all of it, or leaves what was there.
+    /// Writes all of `text`, or leaves the old contents.
     ///
     /// # Errors
     /// It cannot be written any more.

@@ -1,15 +1,15 @@
-//! How far long work is, on standard error: a bar where that is a terminal, plain lines where it is not.
+//! Progress of long work on standard error: a bar on a terminal, plain lines elsewhere.
 
 use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar, which is gone when it is dropped; nothing where standard error is no terminal.
+/// A bar that vanishes when dropped; empty if standard error is no terminal.
 #[derive(Debug)]
 pub struct Bar(Option<ProgressBar>);
 
 impl Bar {
-    /// A bar of that length; the template says what stands beside it.
+    /// A bar of that length; the template describes its line.
     ///
     /// # Panics
     /// The template is malformed.
@@ -20,7 +20,7 @@ impl Bar {
         }))
     }
 
-    /// So much is done; false if there is no bar to show it.
+    /// Shows the position; false if there is no bar.
     pub fn at(&self, position: u64, message: &str) -> bool {
         if let Some(bar) = &self.0 {
             bar.set_message(message.to_owned());
@@ -29,7 +29,7 @@ impl Bar {
         self.0.is_some()
     }
 
-    /// Says something on a line of its own.
+    /// Prints a line of its own.
     pub fn say(&self, line: &str) {
         match &self.0 {
             Some(bar) => bar.println(line),
@@ -46,8 +46,7 @@ impl Drop for Bar {
     }
 }
 
-/// Writes a line to standard error.
 pub(crate) fn write_line(line: &str) {
-    // With standard error gone, there is nobody to read it.
+    // Without standard error nobody could read it.
     let _ = writeln!(io::stderr(), "{line}");
 }

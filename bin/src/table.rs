@@ -7,7 +7,7 @@ use std::fmt::Write;
 enum Align {
     /// Text.
     Left,
-    /// Numbers, so that their digits are below each other.
+    /// Numbers, so that their digits line up.
     Right,
 }
 
@@ -53,7 +53,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The table for a terminal: a line for the headings and one for each row; nothing without rows.
+    /// The table for a terminal: a line of headings and one for each row; empty if there are no rows.
     pub fn to_text(&self) -> String {
         if self.is_empty() {
             return String::new();

@@ -1,13 +1,13 @@
-//! Words for people: numbers with their nouns, and the known names that a mistyped one may have meant. Pure; the work is bounded
-//! by `NAME_CHARACTERS_MAX` squared for each name.
+//! Words for people: numbers with their nouns, and known names that are close to a mistyped one. Pure; the work is bounded by
+//! `NAME_CHARACTERS_MAX` squared for each name.
 
 use strsim::levenshtein;
 
 /// Longer names are not compared: no known name is that long.
 const NAME_CHARACTERS_MAX: usize = 256;
 
-/// The names in `known` that are closest to `wanted`, best first, at most `count`; none that
-/// differs in more than a third of its characters.
+/// The names in `known` that are closest to `wanted`, best first, at most `count`; none that differs in more than a third of its
+/// characters.
 pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>, count: usize) -> Vec<&'a str> {
     let wanted_characters = wanted.chars().count();
     if wanted_characters > NAME_CHARACTERS_MAX {
@@ -21,7 +21,7 @@ pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>, count
     close.into_iter().map(|(_, name)| name).collect()
 }
 
-/// The first few of many, and how many more there are: `a, b and 3 more`.
+/// The first few of many, and the number of the others: `a, b and 3 more`.
 pub(crate) fn first_of<T: ToString>(all: &[T], shown_max: usize) -> String {
     let shown = all.len().min(shown_max);
     let text = all[..shown].iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -31,7 +31,7 @@ pub(crate) fn first_of<T: ToString>(all: &[T], shown_max: usize) -> String {
     }
 }
 
-/// A number in the largest of `units` that it reaches, to three digits; a smaller one whole, in the unit named last.
+/// A number to three digits in the largest of `units` that it reaches; a smaller one as a whole number of `smallest`.
 pub(crate) fn scaled(number: f64, units: &[(f64, &str)], smallest: &str) -> String {
     let Some((unit, name)) = units.iter().find(|(unit, _)| number >= *unit) else {
         return format!("{number:.0}{smallest}");

@@ -1,5 +1,5 @@
-//! Workloads: the tensors that a worker pulls and pushes in one step, by name, type and shape. Five come with the
-//! program, others from JSON files. Plain data, bounded by the limits below.
+//! Workloads: the tensors that a worker pulls and pushes in one step, by name, type and shape. Five are built in, others come from
+//! JSON files. Plain data, bounded by the limits below.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -14,16 +14,16 @@ use crate::files::read_text;
 
 /// Largest workload file: ten times the file of a model with 65,536 tensors.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Most tensors of one direction: more than any published model has variables.
+/// Most tensors in one direction: more than any published model has variables.
 const TENSORS_MAX: usize = 65_536;
 
 /// Largest tensor of a workload: what an engine accepts by default.
 const TENSOR_BYTES_MAX: u64 = 4 << 30;
 
-/// The type of a tensor for which the file names none.
+/// The type of a tensor if the file names none.
 const DTYPE_DEFAULT: DType = DType::F32;
 
-/// The types that a workload may name, by what they are called when they are shown.
+/// The types that a workload may name; their displayed names are used in files.
 const DTYPES: [DType; 15] = [
     DType::F16,
     DType::BF16,
@@ -54,28 +54,28 @@ const BUILT_IN: [(&str, &str); 5] = [
 /// What one worker moves in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The parameters that a worker pulls.
     pub pull: Vec<TensorSpec>,
     /// The gradients that a worker pushes.
     pub push: Vec<TensorSpec>,
-    /// The tables that it names rows of, where the file lists them.
+    /// The tables that it names rows of, if the file lists them.
     pub tables: Option<Embeddings>,
 }
 
-/// Embedding tables, of which a worker pulls rows: those of each are a tensor whose name ends in `/rows`.
+/// Embedding tables of which a worker pulls rows: the rows of each are a tensor whose name ends in `/rows`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Embeddings {
-    /// The rows of each table.
+    /// Number of rows of each table.
     pub rows: Vec<u64>,
     /// Elements of a row.
     pub dim: u64,
-    /// Rows that a worker names of each in a step, where the file says so.
+    /// Rows of each table that a worker names in a step, if the file says so.
     pub batch: Option<usize>,
 }
 
-/// The text of a workload file. Fields that nobody here needs may stand beside these.
+/// The contents of a workload file. Fields not needed here are allowed.
 #[derive(Deserialize)]
 struct WorkloadFile {
     name: Option<String>,
@@ -89,7 +89,7 @@ struct WorkloadFile {
 }
 
 impl Workload {
-    /// The text of the workload that `name` means: one that comes with the program or, if it ends in `.json`, a file's.
+    /// The text of the workload called `name`: a built-in one or, if the name ends in `.json`, a file's.
     ///
     /// # Errors
     /// There is no such workload, or its file cannot be read.
@@ -113,7 +113,7 @@ impl Workload {
     /// Reads a workload; `place` is the file's or the workload's name, for errors.
     ///
     /// # Errors
-    /// The text is not JSON, or its tensors cannot be moved as they are described.
+    /// The text is not JSON, or describes tensors that cannot be moved.
     pub fn parse(text: &str, place: &str) -> Result<Workload, Failure> {
         let wrong = |problem: String| Failure::input(format!("{place}: {problem}"));
         let file: WorkloadFile = serde_json::from_str(text).map_err(|error| {
@@ -210,7 +210,7 @@ impl TensorSpec {
         }
     }
 
-    /// Its name, which is its key.
+    /// Its name, which is also its key.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -220,7 +220,7 @@ impl TensorSpec {
         &self.meta
     }
 
-    /// Whether it is what a batch names of a table.
+    /// Whether it holds the rows of a table that a batch names.
     pub fn is_batch_of_rows(&self) -> bool {
         self.name.ends_with("/rows")
     }

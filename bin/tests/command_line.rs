@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-/// A working directory with nothing in it, and no variable but what a test sets.
+/// An empty working directory, and only the environment variables that a test sets.
 struct Place {
     directory: TempDir,
 }
@@ -63,7 +63,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Writes a map of two tasks at a port of this host, which is held, and of one of another host.
+/// Writes a map with two tasks at a held port of this host, and one task on another host.
 fn write_map(place: &Place, name: &str) -> (OwnedFd, u16) {
     let [(held, port)] = refusing_ports();
     place.write(name, &MAP.replace("127.0.0.1:7000", &format!("127.0.0.1:{port}")));
@@ -170,7 +170,7 @@ fn check_prints_every_setting_with_its_source() {
     assert_eq!(output.status.code(), Some(0));
     let text = stdout(&output);
     assert!(text.lines().all(|line| line.chars().count() <= 80 || line.trim().starts_with("$ ")), "{text}");
-    // Words as if on one line, from the name to the end of what is said of it.
+    // An entry's words joined into one line, from the name to the end of its description.
     let line = |name: &str| {
         let from = text.find(&format!("  {name} ")).unwrap_or_else(|| panic!("no {name} in {text}"));
         let mut lines = text[from..].lines();
@@ -218,7 +218,7 @@ fn check_prints_json_alone() {
     assert!(!verbs["reason"].as_str().unwrap().is_empty());
     let lock = &json["memory_lock"];
     assert!(lock["lifted"].is_boolean() && lock["error"].is_null(), "{lock}");
-    // Two shards, two slabs of 64 MiB and 20 MiB of messages.
+    // Two shards, each with two slabs of 64 MiB and 20 MiB of messages.
     assert_eq!(lock["needed"]["bytes"], Json::from((2 * (128 + 20)) << 20));
     let settings = json["settings"].as_array().unwrap();
     let named = |name: &str| settings.iter().find(|setting| setting["name"] == name).unwrap();
@@ -283,7 +283,7 @@ fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     assert!(json["topology"]["cores"].as_u64().unwrap() > 0);
     assert_eq!(json["probes"], Json::Null);
 
-    // Nobody has a control of that name.
+    // No congestion control has that name.
     let (json, output) = check_json(&place, &[], &["--set", "transport.tcp.congestion=sealane"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(names(&json, "will_not_work"), ["congestion", "daemon"]);
@@ -294,7 +294,7 @@ fn check_gives_everything_a_verdict_and_fails_where_something_will_not_work() {
     assert!(text.contains("\n2 will not work, "), "{text}");
 }
 
-/// Ports on which nobody listens, held for as long as the sockets live, and on which `sealane` may listen all the same.
+/// Ports on which nobody listens, held by their sockets; `sealane` may still listen on them.
 fn refusing_ports<const N: usize>() -> [(OwnedFd, u16); N] {
     use nix::sys::socket::{
         AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
@@ -446,7 +446,7 @@ fn a_variable_that_the_role_does_not_read_is_said_and_must_be_readable_all_the_s
     assert_eq!((&found["verdict"], &found["says"]), (&"could_be_better".into(), &says.into()));
     let (json, _) = check_json(&place, &unread[..1], &["--role", "worker"]);
     assert_eq!(finding(&json), None);
-    // The daemon says it before it looks at anything else.
+    // The daemon reports it before it checks anything else.
     let daemon = place.run_with(&unread, &["daemon", "--task", "nobody:1"]);
     assert!(stderr(&daemon).lines().any(|line| line.contains("WARN") && line.contains(says)), "{}", stderr(&daemon));
     for command in ["check", "daemon"] {
@@ -488,8 +488,8 @@ fn check_leaves_nothing_behind() {
 #[test]
 fn bench_is_a_program_of_its_own_that_may_be_missing() {
     let place = Place::new();
-    // Where nothing is beside the program. By another process: whoever another test starts meanwhile would inherit what this one has open
-    // for writing, and nobody could execute it.
+    // In a directory where nothing else lies beside the program. Another process makes the copy: children of other tests would inherit a
+    // file that this process has open for writing, and then nobody could execute it.
     let program = place.directory.path().join("sealane");
     let make = |script: &str, path: &Path| {
         let made = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_sealane")]).arg(path).status();

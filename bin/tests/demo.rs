@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-/// A few tensors of all sizes: none, odd, eager, large.
+/// Tensors of each kind of size: empty, odd, eager, large.
 const TINY: &str = r#"{"name": "tiny", "tensors": [
     {"name": "empty", "shape": [0, 3]},
     {"name": "scalar", "shape": [], "dtype": "i64"},
@@ -20,7 +20,7 @@ const TINY: &str = r#"{"name": "tiny", "tensors": [
     {"name": "dense/bias", "shape": [40], "dtype": "bf16"}]}"#;
 const TINY_BYTES: u64 = 8 + 77 + 48_000 + 80;
 
-/// Pulls and pushes of different tensors.
+/// A workload whose pulls and pushes differ.
 const UNEVEN: &str = r#"{"pull": [{"name": "rows", "shape": [64, 4]}],
     "push": [{"name": "rows", "shape": [64, 4]}, {"name": "ids", "shape": [64], "dtype": "i64"}]}"#;
 
@@ -68,14 +68,14 @@ impl Place {
         output
     }
 
-    /// Runs a demo that must succeed, and gives its JSON.
+    /// Runs a demo that must succeed; its JSON.
     fn json(&self, arguments: &[&str]) -> Json {
         let output = self.run(&[arguments, &["--json", "-"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The one sentence of a demo that must fail with that exit code.
+    /// The error message of a demo that must fail with that exit code.
     fn fail(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert_eq!(String::from_utf8_lossy(&output.stdout), "");
@@ -83,7 +83,7 @@ impl Place {
         error(&String::from_utf8(output.stderr).unwrap())
     }
 
-    /// No process that the demo named is there, and neither a temporary file nor named shared memory.
+    /// None of the processes that the demo named is left, no temporary file, and no named shared memory.
     fn assert_nothing_is_left(&self, stderr: &str) {
         for (name, process) in processes(stderr) {
             assert!(!Path::new(&format!("/proc/{process}")).exists(), "{name} runs on as {process}");
@@ -96,7 +96,7 @@ impl Place {
     }
 }
 
-/// The tasks and daemons that a demo names on standard error, and their processes.
+/// The names and process ids of the tasks and daemons that a demo prints on standard error.
 fn processes(stderr: &str) -> Vec<(String, i32)> {
     let named = |line: &str| {
         let (name, rest) = line.split_once(' ')?;
@@ -111,7 +111,7 @@ fn error(stderr: &str) -> String {
     line.strip_prefix("error: ").unwrap_or_else(|| panic!("{stderr}")).to_owned()
 }
 
-/// A demo that would run for hours, once its tasks move tensors.
+/// A demo that would run for hours, from the moment its tasks move tensors.
 struct Running {
     demo: Child,
     stderr: BufReader<std::process::ChildStderr>,
@@ -163,7 +163,7 @@ fn tensors_move_and_are_verified() {
         for row in ["worker0:2222", "worker1:2222", "total"] {
             assert!(stdout.lines().any(|line| line.starts_with(row)), "{stdout}");
         }
-        // Two workers, five tensors each way, two steps and one to connect.
+        // Two workers, five tensors in each direction, two steps and one to connect.
         assert!(stdout.contains("every byte of 60 tensors verified ("), "{stdout}");
         assert_eq!(processes(&stderr).len(), count, "{stderr}");
         assert!(stderr.contains("step 1 of 2: pull "), "{stderr}");
@@ -224,11 +224,11 @@ fn json_can_go_to_a_file_beside_the_table() {
     assert!(error(&String::from_utf8_lossy(&failure.stderr)).starts_with("--json none/demo.json cannot be written ("));
 }
 
-/// A workload whose name would break a page into which it were written as it is.
+/// A workload whose name would break a page if it were inserted without escaping.
 const NASTY: &str =
     r#"{"name": "<script>alert('tiny')</script>&", "tensors": [{"name": "odd", "shape": [7, 11], "dtype": "u8"}]}"#;
 
-/// The texts of a report, which is one well-formed page that asks for nothing else.
+/// The text parts of a report, which must be one well-formed page that loads nothing else.
 fn report(place: &Place, name: &str) -> String {
     let html = std::fs::read_to_string(place.directory.path().join(name)).unwrap();
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
@@ -334,7 +334,7 @@ fn a_process_that_is_killed_ends_the_demo() {
     }
 }
 
-/// Whatever lies in a task's memory at any time is written over, so that it is wrong when it is compared.
+/// A task's memory is overwritten all the time, so that the comparison finds wrong bytes.
 #[test]
 fn a_wrong_byte_fails_the_demo() {
     let place = Place::new();
@@ -348,7 +348,7 @@ fn a_wrong_byte_fails_the_demo() {
         let memory = File::options().write(true).open(format!("/proc/{process}/mem")).unwrap();
         let wrong = vec![0x5a; (end - start) as usize];
         while running.demo.try_wait().unwrap().is_none() {
-            // A task that has ended has no memory.
+            // Fails once the task has ended, since its memory is gone.
             let _ = memory.write_all_at(&wrong, start);
         }
         let (code, error) = running.end(&place);
@@ -392,10 +392,10 @@ fn tasks_and_daemons_end_with_a_demo_that_is_killed() {
         let mut running = Running::start(&place, setup);
         kill(Pid::from_raw(running.demo.id() as i32), Signal::SIGKILL).unwrap();
         running.demo.wait().unwrap();
-        // Standard error is the tasks' too, and ends with the last of them.
+        // The tasks share standard error, so it ends with the last of them.
         running.stderr.read_to_string(&mut running.told).unwrap();
         for (name, process) in processes(&running.told) {
-            // An ending process closes its files a moment before it counts as ended; a daemon finishes what it does.
+            // An ending process closes its files a moment before it counts as ended; a daemon finishes its work first.
             while !ended(process) {
                 std::thread::yield_now();
             }
@@ -408,7 +408,7 @@ fn tasks_and_daemons_end_with_a_demo_that_is_killed() {
 fn wrong_arguments_and_files_are_refused() {
     let place = Place::new();
     place.write("bad.json", "{\"tensors\": 3}");
-    // More than any machine has.
+    // More memory than any machine has.
     let huge: Vec<_> = (0..100).map(|i| format!(r#"{{"name": "{i}", "shape": [1000000000]}}"#)).collect();
     place.write("huge.json", &format!(r#"{{"tensors": [{}]}}"#, huge.join(",")));
     let cases: [(&[&str], &str); 9] = [
@@ -482,7 +482,7 @@ fn a_daemon_of_the_demo_needs_its_socket_and_its_parent() {
     assert_eq!(no_socket.status.code(), Some(2));
     assert_eq!(error(&String::from_utf8_lossy(&no_socket.stderr)), "standard input is not a listening socket");
 
-    // Process 1 is not this one, so whoever started the daemon is gone already: it ends as soon as it serves.
+    // Process 1 is not the parent, so the daemon concludes that its starter is gone, and ends as soon as it serves.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     place.write(".endpoint_map", &format!("ps0:2222={}\n", listener.local_addr().unwrap()));
     let mut orphan = daemon(&["--listener-on-stdin", "--end-with", "1"]);

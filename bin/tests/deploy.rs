@@ -1,5 +1,5 @@
-//! What lies in `deploy/` and what the page on installing says agree with the program: every command line is one that it
-//! takes, every setting one that it knows, and names that stand in several places are the same.
+//! The files in `deploy/` and the page on installing agree with the program: it accepts every command line, knows every
+//! setting, and names that appear in several places are the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use sealane_cli::cli::Cli;
 use sealane_cli::settings::{Environment, Settings, Sources, TABLE};
 use yaml_rust2::{Yaml, YamlLoader};
 
-/// How long a drain takes at most, unless told otherwise.
+/// How long a drain takes at most, unless configured otherwise.
 const DRAIN_SECONDS: i64 = 10;
 
 /// The port that the metrics are served at in a pod.
@@ -26,7 +26,7 @@ fn deployed(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The words of a command line, as a shell makes them: quotes hold words together, `${NAME:-WORD}` is WORD, other variables
+/// Splits a command line into words as a shell does: quotes hold words together, `${NAME:-WORD}` is WORD, other variables
 /// are some word.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote, mut begun) = (Vec::new(), String::new(), None, false);
@@ -54,7 +54,7 @@ fn words(line: &str) -> Vec<String> {
                 words.extend(begun.then(|| std::mem::take(&mut word)));
                 begun = false;
             }
-            // What follows is the shell's.
+            // From here on it is shell syntax.
             ('&' | ';' | '|' | '>' | '<' | '#', None) if !begun => break,
             (char, _) => {
                 word.push(char);
@@ -66,7 +66,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The command lines of a text that run the program: what stands behind its name, on one line or several.
+/// The command lines in a text that run the program: what follows its name, on one line or several.
 fn command_lines(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
     let lines = text.lines().flat_map(|line| line.split("&& ")).map(str::trim);
@@ -79,7 +79,7 @@ fn command_lines(text: &str) -> Vec<Vec<String>> {
     calls.collect()
 }
 
-/// What may stand before the program's name: nothing, its folder, or a command that starts it.
+/// Whether this may precede the program's name: nothing, its folder, or a command that starts it.
 fn is_program(before: &str) -> bool {
     ["", "/usr/bin/", "sudo "].contains(&before) || before.starts_with("srun ")
 }
@@ -96,7 +96,7 @@ fn manifest(name: &str) -> Vec<Yaml> {
     YamlLoader::load_from_str(&deployed(&place)).unwrap_or_else(|error| panic!("{place}: {error}"))
 }
 
-/// The text of each item.
+/// The items of a list, as texts.
 fn texts(list: &Yaml) -> Vec<String> {
     list.as_vec().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
@@ -105,7 +105,7 @@ fn containers(pod: &Yaml) -> impl Iterator<Item = &Yaml> {
     ["initContainers", "containers"].into_iter().flat_map(|list| pod[list].as_vec().into_iter().flatten())
 }
 
-/// The command line of a container, if it runs the program, which its image does by itself.
+/// The command line of a container that runs the program; its image runs the program by default.
 fn call_of(container: &Yaml) -> Option<Vec<String>> {
     let (command, arguments) = (texts(&container["command"]), texts(&container["args"]));
     match command.first().map(String::as_str) {
@@ -135,7 +135,7 @@ fn a_shells_words_are_told_apart() {
 fn every_command_line_is_one_that_the_program_takes() {
     let mut count = 0;
     for name in ["systemd/sealane.service", "systemd/sealane-forward@.service", "slurm/prolog.sh", "slurm/epilog.sh"] {
-        // As its file says them.
+        // With the arguments that its file sets.
         for call in command_lines(&deployed(name).replace("$ARGUMENTS", "--target 127.0.0.1:50051")) {
             must_parse(name, &call);
             count += 1;
@@ -278,7 +278,7 @@ fn the_jobs_map_has_the_names_of_its_pods() {
         }
     }
     assert_eq!(sets.len(), 2);
-    // Both pods are the same but for the part that they play.
+    // Both pods are the same except for their role.
     let specs = sets.iter().map(|set| &set["spec"]["template"]["spec"]);
     assert!(specs.clone().all(|spec| spec == specs.clone().next().unwrap()));
 }

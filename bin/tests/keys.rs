@@ -1,4 +1,4 @@
-//! `sealane keys`, and what commands make of what it makes, as separate processes.
+//! `sealane keys`, and commands that use the keys it makes, as separate processes.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,7 +11,7 @@ use sealane_cli::files;
 use sealane_fusion::{DType, Tensor, TensorMeta};
 use tempfile::TempDir;
 
-/// Another program may take a port between its choice and its use; so often a test chooses again.
+/// Attempts with fresh ports: another program may take a port between its choice and its use.
 const ATTEMPTS: usize = 10;
 const PS: &str = "ps0:2222";
 const WORKER: &str = "worker0:2222";
@@ -59,7 +59,7 @@ impl Place {
         text(&output.stdout)
     }
 
-    /// Sends a tensor from the ps to the worker, each with settings of its own: what the worker came to.
+    /// Sends a tensor from the ps to the worker, each with its own settings; the worker's output.
     fn transfer(&self, ps: &[String], worker: &[String]) -> Output {
         for _ in 0..ATTEMPTS {
             let send = ["send", "w.npy", "--from", PS, "--to", WORKER];
@@ -124,7 +124,7 @@ fn a_secret_that_was_made_opens_and_another_does_not() {
 #[test]
 fn certificates_that_were_made_open_for_their_tasks_alone() {
     let place = Place::new();
-    // The ports are in the directories' names, and chosen anew where one is taken: the keys are made for the map there is.
+    // The directories' names contain the ports, which change when one is taken: the keys are made for the current map.
     for _ in 0..ATTEMPTS {
         let keys = place.path("keys");
         let _ = fs::remove_dir_all(&keys);
@@ -140,7 +140,7 @@ fn certificates_that_were_made_open_for_their_tasks_alone() {
             continue;
         }
         place.assert_it_arrived(&received);
-        // The worker's certificate does not make its owner the ps.
+        // The worker's certificate does not let its owner act as the ps.
         let denied = place.transfer(&tls(&worker, authorities), &tls(&worker, authorities));
         let said = text(&denied.stderr);
         assert_eq!(denied.status.code(), Some(1), "{said}");
@@ -160,13 +160,13 @@ fn a_host_is_added_later_and_those_before_keep_what_they_have() {
     assert_eq!(place.mode("keys/authority.key"), 0o600);
     let read = |name: &str| fs::read_to_string(place.path(&format!("keys/{name}"))).unwrap();
     let before = ["authorities.pem", "10.0.0.1_7000/certificate.pem", "10.0.0.2_7000/certificate.pem"].map(read);
-    // A host more, and one more task on the second host.
+    // One more host, and one more task on the second host.
     map(&format!("{PS}=10.0.0.1:7000\n{WORKER}=10.0.0.2:7000\nworker1:2222=10.0.0.2:7000\nps1:2222=10.0.0.3:7000\n"));
     let told = place.succeed(&["keys", "tls", "keys"], &[]);
     assert!(told.contains("keys/10.0.0.1_7000: kept") && told.contains("keys/10.0.0.3_7000: for ps1:2222"), "{told}");
     let after = ["authorities.pem", "10.0.0.1_7000/certificate.pem", "10.0.0.2_7000/certificate.pem"].map(read);
     assert_eq!((&after[..2], after[2] == before[2]), (&before[..2], false));
-    // The new one is believed by those who believed the first.
+    // Hosts that trusted the first certificates trust the new one.
     let files = tls("keys/10.0.0.3_7000", "keys/authorities.pem");
     let ours = sealane_fusion::TlsFiles {
         certificate: place.path("keys/10.0.0.3_7000/certificate.pem"),
@@ -176,7 +176,7 @@ fn a_host_is_added_later_and_those_before_keep_what_they_have() {
     assert_eq!((files.len(), place.mode("keys/10.0.0.3_7000/key.pem")), (3, 0o600));
     let days = |files: &sealane_fusion::TlsFiles| sealane_fusion::Authentication::tls(files).unwrap().ends().unwrap();
     assert!(days(&ours) > std::time::SystemTime::now());
-    // Without the authority's key, or with another's, nothing is added.
+    // Without the authority's key, or with another authority's key, nothing is added.
     let refused = |because: &str| {
         let output = place.run(&["keys", "tls", "keys"], &[]);
         assert!(text(&output.stderr).contains(because), "{}", text(&output.stderr));
@@ -202,7 +202,7 @@ fn a_certificate_is_made_anew_where_a_task_has_left_or_a_file_is_missing() {
     map(&format!("{PS}=10.0.0.1:7000\n{WORKER}=10.0.0.1:7000\nps1:2222=10.0.0.2:7000\n"));
     make();
     let (before, others) = (read(&first), read(&second));
-    // The worker has moved: its old host must not speak for it any more.
+    // The worker has moved: its old host must no longer act for it.
     map(&format!("{PS}=10.0.0.1:7000\n{WORKER}=10.0.0.2:7000\nps1:2222=10.0.0.2:7000\n"));
     let told = make();
     assert!(told.contains(&format!("{first}: for {PS}\n")), "{told}");
@@ -216,7 +216,7 @@ fn a_certificate_is_made_anew_where_a_task_has_left_or_a_file_is_missing() {
     fs::remove_file(place.path(&format!("{first}/key.pem"))).unwrap();
     let told = make();
     assert!(told.contains(&format!("{first}: for {PS}\n")) && told.contains(&format!("{second}: kept")), "{told}");
-    // What cannot be written leaves what was there.
+    // A failed write leaves the old file as it was.
     let kept = read(&first);
     fs::remove_file(place.path(&format!("{second}/key.pem"))).unwrap();
     fs::create_dir(place.path(&format!("{second}/key.pem"))).unwrap();
@@ -262,7 +262,7 @@ fn settings_that_do_not_go_together_are_refused_with_the_remedy() {
 #[test]
 fn check_says_who_may_talk_and_whether_a_daemon_would_start() {
     let place = Place::new();
-    // The line and what is below it, as one; and whether check says that all works. Another program may have the port by now.
+    // The line and those below it, joined, and whether check finds that all works. Another program may have taken the port.
     let told = |set: &[String]| {
         let attempt = |_| place.run(&["check", "--task", PS], set);
         let is_free = |output: &Output| !text(&output.stdout).contains("cannot listen on");

@@ -1,4 +1,4 @@
-//! Users other than the daemon's. Only root can act as them: for anybody else these tests are listed as ignored, and why.
+//! Users other than the daemon's. Only root can act as them: for anybody else these tests are listed as ignored, with the reason.
 
 #[path = "daemon/fixture.rs"]
 #[expect(dead_code, reason = "the tests of daemons use the rest")]
@@ -23,7 +23,7 @@ use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
 
 use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, Place, STUCK, WORKER, connection};
 
-/// Users who are nobody else in a test's system.
+/// User ids that a test system does not use.
 const STRANGER: u32 = 54_321;
 const FRIEND: u32 = 54_322;
 
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Runs `f` on a thread that acts as another user, if this one may.
+/// Runs `f` on a thread that acts as another user, if this process may do that.
 fn try_as_user<T: Send>(uid: u32, f: impl FnOnce() -> T + Send) -> nix::Result<T> {
     let act = || {
         // SAFETY: the system call takes numbers alone. Unlike the C library's function of that name it changes the user
@@ -71,7 +71,7 @@ fn other_users_are_kept_out_unless_they_are_allowed() {
 
     let friends = format!("daemon.allowed_uids={FRIEND}");
     let (place, _daemon) = Daemon::start(&["--set", &friends]);
-    // Strangers take no places, however many of them wait.
+    // Strangers take no connection slots, however many of them wait.
     let _idle: Vec<OwnedFd> =
         (0..IDLE_CONNECTIONS).map(|_| as_user(STRANGER, || connection(&place.socket()))).collect();
     let Err(AttachError::Refused(error)) = try_as(STRANGER, &place.socket()) else { panic!("a stranger is let in") };
@@ -92,7 +92,7 @@ fn a_stranger_is_told_what_to_do() {
     assert!(text.contains("belongs to another user: run as the user of the daemon"), "{text}");
     daemon.stop();
 
-    // Where some others may, the daemon itself looks at who comes.
+    // Where some other users are allowed, the daemon itself checks who connects.
     let (place, _daemon) = Daemon::start(&["--set", &format!("daemon.allowed_uids={}", STRANGER + 1)]);
     let error = refused(place.socket());
     assert_eq!(error.code(), Code::PermissionDenied);
@@ -101,7 +101,7 @@ fn a_stranger_is_told_what_to_do() {
     assert!(text.contains("add it to daemon.allowed_uids"), "{text}");
 }
 
-/// Pulls what may be viewed; whether it is, by a thread of that user.
+/// Pulls a tensor that may be viewed, on a thread of that user; whether it is viewed.
 fn views(consumer: &Task, uid: u32) -> bool {
     let pull = || consumer.view_many(PS, Keys::new(["w"]).unwrap(), 1, None).wait().pop().unwrap().unwrap().tensor;
     let tensor = as_user(uid, pull);
@@ -118,13 +118,13 @@ fn another_users_memory_is_not_shown() {
     assert!(!views(&root, 0), "it is another user's");
     drop(root);
     let consumer = loop {
-        // The daemon hears a little later that the other one has gone.
+        // The daemon notices a little later that the other one has gone.
         let attached = as_user(FRIEND, || sealane::Attach::new(WORKER).socket(place.socket()).attach());
         if let Ok(task) = attached {
             break task;
         }
     };
-    // Who asks for the memory is looked at as well, and not only who was told of it.
+    // The user who asks for the memory is checked too, not only the user who attached.
     assert!(!views(&consumer, 0));
     assert!(views(&consumer, FRIEND));
 }
@@ -136,8 +136,8 @@ fn check_fails_where_a_socket_is_not_ours_to_use() {
     let stale = place.path("stale");
     drop(UnixListener::bind(&stale).unwrap());
     fs::set_permissions(&stale, Permissions::from_mode(0o600)).unwrap();
-    // Where the stranger may run it, wherever the build is; copied by another process, as what this one writes its children may still
-    // have open when it is run.
+    // Outside the build directory, where the stranger may execute it. Another process makes the copy: if this one wrote it, a child
+    // might still have it open for writing when it is executed.
     let program = place.path("sealane");
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sealane")).arg(&program).status();
     assert!(copied.unwrap().success());
@@ -146,7 +146,7 @@ fn check_fails_where_a_socket_is_not_ours_to_use() {
         command.current_dir(&place.directory).env_clear().stdin(Stdio::null()).uid(STRANGER);
         command.args(arguments).output().unwrap()
     };
-    // Whatever is wrong with the socket, the ports are tried too.
+    // Whatever is wrong with the socket, the ports are checked too.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let metrics = taken.local_addr().unwrap().to_string();
     for (socket, wrong) in [

@@ -1,4 +1,4 @@
-//! The documentation tells the truth: its settings are today's, its examples are those that the tests run, its promises have tests.
+//! The documentation is correct: it lists today's settings, its examples are the tested ones, and its promises have tests.
 
 use sealane_cli::settings::TABLE;
 use sealane_cli::settings::markdown::reference;
@@ -21,7 +21,7 @@ fn the_reference_has_todays_settings() {
     }
 }
 
-/// An example without the line that says what it is.
+/// An example without its heading line.
 fn body<'a>(example: &'a str, head_ends: &str) -> &'a str {
     example.split_once(head_ends).expect("a head, then the code").1
 }
@@ -52,7 +52,7 @@ fn every_promise_has_its_test() {
             .and_then(|(_, test)| test.strip_suffix(") |")?.split_once("`](../"))
             .unwrap_or_else(|| panic!("no test: {row}"));
         let text = std::fs::read_to_string(workspace.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-        // A command of its own names itself in its file.
+        // A test that is a command is named only in its own file.
         let keyword = if file.ends_with(".py") { "def" } else { "fn" };
         let is_there = text.contains(&format!("{keyword} {name}(")) || name.starts_with("cargo xtask ");
         assert!(is_there, "{file} has no test {name}");

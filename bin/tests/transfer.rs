@@ -1,4 +1,4 @@
-//! `sealane send` and `sealane recv` as two processes with real ports, with engines of their own and through daemons.
+//! `sealane send` and `sealane recv` as two processes on real ports, with their own engines and through daemons.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
@@ -10,16 +10,16 @@ use sealane_cli::files;
 use sealane_fusion::{DType, Tensor, TensorMeta};
 use tempfile::TempDir;
 
-/// Another program may take a port between its choice and its use; so often a test chooses again.
+/// Attempts with fresh ports: another program may take a port between its choice and its use.
 const ATTEMPTS: usize = 10;
 
 const FROM: &str = "ps0:2222";
 const TO: &str = "worker0:2222";
 
-/// Where these tests' directory has the default socket.
+/// The default socket in a test's directory.
 const SOCKET: &str = "sealane.sock";
 
-/// A working directory with an endpoint map of two tasks with ports of their own.
+/// A working directory with an endpoint map of two tasks, each on its own port.
 struct Place {
     directory: TempDir,
 }
@@ -35,7 +35,7 @@ impl Place {
         place
     }
 
-    /// As [`Place::new`], with a daemon for each group of tasks, at that socket.
+    /// Like [`Place::new`], with a daemon at the given socket for each group of tasks.
     fn with_daemons(groups: &[(&str, &[&str])]) -> (Place, Vec<Daemon>) {
         let place = Place { directory: tempfile::tempdir().unwrap() };
         let listeners: Vec<_> = groups.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -70,13 +70,13 @@ impl Place {
         self.command(arguments).args(["--from", FROM, "--to", TO]).spawn().unwrap()
     }
 
-    /// What a command says of itself that finds no daemon.
+    /// What a command prints when it finds no daemon.
     fn alone(&self) -> String {
         let own = self.path(SOCKET);
         format!("no daemon at {} or /run/sealane/sealane.sock: engine in this process\n", own.display())
     }
 
-    /// Standard error of a command that must end with that code and print nothing.
+    /// Standard error of a command that must end with that code and print nothing on standard output.
     fn fail(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.start(arguments).wait_with_output().unwrap();
         assert_eq!(stdout(&output), "");
@@ -110,7 +110,7 @@ impl Daemon {
         Daemon { process, path: place.path(socket), _stderr: stderr }
     }
 
-    /// How a command names it that was told its path as `shown`.
+    /// How a command that was given the socket as `shown` names this daemon.
     fn named(&self, shown: &str) -> String {
         format!("the daemon at {shown} (pid {})", self.process.id())
     }
@@ -131,7 +131,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Runs a test with ports that nobody else took meanwhile: again with others as long as it finds one in use.
+/// Runs a test, again with other ports each time a port turns out to be in use.
 fn with_ports(test: impl Fn(&Place) -> Vec<Output>) -> Vec<Output> {
     for _ in 0..ATTEMPTS {
         let outputs = test(&Place::new());
@@ -142,19 +142,19 @@ fn with_ports(test: impl Fn(&Place) -> Vec<Output>) -> Vec<Output> {
     panic!("other programs took the ports of {ATTEMPTS} attempts");
 }
 
-/// What a program says that finds its port in use.
+/// The output of a program that finds its port in use.
 fn in_use() -> Output {
     let status = std::os::unix::process::ExitStatusExt::from_raw(1 << 8);
     Output { status, stdout: Vec::new(), stderr: b"cannot listen on the port".to_vec() }
 }
 
-/// Sends `file` and receives `keys` into `out` at once.
+/// Runs a send of `file` and a recv of `keys` into `out` at the same time.
 fn transfer(place: &Place, send: &[&str], recv: &[&str]) -> Vec<Output> {
     let (sender, receiver) = (place.start(send), place.start(recv));
     [receiver, sender].map(|child| child.wait_with_output().unwrap()).into()
 }
 
-/// That both ended well, and said that no daemon carried the tensors.
+/// Both succeeded, and reported that no daemon carried the tensors.
 fn assert_succeeded(outputs: &[Output]) {
     for output in outputs {
         let stderr = stderr(output);
@@ -164,7 +164,7 @@ fn assert_succeeded(outputs: &[Output]) {
     }
 }
 
-/// That both ended well, and said through whom the tensors went.
+/// Both succeeded, and reported which daemons carried the tensors.
 fn assert_went_through(outputs: &[Output], whom: [&str; 2]) {
     for (output, whom) in outputs.iter().zip(whom) {
         assert_eq!(stderr(output), format!("through {whom}\n"));
@@ -172,7 +172,7 @@ fn assert_went_through(outputs: &[Output], whom: [&str; 2]) {
     }
 }
 
-/// Tensors of all kinds of sizes: none, within a ring's slot, in the area of a client, larger than that.
+/// Tensors of all kinds of sizes: empty, within a ring slot, within a client's area, larger than that.
 fn sized_tensors() -> Vec<(String, Tensor)> {
     let sized = |(key, len): (&str, usize)| {
         let bytes = (0..len).map(|i| (i % 251) as u8).collect();
@@ -255,7 +255,7 @@ fn who_waits_in_vain_is_told_what_to_do() {
     let outputs = with_ports(|place| {
         files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
         let send = place.start(&["send", "w.npy", "--timeout-s", "1"]).wait_with_output().unwrap();
-        // A tenth of it is left to tell who found nobody.
+        // A tenth of the timeout is left for reporting which peer was not found.
         let recv = place.start(&["recv", "--key", "w", "--out", "w2.npy", "--timeout-s", "5"]);
         vec![send, recv.wait_with_output().unwrap()]
     });
@@ -276,7 +276,7 @@ fn a_key_that_nobody_sends_is_named() {
     let outputs = with_ports(|place| {
         files::write(&place.path("w.npy"), &[("w".to_owned(), tensor(DType::U8, &[1], vec![1]))]).unwrap();
         let mut sender = place.start(&["send", "w.npy"]);
-        // The time-out is short, so the sender listens before it begins.
+        // The timeout is short, so it must not start before the sender listens.
         while sender.try_wait().unwrap().is_none() && TcpStream::connect(place.address(FROM)).is_err() {
             std::thread::yield_now();
         }
@@ -359,7 +359,7 @@ fn two_daemons_carry_tensors_between_hosts() {
 fn a_daemon_and_an_engine_understand_each_other() {
     let outputs = with_ports(|place| {
         let Ok(listener) = TcpListener::bind(place.address(FROM)) else {
-            // The port is another program's, which an engine would find too.
+            // Another program has the port, so an engine would find it in use too.
             return vec![in_use()];
         };
         let daemon = Daemon::start(place, SOCKET, &[FROM], listener);
@@ -390,7 +390,7 @@ fn a_daemon_that_was_named_must_be_there_and_serve_the_task() {
     assert!(both.contains("'--socket <PATH>' cannot be used with '--embedded'"), "{both}");
     drop(daemons);
     let gone = place.fail(1, &["send", "w.npy", "--timeout-s", "1"]);
-    // The port may be another program's by now.
+    // Another program may have taken the port by now.
     assert!(gone.starts_with(&place.alone()) || gone.contains("cannot listen on"), "{gone}");
 }
 

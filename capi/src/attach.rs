@@ -52,7 +52,7 @@ pub struct sealane_attach_options {
 // SAFETY: plain numbers and a pointer of 8 bytes each, the size first.
 unsafe impl Options for sealane_attach_options {}
 
-/// What an `idle_spin_us` says; `None` for the default.
+/// The value of an `idle_spin_us`; `None` for the default.
 pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
     match microseconds {
         0 => Ok(None),
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn sealane_attach(
             attach = attach.restart_timeout(timeout);
         }
         let task = sealane_task::new(attach.attach()?);
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { task.hand_out(attached) };
         Ok(())
     })

@@ -48,7 +48,7 @@ pub struct sealane_call {
     process: Process,
 }
 
-/// A callback that is told of an end alone.
+/// A callback that only learns that a call has ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Done(sealane_done, Context);
 
@@ -70,7 +70,6 @@ impl Done {
     }
 }
 
-/// A callback that is brought a tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Receiver(unsafe extern "C" fn(*mut c_void, *const sealane_error, *mut sealane_tensor), Context);
 
@@ -95,7 +94,7 @@ impl Receiver {
     }
 }
 
-/// A callback that is brought any number of tensors.
+/// A callback that gets any number of tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct ReceiverOfAll(
     unsafe extern "C" fn(*mut c_void, *const sealane_error, *const *mut sealane_tensor, usize),
@@ -104,7 +103,7 @@ pub(crate) struct ReceiverOfAll(
 
 impl ReceiverOfAll {
     /// # Errors
-    /// InvalidArgument if there is none; `what` it is called.
+    /// InvalidArgument if there is none; `what` names it in the message.
     pub(crate) fn new(received: sealane_received_all, context: *mut c_void, what: &str) -> Outcome<Self> {
         match received {
             Some(received) => Ok(Self(received, Context::new(context))),
@@ -126,7 +125,7 @@ impl ReceiverOfAll {
     }
 }
 
-/// Looks at the place for a call's handle, which may be missing.
+/// Checks the place for a call's handle, which may be null.
 ///
 /// # Errors
 /// InvalidArgument.
@@ -134,7 +133,7 @@ pub(crate) fn check_place(call: *mut *mut sealane_call) -> Outcome {
     if call.is_null() { Ok(()) } else { check(call, "call") }
 }
 
-/// A new call's number, whose handle is written to the place if there is one.
+/// The number of a new call; its handle is written to the place if there is one.
 ///
 /// # Safety
 /// The place is null or can be written.
@@ -148,8 +147,7 @@ pub(crate) unsafe fn numbered(executor: &Arc<Executor>, process: Process, place:
     number
 }
 
-/// A call that ends with nothing but its end; `None` where nobody wants to know: then it goes on by itself.
-///
+/// A call without a result; `None` if nobody wants to know its end: then it continues by itself.
 /// # Safety
 /// The place is null or can be written.
 pub(crate) unsafe fn ending<F>(

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn sealane_embedded(
             ]
         };
         let task = start(name, map, &options, files)?;
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { task.hand_out(embedded) };
         Ok(())
     })

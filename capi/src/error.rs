@@ -59,17 +59,16 @@ impl sealane_error {
         Self::new(sealane_code::Cancelled, message)
     }
 
-    /// Of what nothing else than the clock has ended.
+    /// For a call that only its deadline has ended.
     pub(crate) fn late() -> Self {
         Self::new(sealane_code::DeadlineExceeded, "its deadline passed")
     }
 
-    /// True if a limit was reached.
     pub(crate) fn is_full(&self) -> bool {
         self.code == sealane_code::ResourceExhausted
     }
 
-    /// Of a panic, which the panic hook has reported.
+    /// For a panic, which the panic hook has reported.
     pub(crate) fn internal() -> Self {
         Self::new(sealane_code::Internal, "an internal error of the library; its standard error has details")
     }

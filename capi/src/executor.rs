@@ -1,9 +1,9 @@
 //! One thread per task, which polls its calls and runs callbacks. Started by the first call, so a task without calls has none.
 //!
-//! Wakers add a call's number to a list and wake the thread, which takes the whole list, and polls and calls back without
-//! holding a lock. So no callback runs within the function that started its call, within a waker, or on a thread of the engine,
-//! and callbacks of one task never overlap. The list is bounded by the calls in flight, each of which is in it at most twice,
-//! by the number of calls that C code cancels while a callback runs, and by the memory that is lent.
+//! Wakers add a call's number to a list and wake the thread, which takes the whole list, and polls calls and runs callbacks without
+//! holding a lock. So no callback runs within the function that started its call, within a waker, or on a thread of the engine, and
+//! callbacks of one task never overlap. The list is bounded by the calls in flight, each of which is in it at most twice, by the
+//! number of calls that C code cancels while a callback runs, and by the lent memory.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,7 +23,7 @@ use crate::{
     guard::{Outcome, unpanicked},
 };
 
-/// The thread as tasks, calls and lent memory see it.
+/// The thread's state that tasks, calls and lent memory share.
 #[derive(Default)]
 pub(crate) struct Executor {
     state: Mutex<State>,
@@ -36,23 +36,22 @@ struct State {
     news: Vec<News>,
     numbers: u64,
     thread: Option<JoinHandle<()>>,
-    /// No call is taken any more.
+    /// True if no more calls are accepted.
     stopping: bool,
-    /// All calls have been called back.
+    /// True if the callbacks of all calls have run.
     ended: bool,
-    /// Lent memory that has not come back.
+    /// Lent memory that has not been returned.
     lent: usize,
 }
 
 enum News {
     Start(Call),
     Wake(u64),
-    /// Of that call, or of all of that group.
+    /// Give up this call, or all calls of this group.
     GiveUp(u64, sealane_error),
     Release(Box<dyn FnOnce() + Send>),
 }
 
-/// A call, and who is called back.
 pub(crate) struct Call {
     number: u64,
     group: u64,
@@ -61,7 +60,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The same, which is given up with DeadlineExceeded if it has not ended by then. A time that no clock can hold is none.
+    /// Like this call, but given up with DeadlineExceeded if it has not ended in time. A time that no clock can hold means no
+    /// limit.
     pub(crate) fn within(self, timeout: Option<Duration>) -> Call {
         Call { deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), ..self }
     }
@@ -71,7 +71,7 @@ trait Running: Send {
     /// True once it has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> bool;
 
-    /// Calls back: with how it ended, or with `instead` if it has not.
+    /// Runs the callback: with the outcome, or with `instead` if the call has not ended.
     fn tell(self: Box<Self>, instead: sealane_error);
 }
 
@@ -108,7 +108,7 @@ where
             tell(outcome.unwrap_or(Err(instead)));
             Ok(())
         });
-        // Neither is known to panic; if one did, the thread goes on all the same.
+        // Neither is known to panic; if one does, the thread goes on.
         drop((given_up, told));
     }
 }
@@ -118,10 +118,10 @@ impl Executor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that calls can be taken.
+    /// Makes sure that calls can be accepted.
     ///
     /// # Errors
-    /// InvalidArgument if the task was detached, ResourceExhausted if there can be no thread.
+    /// InvalidArgument if the task was detached, ResourceExhausted if the thread cannot be started.
     pub(crate) fn ready(self: &Arc<Self>) -> Outcome {
         let mut state = self.lock();
         if state.stopping {
@@ -138,14 +138,14 @@ impl Executor {
         Ok(())
     }
 
-    /// A number that no call and no group has had.
+    /// A number that no call or group has had before.
     pub(crate) fn number(&self) -> u64 {
         let mut state = self.lock();
         state.numbers += 1;
         state.numbers
     }
 
-    /// A call that is `number` and of `group` (0: of none), and who hears of its end.
+    /// A call with this `number` in this `group` (0: none), and `tell` to receive its outcome.
     pub(crate) fn call<F, T>(number: u64, group: u64, future: F, tell: T) -> Call
     where
         F: Future<Output: Send> + Send + 'static,
@@ -155,38 +155,38 @@ impl Executor {
         Call { number, group, deadline: None, running: Box::new(running) }
     }
 
-    /// Takes calls over; they are called back once each. After [`ready`](Self::ready).
+    /// Takes over calls; each one's callback runs once. To be called after [`ready`](Self::ready).
     pub(crate) fn start(&self, calls: impl IntoIterator<Item = Call>) {
         let mut state = self.lock();
         state.news.extend(calls.into_iter().map(News::Start));
         self.news.notify_one();
     }
 
-    /// Gives a call up, or all of a group, unless they have ended.
+    /// Gives up a call, or all of a group, unless they have ended.
     pub(crate) fn give_up(&self, number: u64, error: sealane_error) {
         self.tell(News::GiveUp(number, error));
     }
 
     fn tell(&self, news: News) {
         let mut state = self.lock();
-        // Nobody is left to be told of a call.
+        // Once ended, no call is left that the news could be about.
         if !state.ended || matches!(news, News::Release(_)) {
             state.news.push(news);
             self.news.notify_one();
         }
     }
 
-    /// Memory is lent, and will be released.
+    /// Records that memory is lent, and will be released.
     pub(crate) fn lend(&self) {
         self.lock().lent += 1;
     }
 
-    /// Has `release` run on the thread. After [`lend`](Self::lend).
+    /// Has the thread run `release`. To be called after [`lend`](Self::lend).
     pub(crate) fn release(&self, release: Box<dyn FnOnce() + Send>) {
         self.tell(News::Release(release));
     }
 
-    /// Ends all calls, and waits until they were called back, unless this is a callback.
+    /// Ends all calls, and waits until their callbacks have run, unless this is called from a callback.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.stopping = true;
@@ -200,15 +200,15 @@ impl Executor {
         }
     }
 
-    /// Waits for the thread after [`stop`](Self::stop), unless this is a callback, or memory is still lent: then it stays until
-    /// that was released.
+    /// Waits for the thread after [`stop`](Self::stop), unless this is called from a callback, or memory is still lent: then the
+    /// thread stays until that is released.
     pub(crate) fn join(&self) {
         let mut state = self.lock();
         let is_over = state.ended && state.lent == 0;
         let thread = state.thread.take();
         drop(state);
         if let Some(thread) = thread.filter(|thread| is_over && thread.thread().id() != thread::current().id()) {
-            // It catches panics of all that it runs.
+            // The thread catches the panics of everything that it runs.
             let _ = thread.join();
         }
     }
@@ -216,7 +216,7 @@ impl Executor {
     fn run(self: &Arc<Self>) {
         let mut calls = HashMap::new();
         let mut news = Vec::new();
-        // Of calls that may have ended; those that have no deadline cost nothing.
+        // Includes calls that may have ended; those without a deadline cost nothing.
         let mut deadlines = BTreeSet::new();
         while let Some(stopping) =
             self.wait(&mut news, calls.is_empty(), deadlines.first().map(|(deadline, _)| *deadline))
@@ -243,7 +243,8 @@ impl Executor {
         }
     }
 
-    /// Waits for news, and takes them, or `until` then; whether the task is being detached. `None` when nothing can come any more.
+    /// Waits for news, or until `until`, and takes them; returns whether the task is being detached, or `None` if nothing can come
+    /// any more.
     fn wait(&self, news: &mut Vec<News>, without_calls: bool, until: Option<Instant>) -> Option<bool> {
         let mut state = self.lock();
         while state.news.is_empty() {
@@ -276,7 +277,7 @@ impl Executor {
             }
             News::Wake(number) => look(number, calls),
             News::GiveUp(number, error) => {
-                // What it has brought by now is handed out.
+                // If it has ended by now, its outcome is delivered.
                 look(number, calls);
                 let is_of = |(each, entry): (&u64, &Entry)| (*each == number || entry.group == number).then_some(*each);
                 let given_up: Vec<u64> = calls.iter().filter_map(is_of).collect();
@@ -306,10 +307,10 @@ impl Entry {
     }
 }
 
-/// Looks whether a call has ended, and calls back if so.
+/// Checks whether a call has ended, and runs its callback if so.
 fn look(number: u64, calls: &mut HashMap<u64, Entry>) {
     let Some(entry) = calls.get_mut(&number) else { return };
-    // Before the poll: what happens from now on is told again.
+    // Before the poll: anything that happens from now on is reported again.
     entry.wakeup.told.store(false, Ordering::SeqCst);
     let waker = Waker::from(entry.wakeup.clone());
     if entry.running.poll(&mut Context::from_waker(&waker))
@@ -322,7 +323,7 @@ fn look(number: u64, calls: &mut HashMap<u64, Entry>) {
 struct Wakeup {
     number: u64,
     executor: Arc<Executor>,
-    /// It is in the list.
+    /// True while the call is in the list.
     told: AtomicBool,
 }
 

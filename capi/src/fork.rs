@@ -10,7 +10,7 @@ use crate::{error::sealane_error, guard::Outcome, memory::forget_in_child};
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// The process in which something was made.
+/// The process in which an object was made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process(u64);
 
@@ -22,7 +22,7 @@ impl Process {
                 FORKS.fetch_add(1, Ordering::Relaxed);
                 forget_in_child();
             }
-            // Without memory for it children go unnoticed here; the client notices those of attached tasks itself.
+            // If memory for it is lacking, children go unnoticed here; the client itself notices those of attached tasks.
             // SAFETY: the function stays as long as the library, and only writes two atomics.
             let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });

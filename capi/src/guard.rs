@@ -7,7 +7,7 @@ use crate::{error::sealane_error, fork::Process};
 
 pub(crate) type Outcome<T = ()> = Result<T, sealane_error>;
 
-/// Runs what a function does; its error, or null.
+/// Runs the body of a function; returns its error, or null.
 pub(crate) fn entry(call: impl FnOnce() -> Outcome) -> *mut sealane_error {
     match unpanicked(call) {
         Ok(()) => std::ptr::null_mut(),
@@ -15,19 +15,20 @@ pub(crate) fn entry(call: impl FnOnce() -> Outcome) -> *mut sealane_error {
     }
 }
 
-/// What `call` returns; Internal if it panics.
+/// The result of `call`; Internal if it panics.
 pub(crate) fn unpanicked<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        // Its own drop might panic.
+        // Dropping the panic payload might panic.
         std::mem::forget(panic);
         Err(sealane_error::internal())
     })
 }
 
-/// Ends something that C code was given before, if anything. In a child of the process that made it, it is the parent's and stays.
+/// Frees an object that C code was given before; does nothing with null. In a child of the process that made it, it belongs to the
+/// parent and stays.
 ///
 /// # Safety
-/// It is null, or came of `Box::into_raw`, and nobody uses it any more.
+/// It is null, or came from `Box::into_raw`, and nobody uses it any more.
 pub(crate) unsafe fn close<T>(pointer: *mut T, process: impl FnOnce(&T) -> Process, end: impl FnOnce(Box<T>)) {
     let unpanicked = unpanicked(|| {
         // SAFETY: as this function's caller promises.
@@ -39,17 +40,17 @@ pub(crate) unsafe fn close<T>(pointer: *mut T, process: impl FnOnce(&T) -> Proce
         }
         Ok(())
     });
-    // There is nobody to tell.
+    // An error cannot be reported.
     drop(unpanicked);
 }
 
-/// What a pointer points to that C code was given before.
+/// The object behind a pointer that C code was given before.
 ///
 /// # Errors
 /// InvalidArgument if it is null.
 ///
 /// # Safety
-/// It is null, or points to a value that lives, unchanged, as long as the reference is used.
+/// It is null, or points to a value that lives unchanged for as long as the reference is used.
 pub(crate) unsafe fn given<'a, T>(pointer: *const T, what: &str) -> Outcome<&'a T> {
     check(pointer, what)?;
     // SAFETY: it is not null, and the rest is the caller's promise.

@@ -30,11 +30,11 @@ pub struct sealane_text {
     pub bytes: usize,
 }
 
-/// What a callback was registered with, unchanged.
+/// The pointer that a callback was registered with, passed on unchanged.
 #[derive(Clone, Copy)]
 pub(crate) struct Context(*mut c_void);
 
-// SAFETY: it is given back and never used; the header says that this may be on any thread.
+// SAFETY: it is passed back and never used; the header says that this may happen on any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -52,17 +52,17 @@ impl Context {
 /// A text.
 ///
 /// # Errors
-/// InvalidArgument if it is no UTF-8, or there is none.
+/// InvalidArgument if it is not UTF-8, or null.
 ///
 /// # Safety
-/// As `sealane_text` says; the bytes stay as they are as long as the result is used.
+/// As `sealane_text` says; the bytes stay unchanged for as long as the result is used.
 pub(crate) unsafe fn text<'a>(text: sealane_text, what: &str) -> Outcome<&'a str> {
     let bytes = if text.bytes == SEALANE_NUL_TERMINATED {
         check(text.start, what)?;
         // SAFETY: it ends in NUL, as its caller says.
         unsafe { CStr::from_ptr(text.start) }.to_bytes()
     } else {
-        // SAFETY: there are so many bytes, as its caller says.
+        // SAFETY: there are that many bytes, as its caller says.
         unsafe { array(text.start.cast::<u8>(), text.bytes, what) }?
     };
     str::from_utf8(bytes).map_err(|error| sealane_error::invalid(format!("{what}: {error}")))
@@ -74,13 +74,13 @@ pub(crate) unsafe fn text<'a>(text: sealane_text, what: &str) -> Outcome<&'a str
 /// As [`text`].
 ///
 /// # Safety
-/// It is null, or ends in NUL and stays as it is as long as the result is used.
+/// It is null, or ends in NUL and stays unchanged for as long as the result is used.
 pub(crate) unsafe fn terminated<'a>(start: *const c_char, what: &str) -> Outcome<&'a str> {
     // SAFETY: as this function's caller promises.
     unsafe { text(sealane_text { start, bytes: SEALANE_NUL_TERMINATED }, what) }
 }
 
-/// A file's path; `None` of null.
+/// A file's path; `None` for null.
 ///
 /// # Safety
 /// As for [`terminated`].
@@ -91,13 +91,13 @@ pub(crate) unsafe fn path(start: *const c_char) -> Option<PathBuf> {
     Some(std::ffi::OsStr::from_bytes(bytes).into())
 }
 
-/// An array; null is one without elements.
+/// An array; null stands for one without elements.
 ///
 /// # Errors
-/// InvalidArgument if it is null or not aligned and has elements, or more of them than memory.
+/// InvalidArgument if it has elements and is null or misaligned, or is longer than memory.
 ///
 /// # Safety
-/// `count` elements lie there, and stay as they are as long as the result is used.
+/// `count` elements lie there, and stay unchanged for as long as the result is used.
 pub(crate) unsafe fn array<'a, T>(start: *const T, count: usize, what: &str) -> Outcome<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
@@ -110,7 +110,7 @@ pub(crate) unsafe fn array<'a, T>(start: *const T, count: usize, what: &str) -> 
     Ok(unsafe { slice::from_raw_parts(start, count) })
 }
 
-/// A timeout: 0 is the default of the engine, SEALANE_NO_TIMEOUT none at all.
+/// A timeout: 0 means the engine's default, SEALANE_NO_TIMEOUT no limit.
 pub(crate) fn timeout(milliseconds: i64) -> Outcome<Option<Duration>> {
     match milliseconds {
         0 => Ok(None),
@@ -120,16 +120,16 @@ pub(crate) fn timeout(milliseconds: i64) -> Outcome<Option<Duration>> {
     }
 }
 
-/// A structure of plain numbers and pointers that begins with its own size and for which zeros are the defaults.
+/// A structure of plain numbers and pointers that begins with its own size, and in which zeros mean defaults.
 ///
 /// # Safety
 /// It is `repr(C)`, its first field is a `usize`, it has no padding, and any bytes are a legal value.
 pub(crate) unsafe trait Options: Copy {}
 
-/// Options of a program that was compiled with this header, an older or a newer one; the defaults of null.
+/// Options of a program compiled with this header, an older or a newer one; the defaults for null.
 ///
 /// # Errors
-/// InvalidArgument if the size makes no sense, or something is set that this library does not know.
+/// InvalidArgument if the size makes no sense, or an option that this library does not know is set.
 ///
 /// # Safety
 /// Null, or as many readable bytes as the structure's first field says.
@@ -142,13 +142,13 @@ pub(crate) unsafe fn options<T: Options>(given: *const T) -> Outcome<T> {
     check(given, "options")?;
     // SAFETY: a size comes first, as the trait demands.
     let size = unsafe { given.cast::<usize>().read() };
-    // What a program of today could know, several times over: beyond it the size was never set.
+    // Several times what any program of today could know: a larger size was never set.
     if size < size_of::<usize>() || size > 4096 {
         return Err(sealane_error::invalid(format!(
             "options: their size is {size}; set it to the size of the structure"
         )));
     }
-    // SAFETY: so many bytes are there, as their caller says.
+    // SAFETY: that many bytes are there, as their caller says.
     let bytes = unsafe { slice::from_raw_parts(given.cast::<u8>(), size) };
     let known = size.min(size_of::<T>());
     if bytes[known..].iter().any(|byte| *byte != 0) {

@@ -74,12 +74,12 @@ struct Lent {
 
 // SAFETY: C code lends the memory to any thread.
 unsafe impl Send for Lent {}
-// SAFETY: shared, it only gives out `&[u8]`.
+// SAFETY: a shared one only gives out `&[u8]`.
 unsafe impl Sync for Lent {}
 
 impl Lent {
     /// # Safety
-    /// The bytes stay readable until `release` is called, and so does what it does.
+    /// The bytes stay readable until `release` is called, and `release` may be called with its context.
     unsafe fn new(
         task: &sealane_task,
         start: *mut c_void,
@@ -101,7 +101,7 @@ impl Lent {
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: readable, and as it is, until it is released, as C code promises.
+        // SAFETY: readable and unchanged until it is released, as C code promises.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -123,7 +123,7 @@ impl Drop for Lent {
     }
 }
 
-/// A tensor that is checked and not taken over yet, so that what follows it in an array may still be refused.
+/// A tensor that is checked but not taken over yet, so that later ones in an array may still be refused.
 pub(crate) struct Source<'a> {
     tensor: Option<Tensor>,
     given: &'a sealane_source,
@@ -158,7 +158,7 @@ impl<'a> Source<'a> {
         Ok(Self { tensor, given })
     }
 
-    /// Bytes that wait with a call of it, if it has to wait: those that are not in the arena, and are to be copied.
+    /// Bytes that wait with its call, if that has to wait: those that are outside the arena and must be copied.
     pub(crate) fn waiting_bytes(given: &sealane_source, arena: &Range<*const u8>) -> u64 {
         match arena.contains(&given.data.cast::<u8>()) && given.bytes > SMALL_BYTES {
             true => 0,
@@ -166,10 +166,10 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The tensor; from now on the memory is the library's until it is released.
+    /// The tensor; from now on the memory belongs to the library until it is released.
     ///
     /// # Errors
-    /// None that [`new`](Self::new) has not had.
+    /// Only those that [`new`](Self::new) did not find.
     ///
     /// # Safety
     /// As `sealane_source` says.
@@ -188,7 +188,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Memory that a task sends from, with a copy of `bytes`: once, where it is sent from, if there is room.
+/// Memory that a task sends from, with a copy of `bytes`: a single copy, directly to where it is sent from, if there is room.
 fn copy(task: &sealane_task, bytes: &[u8]) -> Outcome<Buffer> {
     if bytes.len() <= SMALL_BYTES {
         return Ok(Buffer::copy_of(bytes));
@@ -198,16 +198,16 @@ fn copy(task: &sealane_task, bytes: &[u8]) -> Outcome<Buffer> {
             copy.copy_from_slice(bytes);
             Ok(copy)
         }
-        // It waits there until there is room.
+        // The copy waits there until there is room.
         Err(error) if error.is_full() && !task.is_embedded() => Ok(Buffer::copy_of(bytes)),
         Err(error) => Err(error),
     }
 }
 
-/// What travels in the ring, and is copied there anyway.
+/// Tensors up to this size travel in the ring, and are copied there anyway.
 const SMALL_BYTES: usize = 512;
 
-/// A destination that a pointer is to; of null, one that is none.
+/// The destination behind a pointer; for null, an empty one.
 ///
 /// # Errors
 /// InvalidArgument.
@@ -223,7 +223,7 @@ pub(crate) unsafe fn destination(given: *const sealane_destination) -> Outcome<s
     Ok(unsafe { *given })
 }
 
-/// Looks at a destination before it is [lent](lend).
+/// Checks a destination before it is [lent](lend).
 ///
 /// # Errors
 /// InvalidArgument.
@@ -242,7 +242,7 @@ pub(crate) fn check_destination(given: &sealane_destination) -> Outcome {
     }
 }
 
-/// A destination as a buffer; `None` where there is none. From now on it is the library's until it is released.
+/// A destination as a buffer; `None` if it has no memory. From now on it belongs to the library until it is released.
 ///
 /// # Safety
 /// As `sealane_destination` says.
@@ -251,17 +251,17 @@ pub(crate) unsafe fn lend(task: &sealane_task, given: &sealane_destination) -> O
     let (start, release) = (NonNull::new(memory.cast::<u8>())?, release?);
     // SAFETY: as C code promises of a destination.
     let lent = unsafe { Lent::new(task, memory, bytes, release, release_context) };
-    // SAFETY: the memory is the library's alone, and writable, until it is released, which is when the lender is dropped.
+    // SAFETY: the memory belongs to the library alone, and is writable, until it is released, which is when the lender is dropped.
     Some(unsafe { Buffer::lent(start, bytes, 0, Arc::new(lent)) })
 }
 
-/// A destination of a caller who waits, as a buffer; `None` where there is none. It is released without a word.
+/// A destination of a blocked caller, as a buffer; `None` if it has no memory. Its release is not reported.
 ///
 /// # Errors
 /// InvalidArgument.
 ///
 /// # Safety
-/// The memory is no longer than `isize::MAX`, and the library's alone, and writable, until the buffer is gone.
+/// The memory is no longer than `isize::MAX`, and belongs to the library alone, and is writable, until the buffer is gone.
 pub(crate) unsafe fn lend_while_waiting(given: &sealane_destination) -> Outcome<Option<Buffer>> {
     let Some(start) = NonNull::new(given.memory.cast::<u8>()) else { return Ok(None) };
     if given.release.is_some() {

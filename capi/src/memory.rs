@@ -23,13 +23,12 @@ use crate::{
     task::{place, sealane_task, task},
 };
 
-/// What a block is aligned to.
 const ALIGNMENT: usize = 64;
 
-/// Buffers of the blocks that are out, by address.
+/// Buffers of the allocated blocks, by address.
 type Blocks = Mutex<HashMap<usize, Buffer>>;
 
-/// Those of this process; null before the first.
+/// The blocks of this process; null before the first.
 static BLOCKS: AtomicPtr<Blocks> = AtomicPtr::new(null_mut());
 
 fn blocks() -> MutexGuard<'static, HashMap<usize, Buffer>> {
@@ -49,22 +48,22 @@ fn blocks() -> MutexGuard<'static, HashMap<usize, Buffer>> {
     unsafe { &*blocks }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In a child the blocks are the parent's, and their lock may be held forever.
+/// In a child the blocks belong to the parent, and their lock may be held forever.
 pub(crate) fn forget_in_child() {
     BLOCKS.store(null_mut(), Ordering::Release);
 }
 
-/// Memory that a task sends from, aligned to [`ALIGNMENT`]. It holds zeros, or what it held before.
+/// Memory that a task sends from, aligned to [`ALIGNMENT`]. It contains zeros, or its old contents.
 ///
 /// # Errors
-/// ResourceExhausted if there is none, InvalidArgument if there cannot be so much.
+/// ResourceExhausted if there is no room, InvalidArgument if the size is impossible.
 pub(crate) fn allocate(task: &sealane_task, bytes: usize) -> Outcome<Buffer> {
     if !task.is_embedded() {
         return Ok(task.task.alloc(bytes)?);
     }
     let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT)
         .map_err(|_| sealane_error::invalid(format!("{bytes} bytes are too many")))?;
-    // SAFETY: it has bytes.
+    // SAFETY: the layout is not empty.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
         sealane_error::new(sealane_code::ResourceExhausted, format!("the system has no {bytes} bytes of memory"))
     })?;
@@ -72,13 +71,13 @@ pub(crate) fn allocate(task: &sealane_task, bytes: usize) -> Outcome<Buffer> {
     Ok(unsafe { Buffer::lent(start, bytes, 0, Arc::new(Heap { start, layout })) })
 }
 
-/// Memory of the heap, until it is dropped.
+/// Heap memory that is freed when dropped.
 struct Heap {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it gives the memory to nobody.
+// SAFETY: it gives nobody access to the memory.
 unsafe impl Send for Heap {}
 // SAFETY: as above.
 unsafe impl Sync for Heap {}
@@ -91,7 +90,7 @@ impl Lender for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: it was allocated so, and its buffer is gone.
+        // SAFETY: it was allocated with this layout, and its buffer is gone.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
@@ -114,7 +113,7 @@ pub unsafe extern "C" fn sealane_alloc(
         let mut buffer = allocate(task, bytes.max(1))?;
         let start = buffer.as_mut_ptr();
         blocks().insert(start.addr(), buffer);
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(start.cast()) };
         Ok(())
     })
@@ -128,11 +127,11 @@ pub unsafe extern "C" fn sealane_free(memory: *mut c_void) {
         drop(taken(memory));
         Ok(())
     });
-    // There is nobody to tell.
+    // An error cannot be reported.
     drop(unpanicked);
 }
 
-/// Memory from sealane_alloc, which is C code's no longer; `None` of other memory.
+/// The buffer of memory from sealane_alloc, which C code no longer owns; `None` for other memory.
 pub(crate) fn taken(memory: *const c_void) -> Option<Buffer> {
     blocks().remove(&memory.addr())
 }
@@ -150,7 +149,7 @@ pub unsafe extern "C" fn sealane_arena_range(
         let (start, bytes) = (place(start, "start")?, place(bytes, "bytes")?);
         // SAFETY: as the header asks of C code.
         let range = unsafe { self::task(task) }?.task.arena_range()?;
-        // SAFETY: there are places.
+        // SAFETY: the places were checked.
         unsafe {
             start.write(range.as_ref().map_or(std::ptr::null(), |range| range.start.cast()));
             bytes.write(range.map_or(0, |range| range.end.addr() - range.start.addr()));

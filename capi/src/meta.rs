@@ -52,10 +52,10 @@ pub struct sealane_meta {
     pub dims: *const u64,
 }
 
-/// Metadata that C code gives.
+/// Metadata from C code.
 ///
 /// # Errors
-/// InvalidArgument if it is none.
+/// InvalidArgument if it is invalid.
 ///
 /// # Safety
 /// As `sealane_meta` says of its dimensions.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn meta(given: &sealane_meta) -> Outcome<TensorMeta> {
     Ok(TensorMeta::strings(dims)?)
 }
 
-/// Metadata for C code, whose dimensions lie in `dims`.
+/// Metadata for C code, with its dimensions in `dims`.
 pub(crate) fn told(meta: &TensorMeta, dims: &[u64]) -> sealane_meta {
     let dtype = meta.dtype();
     sealane_meta {

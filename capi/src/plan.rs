@@ -24,7 +24,7 @@ use crate::{
 /// thread; one pull at a time.
 pub struct sealane_plan {
     home: Arc<Home>,
-    /// The group of its calls.
+    /// The group of the plan's calls.
     group: u64,
     executor: Arc<Executor>,
     process: Process,
@@ -33,7 +33,7 @@ pub struct sealane_plan {
 struct Home(Mutex<Standing>);
 
 enum Standing {
-    /// With the dimensions of the tensors that were looked at.
+    /// With the dimensions of the tensors that C code has looked at.
     Here(Box<Contents>),
     /// A pull is in progress.
     Lent,
@@ -62,7 +62,7 @@ impl Home {
     }
 }
 
-/// What a pull has.
+/// What a pull borrows from its plan.
 struct Lease {
     /// `None` only while it is dropped.
     contents: Option<Box<Contents>>,
@@ -163,7 +163,7 @@ unsafe fn pull(
         let mut lease = plan.home.lend()?;
         // SAFETY: as the header asks of C code.
         let number = unsafe { numbered(&plan.executor, plan.process, call) };
-        // The plan is at home again when it is called back.
+        // The plan is returned before the callback runs.
         let pull = async move { lease.plan().pull_with(min_version, PullOptions { timeout, fail_if_gone }).await };
         let done = Done::new(done, context);
         plan.executor.start([Executor::call(number, plan.group, pull, move |outcome| done.tell_end(outcome))]);
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn sealane_plan_get(
         if shape[..] != dims[..] {
             *dims = shape.into_vec().into();
         }
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(view(tensor, dims, plan.version(index))) };
         Ok(())
     })

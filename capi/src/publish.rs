@@ -101,13 +101,13 @@ pub unsafe extern "C" fn sealane_pull(
     })
 }
 
-/// Keys that C code gives.
+/// Keys from C code.
 ///
 /// # Errors
 /// InvalidArgument.
 ///
 /// # Safety
-/// As `sealane_text` says, of `count` of them.
+/// As `sealane_text` says, for `count` of them.
 pub(crate) unsafe fn keys(keys: *const sealane_text, count: usize) -> Outcome<Keys> {
     // SAFETY: as this function's caller promises.
     let keys = unsafe { array(keys, count, "keys") }?;

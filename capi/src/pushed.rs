@@ -45,15 +45,15 @@ pub struct sealane_table_rows {
     pub rows: sealane_view,
 }
 
-/// Rows that were pushed, as they are shown.
+/// Pushed rows in the form that C code gets.
 pub(crate) struct Pushed {
-    /// Points into the others.
+    /// Points into the other fields.
     shown: Vec<sealane_table_rows>,
     _updates: Vec<RowUpdate>,
     _dims: Vec<Shape>,
 }
 
-// SAFETY: it points to nothing but what it has and nobody writes.
+// SAFETY: it points only to memory that it owns and that nobody writes.
 unsafe impl Send for Pushed {}
 // SAFETY: as above.
 unsafe impl Sync for Pushed {}
@@ -118,7 +118,7 @@ unsafe fn push_all(
     check_place(call)?;
     let options = SendOptions { timeout: timeout(timeout_ms)? };
     let sum = if sum { SumRows::Yes } else { SumRows::No };
-    // SAFETY: as this function's caller promises; what is pushed is a copy of the rows.
+    // SAFETY: as this function's caller promises; a copy of the rows is pushed.
     unsafe {
         let (task, queue) = (self::task(task)?, text(queue, "queue")?);
         let tensors = pushed.iter().map(|each| seen(&each.rows)).collect::<Outcome<Vec<_>>>()?;
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn sealane_pushed_rows(
             Some(pushed) => pushed,
             none => none.insert(Box::new(pushed(&mut tensor.tensor)?)),
         };
-        // SAFETY: there are places.
+        // SAFETY: the places were checked.
         unsafe {
             tables.write(pushed.shown.as_ptr());
             count.write(pushed.shown.len());
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn sealane_pushed_rows(
     })
 }
 
-/// Reads what was pushed, without a copy of the rows; the tensor keeps the bytes.
+/// Reads pushed rows without copying them; the tensor keeps the bytes.
 fn pushed(tensor: &mut Tensor) -> Outcome<Pushed> {
     let (meta, payload) = std::mem::replace(tensor, Tensor::dead(DType::U8)).into_parts();
     let bytes = match payload {

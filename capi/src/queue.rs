@@ -1,4 +1,4 @@
-//! Queues: pushing into those of peers, accepting from one's own.
+//! Queues: pushing into those of peers, accepting from own ones.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_void, sync::Arc};
@@ -38,7 +38,7 @@ pub type sealane_accepted = sealane_received_all;
 /// The receiving end of a queue. Usable from any thread.
 pub struct sealane_acceptor {
     acceptor: Arc<Acceptor>,
-    /// The group of its calls.
+    /// The group of the acceptor's calls.
     group: u64,
     executor: Arc<Executor>,
     process: Process,

@@ -145,7 +145,7 @@ pub unsafe extern "C" fn sealane_recv_all(
     })
 }
 
-/// A destination that was not filled is released after this, which drops it.
+/// A destination that was not filled is released afterwards, when it is dropped.
 fn tell(receiver: Receiver, outcome: Outcome<RecvOutcome>) {
     receiver.tell(match outcome {
         Ok(Ok(tensor)) => Ok(tensor.into()),

@@ -66,7 +66,7 @@ pub struct sealane_missing_rows {
     pub error: *const sealane_error,
 }
 
-/// The same, with what the tensor keeps for it.
+/// A [`sealane_missing_rows`], with the memory that it points to.
 pub(crate) struct Missing {
     owner: Box<str>,
     places: Vec<u32>,
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn sealane_pull_all_rows_wait(
     })
 }
 
-/// Starts a pull; `tell` is told of its end, with a tensor for each table.
+/// Starts a pull; `tell` gets its outcome, with a tensor for each table.
 ///
 /// # Safety
 /// As the header asks of C code.
@@ -195,7 +195,7 @@ unsafe fn pull_all(
     // SAFETY: as this function's caller promises.
     unsafe {
         let (task, options) = (self::task(task)?, rows_options(options)?);
-        // All of it, before any memory is taken over.
+        // All of it is checked before any memory is taken over.
         let mut wanted = all_wanted(given)?;
         given.iter().try_for_each(|each| check_destination(&each.destination))?;
         task.ready_for(1, options.timeout, |_| 0)?;
@@ -208,7 +208,7 @@ unsafe fn pull_all(
     Ok(())
 }
 
-/// Pulls, and waits.
+/// Pulls, and blocks until the end.
 ///
 /// # Safety
 /// As the header asks of C code.
@@ -228,7 +228,7 @@ unsafe fn pull_all_wait(
     }
 }
 
-/// What is wanted, without destinations: those are only checked to be no longer than memory, all together.
+/// The wanted rows, without destinations: these are only checked to be no longer than memory in total.
 ///
 /// # Safety
 /// As `sealane_wanted_rows` says.
@@ -254,13 +254,13 @@ unsafe fn rows_options(given: *const sealane_rows_options) -> Outcome<RowsOption
     Ok(RowsOptions { min_version, timeout, partial: partial != 0, fail_if_gone })
 }
 
-/// Destinations that were not filled are released after this, which drops them.
+/// Destinations that were not filled are released afterwards, when they are dropped.
 fn pulled(outcome: Result<Vec<PulledRows>, UnpulledRows>) -> Outcome<Vec<sealane_tensor>> {
     let pulled = outcome.map_err(|unpulled| unpulled.error)?;
     Ok(pulled.into_iter().map(Into::into).collect())
 }
 
-/// The tensor of a pull of one table.
+/// The only tensor of a pull from one table.
 fn only(mut tensors: Vec<sealane_tensor>) -> sealane_tensor {
     tensors.pop().expect("one table")
 }
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn sealane_tensor_missing(
         let tensor = unsafe { given(tensor, "tensor") }?;
         let Some(Missing { owner, places, error }) = tensor.missing.get(index) else { return Ok(false) };
         let owner = sealane_text { start: owner.as_ptr().cast(), bytes: owner.len() };
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(sealane_missing_rows { owner, places: places.as_ptr(), count: places.len(), error }) };
         Ok(true)
     });

@@ -101,16 +101,16 @@ pub unsafe extern "C" fn sealane_send_all(
     })
 }
 
-/// A place for the handle of each call: null for each where there are none.
+/// The place for the handle of each call; null for each if there are none.
 pub(crate) fn places(calls: *mut *mut sealane_call, count: usize) -> impl Iterator<Item = *mut *mut sealane_call> {
     // Null stays null.
     (0..count).map(move |index| if calls.is_null() { calls } else { calls.wrapping_add(index) })
 }
 
-/// The tensors of items with their keys; takes over all or, where there is an error, none.
+/// The tensors of items with their keys; takes over all, or none if there is an error.
 ///
 /// # Errors
-/// Those of [`Source::new`] and of texts, and that there is no room for them.
+/// As for [`Source::new`] and texts, and ResourceExhausted if there is no room.
 ///
 /// # Safety
 /// As `sealane_item` says.

@@ -1,4 +1,4 @@
-//! Tables as those see them who pull and push their rows: a key, and who has which rows.
+//! Tables from the view of tasks that pull and push their rows: a key, and who has which rows.
 #![allow(unsafe_code)]
 
 use sealane::{ShardedTable, Sharding};
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn sealane_sharded_table_new(
             ([owner], 0) => ShardedTable::of(owner, key)?,
             _ => ShardedTable::new(key, &owners, sharding(rows, count)?)?,
         };
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(Box::into_raw(Box::new(sealane_sharded_table(table)))) };
         Ok(())
     })
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn sealane_sharded_table_rows_of(
         let place = place(rows, "rows")?;
         // SAFETY: as the header asks of C code.
         let rows = rows_of(unsafe { given(table, "table") }?, owner)?;
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(rows) };
         Ok(())
     })
@@ -91,14 +91,14 @@ pub unsafe extern "C" fn sealane_sharded_table_row(
         if local >= rows {
             return Err(sealane_error::invalid(format!("row {local} of owner {owner}, which has {rows}")));
         }
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(table.0.sharding().row(owner, local)) };
         Ok(())
     })
 }
 
 /// # Errors
-/// InvalidArgument if there is no such owner, or nobody said how many rows there are.
+/// InvalidArgument if there is no such owner, or the number of rows is unknown.
 fn rows_of(table: &sealane_sharded_table, owner: usize) -> Outcome<u64> {
     let (sharding, key) = (table.0.sharding(), table.0.key());
     match (sharding.owners(), sharding.rows()) {
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn sealane_sharded_table_free(table: *mut sealane_sharded_
             drop(unsafe { Box::from_raw(table) });
             Ok(())
         });
-        // There is nobody to tell.
+        // An error cannot be reported.
         drop(unpanicked);
     }
 }

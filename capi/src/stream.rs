@@ -1,4 +1,4 @@
-//! Streams of bytes. Unlike other calls, these block, as those of a socket do, and no callback ends them.
+//! Streams of bytes. Unlike other calls they block, like those of a socket, and no callback ends them.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     task::{place, sealane_task, task},
 };
 
-/// Bytes that one read gives, at most; they are cleared first, since C code's memory need not be.
+/// Most bytes of one read; they are cleared first, since C code's memory may be uninitialised.
 const READ_BYTES_MAX: usize = 64 << 10;
 
 /// A stream of bytes to and from another task: ordered, reliable, flow-controlled. One thread may read while another writes.
@@ -36,10 +36,10 @@ struct End<T> {
 }
 
 impl<T> End<T> {
-    /// Blocks until it is ready.
+    /// Blocks until `V` is ready.
     ///
     /// # Errors
-    /// Its own; DeadlineExceeded, InvalidArgument in a forked child.
+    /// Those of the call; DeadlineExceeded; InvalidArgument in a forked child.
     fn block<V>(
         &self,
         timeout: Option<Duration>,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn sealane_stream_accept(
         let sealane_stream_listener(end) = unsafe { given(listener, "listener") }?;
         let inner = end.block(timeout, StreamListener::poll_accept)?;
         let end = End { inner, waiter: end.waiter.clone(), process: end.process };
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(Box::into_raw(Box::new(sealane_stream(end)))) };
         Ok(())
     })
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn sealane_stream_peer(
         let place = place(peer, "peer")?;
         // SAFETY: as the header asks of C code.
         let name = unsafe { given(stream, "stream") }?.0.inner.peer();
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(sealane_text { start: name.as_ptr().cast(), bytes: name.len() }) };
         Ok(())
     })
@@ -177,7 +177,8 @@ pub unsafe extern "C" fn sealane_stream_read(
         }
         let into = match bytes {
             0 => &mut [][..],
-            // SAFETY: as the header asks of C code, so many bytes may be written there, and nobody else uses them until this returns.
+            // SAFETY: as the header asks of C code, that many bytes may be written there, and nobody else uses them until this
+            // returns.
             _ => unsafe {
                 into.write_bytes(0, bytes);
                 std::slice::from_raw_parts_mut(into, bytes)
@@ -186,7 +187,7 @@ pub unsafe extern "C" fn sealane_stream_read(
         // SAFETY: as the header asks of C code.
         let sealane_stream(end) = unsafe { given(stream, "stream") }?;
         let read = end.block(timeout, |stream, context| stream.poll_read(into, context))?;
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(read) };
         Ok(())
     })

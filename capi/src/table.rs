@@ -1,4 +1,4 @@
-//! Tables that a task publishes, and writes while others pull their rows. These calls block: for the daemon's answer at most.
+//! Tables that a task publishes, and writes while others pull their rows. These calls block, but only for the daemon's answer.
 #![allow(unsafe_code)]
 
 use std::slice;
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn sealane_publish_table(
         // SAFETY: as the header asks of C code.
         unsafe {
             let view = given(tensor, "tensor")?;
-            // Whatever else is wrong with the call.
+            // It is taken whatever else is wrong with the call.
             let memory = taken(view.data);
             let task = self::task(task)?;
             let (key, options) = (text(key, "key")?, self::options(options)?);
@@ -174,17 +174,17 @@ unsafe fn opened<'a>(table: *const sealane_table) -> Outcome<&'a sealane_table> 
     table.process.check().map(|()| table)
 }
 
-/// A tensor in memory of C code, without a copy.
+/// A tensor over memory of C code, without a copy.
 ///
 /// # Errors
 /// InvalidArgument if metadata and bytes do not fit.
 ///
 /// # Safety
-/// The tensor is dropped, and whatever shares its bytes, before the function returns that was given the view.
+/// The tensor, and everything that shares its bytes, is dropped before the function that was given the view returns.
 pub(crate) unsafe fn seen(view: &sealane_view) -> Outcome<Tensor> {
     // SAFETY: as C code promises of what functions are given.
     let (meta, bytes) = unsafe { (meta(&view.meta)?, array(view.data.cast::<u8>(), view.bytes, "the tensor's data")?) };
-    // SAFETY: as this function's caller promises, nobody has it when it is gone.
+    // SAFETY: as this function's caller promises, nobody uses the bytes once they are gone.
     let bytes: &'static [u8] = unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
     Ok(Tensor::new(meta, Payload::from(bytes::Bytes::from_static(bytes)))?)
 }

@@ -25,17 +25,17 @@ pub struct sealane_task {
     pub(crate) executor: Arc<Executor>,
     pub(crate) process: Process,
     name: CString,
-    /// Once there are any.
+    /// `None` until the first stream is used.
     streams: OnceLock<Streams>,
     #[cfg(feature = "embedded")]
     own: Option<Own>,
 }
 
-/// What a task has whose engine is in this process.
+/// State of a task whose engine is in this process.
 #[cfg(feature = "embedded")]
 pub(crate) struct Own {
     pub(crate) engine: sealane::Engine,
-    /// Which stays as it was loaded.
+    /// It stays as it was loaded.
     pub(crate) map: Arc<sealane::EndpointMap>,
 }
 
@@ -52,13 +52,13 @@ impl sealane_task {
         }
     }
 
-    /// The same, which stops the engine when it is detached.
+    /// This task, with an engine that is stopped when the task is detached.
     #[cfg(feature = "embedded")]
     pub(crate) fn with_engine(self, own: Own) -> Self {
         Self { own: Some(own), ..self }
     }
 
-    /// Whether its engine is in this process.
+    /// Whether the task's engine is in this process.
     pub(crate) fn is_embedded(&self) -> bool {
         #[cfg(feature = "embedded")]
         return self.own.is_some();
@@ -70,7 +70,7 @@ impl sealane_task {
         self.streams.get_or_init(|| Streams::of(&self.task))
     }
 
-    /// Sees to it that so many calls may be started, before anything is taken over for them.
+    /// Makes sure that this many calls may be started, before anything is taken over for them.
     ///
     /// # Errors
     /// As [`Task::room_for`] says, and those of [`Executor::ready`].
@@ -91,7 +91,7 @@ impl sealane_task {
         if let Some(own) = &self.own {
             return Ok(own.map.resolve(other).is_some());
         }
-        // A pull of nothing has its peer looked up, and all that it wants.
+        // A pull of no keys only looks up its peer.
         let nothing = Keys::new([""; 0])?;
         match self.task.plan(other, nothing).pull_within(0, ANSWER_MAX).wait() {
             Ok(()) => Ok(true),
@@ -100,7 +100,7 @@ impl sealane_task {
         }
     }
 
-    /// Hands it to C code, which has looked whether there is a place for it.
+    /// Hands the task to C code, after its place was checked.
     ///
     /// # Safety
     /// `place` can be written.
@@ -115,19 +115,19 @@ impl sealane_task {
         self.process.check().map(|()| self)
     }
 
-    /// After the executor was stopped.
+    /// To be called after the executor was stopped.
     fn leave(self) {
         drop((self.task, self.streams));
         #[cfg(feature = "embedded")]
         if let Some(own) = self.own {
-            // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.
+            // A shard that hangs or has panicked was already reported, and nothing can be done about it.
             let _ = own.engine.stop();
         }
         self.executor.join();
     }
 }
 
-/// A task that C code gives, in the process that it is of.
+/// A task from C code, which must be used in the process that made it.
 ///
 /// # Errors
 /// InvalidArgument.
@@ -160,16 +160,16 @@ pub unsafe extern "C" fn sealane_detach(task: *mut sealane_task) {
     let unpanicked = crate::guard::unpanicked(|| {
         // SAFETY: null, or a task that was not detached.
         let Some(detached) = (unsafe { task.as_ref() }) else { return Ok(()) };
-        // In a child its threads are the parent's, and its locks may be held forever.
+        // In a child its threads belong to the parent, and its locks may be held forever.
         if !detached.process.is_over() {
-            // It stays where it is as long as callbacks may name it.
+            // It stays at its address as long as callbacks may use it.
             detached.executor.stop();
             // SAFETY: `hand_out` made it, it is freed once, and nobody uses it any more.
             unsafe { Box::from_raw(task) }.leave();
         }
         Ok(())
     });
-    // There is nobody to tell.
+    // An error cannot be reported.
     drop(unpanicked);
 }
 
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn sealane_note_elsewhere(
     })
 }
 
-/// How long the daemon has to say whether it knows a task: it looks into its map, and asks nobody.
+/// How long the daemon has to say whether it knows a task: it only looks into its map.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Whether the current endpoint map of the daemon or the engine has a task. Waits for the answer, usually microseconds.
@@ -241,13 +241,13 @@ pub unsafe extern "C" fn sealane_knows_task(
         // SAFETY: as the header asks of C code.
         let (task, other) = unsafe { (self::task(task)?, text(other, "other")?) };
         let known = task.knows(other)?;
-        // SAFETY: there is a place.
+        // SAFETY: the place was checked.
         unsafe { place.write(known) };
         Ok(())
     })
 }
 
-/// A place that C code gives for something.
+/// Checks the place that C code provides for a result.
 ///
 /// # Errors
 /// InvalidArgument.

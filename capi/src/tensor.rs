@@ -19,14 +19,14 @@ pub struct sealane_tensor {
     dims: Shape,
     version: i64,
     from: Option<CString>,
-    /// Of rows that were pulled.
+    /// For pulled rows: those that are missing.
     pub(crate) missing: Box<[Missing]>,
-    /// What was pushed, if somebody has looked.
+    /// The pushed rows, once somebody has looked.
     pub(crate) pushed: Option<Box<Pushed>>,
 }
 
 impl sealane_tensor {
-    /// For a callback.
+    /// As a pointer for a callback.
     pub(crate) fn into_raw(self) -> *mut sealane_tensor {
         Box::into_raw(Box::new(self))
     }
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn sealane_tensor_free(tensor: *mut sealane_tensor) {
             drop(unsafe { Box::from_raw(tensor) });
             Ok(())
         });
-        // There is nobody to tell.
+        // An error cannot be reported.
         drop(unpanicked);
     }
 }

@@ -1,4 +1,4 @@
-//! Programs in C against the header and the libraries, which `cargo test` has built beside this one.
+//! C programs that use the header and the libraries, which `cargo test` has built beside this program.
 
 #[allow(dead_code, reason = "the client's tests use more of it")]
 #[path = "../../client/tests/attached/daemon.rs"]
@@ -20,12 +20,12 @@ fn here(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// Where the libraries are.
+/// The directory of the libraries.
 fn libraries() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// A daemon in a folder that has place for programs, too.
+/// A daemon in a directory that also has room for programs.
 fn daemon() -> (TempDir, Daemon) {
     let directory = TempDir::new().unwrap();
     let tasks = TASKS.map(str::to_owned).to_vec();
@@ -33,7 +33,7 @@ fn daemon() -> (TempDir, Daemon) {
     (directory, daemon)
 }
 
-/// The compiler, for a program that keeps to the standard; `None` said aloud where there is none.
+/// The compiler, set to standard C; `None`, with a message, if there is none.
 fn cc() -> Option<Command> {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("SKIPPED: there is no cc");
@@ -51,7 +51,7 @@ fn done(mut command: Command) -> Output {
     output
 }
 
-/// Compiles a program, which finds the shared library beside itself, by the name that has the interface's version.
+/// Compiles a program that finds the shared library beside itself, under the name with the interface's version.
 fn compile(source: &str, to: &Path, more: &[&str]) -> Option<()> {
     let mut cc = cc()?;
     let (libraries, folder) = (libraries(), to.parent().unwrap());
@@ -63,7 +63,7 @@ fn compile(source: &str, to: &Path, more: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// What `sealane.pc` says in a line, split at its spaces.
+/// A line of `sealane.pc`, split at its spaces.
 fn pkg_config(line: &str) -> Vec<String> {
     let text = std::fs::read_to_string(here("sealane.pc.in")).unwrap();
     let said = text.lines().find_map(|each| each.strip_prefix(line)).expect("there is such a line");
@@ -101,7 +101,7 @@ fn the_same_program_leaves_no_memory_and_touches_none_that_is_not_its_own() {
     assert_eq!(run(&program, &[daemon.socket.as_os_str()]), "all is well\n");
 }
 
-/// In valgrind, where the library's own memory is watched too.
+/// Valgrind also checks the library's own memory.
 #[test]
 fn in_valgrind_neither_the_program_nor_the_library_misuses_memory() {
     let (directory, daemon) = daemon();
@@ -114,10 +114,10 @@ fn in_valgrind_neither_the_program_nor_the_library_misuses_memory() {
         return;
     }
     let mut valgrind = Command::new("valgrind");
-    // What is only possibly lost is neither an error nor shown: maps and threads of Rust keep pointers into their memory, not to
-    // its begin, also where they live as long as the program.
+    // Memory that is only possibly lost is neither an error nor shown: Rust's maps and threads keep pointers into the middle of their
+    // memory, even where they live as long as the program.
     valgrind.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite,indirect"]);
-    // The first error ends the program, so that one in its child is heard of.
+    // The first error ends the program, so that errors in its child are noticed too.
     valgrind.args(["--errors-for-leak-kinds=definite,indirect", "--error-exitcode=99", "--exit-on-first-error=yes"]);
     let mut suppressions = OsString::from("--suppressions=");
     suppressions.push(here("tests/c/valgrind.supp"));

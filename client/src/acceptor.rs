@@ -62,17 +62,17 @@ pub struct Acceptor {
     task: Task,
 }
 
-/// The same, at a daemon or in this process.
+/// A queue's implementation: at a daemon or in this process.
 pub(crate) trait Accepts: Send + Sync {
     fn name(&self) -> &str;
 
-    /// Adds what is there to `into`, at most `most`, and returns how many.
+    /// Adds available tensors to `into`, at most `most`, and returns how many.
     fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error>;
 
-    /// Waits until there is something, and takes it; nothing if the time passes.
+    /// Waits until tensors are available, and takes them; none if the time passes.
     fn wait(&self, most: usize, timeout: Option<Duration>, watch: &mut Watch) -> Result<Vec<Accepted>, Error>;
 
-    /// What there is, or the task is woken when there is something.
+    /// Available tensors; else the task is woken when there are some.
     fn poll(&self, most: usize, watch: &mut Watch, context: &mut Context<'_>) -> Poll<Result<Vec<Accepted>, Error>>;
 }
 
@@ -132,9 +132,9 @@ pub struct AcceptingMany<'a> {
 }
 
 impl AcceptingMany<'_> {
-    /// Ends with [`Error::Left`] when one of these tasks has left and there is nothing to accept, also if it had left before; one that
-    /// was never there is waited for. With Unavailable if one cannot be reached, or the daemon of one is restarted. What they had
-    /// pushed is accepted first, and the queue stays as it is: accept again to go on. An accept that finds nothing asks each of them.
+    /// Ends with [`Error::Left`] when there is nothing to accept and one of these tasks has left, even before this call; one that was never
+    /// there is waited for. Ends with Unavailable if one cannot be reached, or its daemon is restarted. What they had pushed is
+    /// accepted first, and the queue stays as it is: accept again to go on. An accept that finds nothing asks each of them.
     ///
     /// ```no_run
     /// # use sealane::{AcceptOptions, Error, Task};
@@ -188,7 +188,7 @@ impl Future for AcceptingMany<'_> {
             return Poll::Ready(outcome);
         }
         let gone = ready!(lives.poll(&acceptor.task, context));
-        // What it pushed before came before the word that it has left.
+        // What it pushed before it left comes before the news that it has left.
         match acceptor.poll_accept(*most, watch, context) {
             Poll::Ready(outcome) => Poll::Ready(outcome),
             Poll::Pending => Poll::Ready(Err(gone)),

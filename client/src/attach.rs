@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Where a client attaches by default: where `sealane daemon` listens by default, `$XDG_RUNTIME_DIR/sealane.sock` if that variable
+/// Where a client attaches by default: at the default socket of `sealane daemon`, `$XDG_RUNTIME_DIR/sealane.sock` if that variable
 /// is set and else `/run/sealane/sealane.sock`; but if no program listens there, at the socket of a daemon that was started with
 /// the variable unset, or set.
 ///
@@ -43,7 +43,7 @@ fn default_sockets() -> [PathBuf; 2] {
     default_sockets_in(session.as_deref().map(Path::new), geteuid().as_raw())
 }
 
-/// The default socket if `XDG_RUNTIME_DIR` is `session`, and the one if it were unset, or set as for a login session.
+/// The default socket with `XDG_RUNTIME_DIR` as `session`, and that with it unset, or set as for a login session.
 fn default_sockets_in(session: Option<&Path>, uid: u32) -> [PathBuf; 2] {
     let (own, hosts) = (socket_in(session), socket_in(None));
     let other = if own == hosts { socket_in(Some(&Path::new("/run/user").join(uid.to_string()))) } else { hosts };
@@ -51,7 +51,7 @@ fn default_sockets_in(session: Option<&Path>, uid: u32) -> [PathBuf; 2] {
 }
 
 fn first_served([first, second]: [PathBuf; 2]) -> Result<PathBuf, [PathBuf; 2]> {
-    // A daemon refuses a stream: it listens for connections of another kind, and hears nothing of this.
+    // A daemon refuses a stream socket, since it listens for another kind, and does not notice this.
     let is_served = |path: &Path| {
         let refused = UnixStream::connect(path).map_err(|error| error.kind());
         !matches!(refused, Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
@@ -74,19 +74,19 @@ pub fn socket_in(runtime_directory: Option<&Path>) -> PathBuf {
 pub(crate) struct Settings {
     pub(crate) task: Box<str>,
     pub(crate) socket: PathBuf,
-    /// Where a daemon may be instead: nothing names the socket.
+    /// Where a daemon may listen instead, if the caller named no socket.
     pub(crate) other_socket: Option<PathBuf>,
     /// `None`: the default, or as much as the daemon grants.
     pub(crate) arena_bytes: Option<u64>,
     pub(crate) timeout: Duration,
     pub(crate) restart_timeout: Duration,
-    /// `None` where the client is to find out.
+    /// `None` if the client is to find out.
     pub(crate) polling: Option<Polling>,
     pub(crate) backlog: Option<Backlog>,
 }
 
 impl Settings {
-    /// Calls do not wait for a daemon either: if it is gone, the client attaches again in the background.
+    /// True if calls do not wait for a daemon either: if it is gone, the client attaches again in the background.
     pub(crate) fn attaches_in_background(&self) -> bool {
         self.backlog.is_some() && self.restart_timeout.is_zero()
     }
@@ -150,7 +150,7 @@ impl Attach {
     }
 
     /// Memory for tensors to send, and for destinations of received ones. Default 512 MiB, or less where the daemon grants less
-    /// (`daemon.arena_bytes_max`); a client that wants more than that is refused. The first 64 MiB are there from the start, the rest is
+    /// (`daemon.arena_bytes_max`); a client that asks for more than that is refused. The first 64 MiB are there from the start, the rest is
     /// allocated on first use, and stays.
     pub fn arena_bytes(mut self, bytes: u64) -> Attach {
         self.0.arena_bytes = Some(bytes);
@@ -171,8 +171,8 @@ impl Attach {
         self
     }
 
-    /// What threads do that wait for the daemon. Default: spin for [`IDLE_SPIN`](Self::IDLE_SPIN), then sleep; but sleep at once where
-    /// that does not pay: on one CPU, where answers take longer, or other threads want the CPU.
+    /// How threads wait for the daemon. Default: spin for [`IDLE_SPIN`](Self::IDLE_SPIN), then sleep; but sleep at once where
+    /// spinning does not pay: on one CPU, where answers take longer, or other threads want the CPU.
     pub fn polling(mut self, polling: Polling) -> Attach {
         self.0.polling = Some(polling);
         self
@@ -200,7 +200,7 @@ impl Attach {
     /// another user; the daemon's error if it refuses: the task is not in its endpoint map (NotFound), is already attached by a
     /// process that the error names, or this user is not allowed.
     pub fn attach(mut self) -> Result<Task, Error> {
-        // Once: what attaches again is to find its own daemon's successor, and not another daemon.
+        // Decided once: attaching again must find this daemon's successor, and not another daemon.
         if let Some(other) = self.0.other_socket.take() {
             match first_served([self.0.socket, other]) {
                 Ok(found) => self.0.socket = found,
@@ -210,8 +210,8 @@ impl Attach {
         Attachment::new(self.0).map(Task::of)
     }
 
-    /// Attaches to what the caller has made in place of a daemon, and does not ask whether it lives: for the drives in `tests/`, which
-    /// are to do the same at any speed.
+    /// Attaches to what the caller has made in place of a daemon, without checking whether it lives: for the drives in `tests/`, which
+    /// must do the same at any speed.
     ///
     /// # Errors
     /// Unavailable if the system gives no page, or no eventfd.
@@ -239,8 +239,8 @@ impl Attach {
     }
 }
 
-/// Has the conversation with the daemon; what it gives, and what to call it. With `populate` the first pages of the arena are mapped
-/// one by one: a fault each is spared to who uses it first.
+/// Attaches to the daemon; returns what it gives, and its name for errors. With `populate` the first pages of the arena are mapped
+/// one by one, which spares their first users a fault each.
 pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, Box<str>), Error> {
     let wish = conversation::Attach {
         or_less: settings.arena_bytes.is_none(),
@@ -253,7 +253,7 @@ pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, 
     Ok((attached, daemon.into()))
 }
 
-/// Maps the arena of another client, of which the daemon has told.
+/// Maps the arena of another client that the daemon has named.
 pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result<ReadOnlyMemory, Error> {
     let mapped = conversation::map_arena(&settings.socket, arena, true, now + VIEW_TIMEOUT);
     mapped.map_err(|error| told(settings, error))
@@ -289,7 +289,7 @@ fn name(socket: &Path) -> String {
     format!("the daemon at {}", socket.display())
 }
 
-/// What a caller is told, and what to do about it.
+/// The error for the caller, with what to do about it.
 fn told(settings: &Settings, error: AttachError) -> Error {
     let unavailable = |reason: String| Error::unavailable(&name(&settings.socket), reason);
     match error {
@@ -346,7 +346,7 @@ mod tests {
         let both = [one.clone(), other.clone()];
         let found = || first_served(both.clone());
         assert_eq!(found(), Err(both.clone()));
-        // Of a daemon that was killed.
+        // The socket of a daemon that was killed.
         drop(conversation::listen(&one).unwrap());
         assert!(one.exists());
         assert_eq!(found(), Err(both.clone()));

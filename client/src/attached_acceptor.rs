@@ -15,10 +15,9 @@ use crate::{
     limits::GRACE,
 };
 
-/// See the module.
 pub(crate) struct AttachedAcceptor {
     attachment: Arc<Attachment>,
-    /// The attachment's name for it.
+    /// Identifies it at the attachment.
     number: u32,
     name: Box<str>,
 }
@@ -31,7 +30,7 @@ struct Watched {
     attachment: Arc<Attachment>,
     number: u32,
     call: u32,
-    /// Of daemons, when it began.
+    /// Restarts of daemons, when the watch began.
     restarts: u64,
 }
 
@@ -44,12 +43,12 @@ impl Drop for Watched {
 impl AttachedAcceptor {
     pub(crate) fn new(attachment: &Arc<Attachment>, name: &str, options: AcceptOptions) -> Self {
         let number = attachment.enter_acceptor(name, options);
-        // Callers that accept are told why it could not be opened.
+        // Accepts report why it could not be opened.
         let _ = attachment.open_queue(number);
         Self { attachment: attachment.clone(), number, name: name.into() }
     }
 
-    /// Takes what is there; while a daemon is restarted it waits for that, for `timeout` at most.
+    /// Takes available tensors; waits for a daemon that is being restarted, for at most `timeout`.
     fn take_within(&self, most: usize, into: &mut Vec<Accepted>, timeout: Option<Duration>) -> Result<usize, Error> {
         self.attachment.accept(self.number, most, into, timeout)
     }
@@ -61,7 +60,7 @@ impl AttachedAcceptor {
         Ok(call.map(|call| Watched { attachment: self.attachment.clone(), number: self.number, call, restarts }))
     }
 
-    /// A watch ends with an error when its time is over, or when the daemon is gone. One that has drained is expected back, or is.
+    /// A watch ends with an error when its time is over, or when the daemon is gone; a drained one is expected back, or already is.
     fn check(&self, noticed: Result<(), Error>, restarts: u64) -> Result<(), Error> {
         let goes_on = || self.attachment.is_open(self.number) || self.attachment.ended_by_restart(restarts);
         noticed.or_else(|error| if goes_on() { Ok(()) } else { Err(error) })
@@ -78,11 +77,11 @@ impl Accepts for AttachedAcceptor {
     }
 
     fn wait(&self, most: usize, timeout: Option<Duration>, watch: &mut Watch) -> Result<Vec<Accepted>, Error> {
-        // A time that the clock cannot hold is as good as none.
+        // A time that the clock cannot hold counts as none.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut items = Vec::new();
         loop {
-            // What was watched without an end.
+            // Ends an earlier watch without a deadline.
             *watch = Watch::default();
             let left = || end.map(|end| end.saturating_duration_since(Instant::now()));
             if self.take_within(most, &mut items, left())? > 0 || most == 0 {
@@ -92,7 +91,7 @@ impl Accepts for AttachedAcceptor {
             if left == Some(Duration::ZERO) {
                 return Ok(items);
             }
-            // A call is given some time more than its deadline says; a watch is not.
+            // A call gets some grace beyond its deadline; a watch does not.
             let deadline = left.map_or(Tick::NEVER, |left| Tick::now().after(left).before(GRACE));
             if let Some(watched) = self.watch(deadline)? {
                 let noticed = self.attachment.wait(watched.call, Calls::take_sent)?;

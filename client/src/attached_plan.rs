@@ -20,63 +20,62 @@ use crate::{
     plan::{Pulls, not_pulled},
 };
 
-/// See the module.
 pub(crate) struct AttachedPlan {
     attachment: Arc<Attachment>,
     from: Box<str>,
     stripe: usize,
     keys: Keys,
-    /// Where in the arena its tensors are to arrive; they come to the receive area where there is none.
+    /// Places in the arena where its tensors are to arrive; if there are none, tensors come to the receive area.
     places: Box<[Bytes]>,
-    /// What lies in the arenas of other clients is viewed there.
+    /// Tensors in the arenas of other clients are viewed there.
     views: bool,
-    /// Why a tensor could not be viewed of which the pull told: then it is asked again, for copies.
+    /// Why a tensor that the pull reported could not be viewed: the pull is then repeated, for copies.
     unviewed: Option<Error>,
     copies: bool,
-    /// Where the daemon knows it.
+    /// The open plan at the daemon.
     seat: Option<Seat>,
-    /// By the number of the key.
+    /// By key number.
     tensors: Vec<Option<Tensor>>,
     /// The versions, as the daemon writes them.
     board: Buffer,
-    /// What the last pull did not bring, by number.
+    /// What the last pull did not bring, by key number.
     missed: Vec<(u32, Error)>,
     standing: Standing,
     state: PullState,
-    /// The pull that is in progress, or was last, and when it began.
+    /// The last pull, which may be in progress, and when it began.
     wish: Wish,
     begun: Instant,
-    /// Of the daemon, before the pull was asked.
+    /// Restarts of the daemon before the pull was begun.
     restarts: u64,
 }
 
-/// What may be looked at.
+/// What may be read of the last pull.
 enum Standing {
     NotPulled,
     Pulled,
-    /// Everything is as good as missed.
+    /// Everything counts as missed.
     Failed(Error),
 }
 
-/// Where a pull is.
+/// The state of a pull.
 enum PullState {
     Idle,
     UnderWay(u32),
-    /// The daemon drained before it ended: it is pulled again from the next one.
+    /// The daemon drained before the pull ended: it is repeated at the next one.
     Again,
     /// A cancelled pull has to end before the next can begin.
     GivenUp(u32, Option<Wish>),
     Refused(Error),
 }
 
-/// A pull that is to begin.
+/// Parameters of a pull that is to begin.
 #[derive(Clone, Copy)]
 struct Wish {
     min_version: i64,
     options: PullOptions,
 }
 
-/// Asks how a call has ended.
+/// Asks how a call ended.
 type Ask<'a> = dyn FnMut(&Attachment, u32) -> Poll<Result<SendOutcome, Error>> + 'a;
 
 impl AttachedPlan {
@@ -102,9 +101,8 @@ impl AttachedPlan {
         }
     }
 
-    /// A plan whose tensors arrive in these places, each of which has room for just its tensor, pulled over the shard that is
-    /// `stripe` after the one that serves the pair. Once a pull of it has failed or was given up it is to be dropped: the daemon
-    /// may still write there.
+    /// A plan whose tensors arrive in these places, each of which has room for just its tensor, pulled over the shard `stripe` places
+    /// after the one that serves the pair. Drop it once a pull of it has failed or was given up: the daemon may still write there.
     pub(crate) fn with_places(
         attachment: &Arc<Attachment>,
         (from, stripe): (&str, usize),
@@ -120,7 +118,7 @@ impl AttachedPlan {
         plan
     }
 
-    /// The same, but large tensors of other clients of the daemon stay where they are, and are viewed there.
+    /// The same plan, but large tensors of other clients of the daemon stay where they are, and are viewed there.
     pub(crate) fn viewing(mut self) -> Self {
         self.views = true;
         self
@@ -131,13 +129,13 @@ impl AttachedPlan {
         self.pull(wish.options.timeout, wish.options.timeout);
     }
 
-    /// Pulls with so much time, some of which a restart of the daemon may take.
+    /// Pulls with so much time, of which a restart of the daemon may take `restart`.
     fn pull(&mut self, timeout: Option<Duration>, restart: Option<Duration>) {
-        // From now on the daemon writes.
+        // From now on the daemon writes to the tensors.
         self.standing = Standing::NotPulled;
         self.restarts = self.attachment.restarts();
         if self.views {
-            // Nobody looks at what the last pull brought, and publishers wait for the memory.
+            // Nobody reads what the last pull brought any more, and publishers wait for the memory.
             let is_view = |tensor: &Tensor| matches!(tensor.payload(), Payload::Bytes(_));
             self.tensors.iter_mut().for_each(|place| drop(place.take_if(|tensor| is_view(tensor))));
         }
@@ -150,14 +148,14 @@ impl AttachedPlan {
         };
     }
 
-    /// A pull that the end of a drain has ended is asked again of the next daemon, as long as it has time.
+    /// True if a pull that a drain has ended is to be repeated at the next daemon, having time left.
     fn goes_on(&self, ended: &Result<(), Error>) -> bool {
         let is_drained = ended.as_ref().is_err_and(|error| error.code() == Code::Unavailable);
         let is_late = self.wish.options.timeout.is_some_and(|timeout| timeout <= self.begun.elapsed());
         is_drained && !is_late && self.places.is_empty() && self.attachment.ended_by_restart(self.restarts)
     }
 
-    /// Takes the pull further; `restart` limits how long a daemon that is restarted is waited for.
+    /// Advances the pull; `restart` limits the wait for a daemon that is being restarted.
     fn advance(&mut self, restart: Option<Duration>, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
         loop {
             match std::mem::replace(&mut self.state, PullState::Idle) {
@@ -169,7 +167,7 @@ impl AttachedPlan {
                     self.state = PullState::Idle;
                     let ended = self.end(outcome);
                     if let Some(error) = self.unviewed.take() {
-                        // If not because a publisher has gone, also from now on.
+                        // Unless a publisher has gone, later pulls do not view either.
                         (self.copies, self.views) = (true, error.code() == Code::NotFound);
                     } else if !self.goes_on(&ended) {
                         return Poll::Ready(ended);
@@ -191,12 +189,12 @@ impl AttachedPlan {
                     self.state = PullState::GivenUp(call, wish);
                     let outcome = ready!(ask(&self.attachment, call));
                     self.state = PullState::Idle;
-                    // By the daemon's word that it gave it up too, or in time.
+                    // Aborted means that the daemon gave it up too; it may also have ended before.
                     let ended = match outcome {
                         Ok(Err(error)) if error.code() == Code::Aborted => Ok(()),
                         outcome => outcome.and_then(|outcome| outcome),
                     };
-                    // Of how it ended nobody wants to hear.
+                    // Nobody wants to hear how it ended.
                     let _ = self.settle(ended);
                     self.submit(wish.expect("nobody waits for a pull that was given up"));
                 }
@@ -204,7 +202,7 @@ impl AttachedPlan {
         }
     }
 
-    /// Takes a pull's outcome.
+    /// Handles a pull's outcome.
     fn end(&mut self, outcome: Result<SendOutcome, Error>) -> Result<(), Error> {
         if let Err(error) = self.settle(outcome.and_then(|outcome| outcome)) {
             return self.fail(error);
@@ -218,8 +216,8 @@ impl AttachedPlan {
         Err(error)
     }
 
-    /// Takes in what the daemon has told of the plan. If its pull did not end as it should, or the daemon is gone with what it
-    /// told, the plan is opened anew by the next: the daemon may still write there.
+    /// Takes in what the daemon has reported of the plan. If the pull did not end properly, or the daemon is gone with its reports,
+    /// the next pull opens the plan anew: the daemon may still write there.
     fn settle(&mut self, ended: Result<(), Error>) -> Result<(), Error> {
         self.missed.clear();
         let Self { attachment, tensors, board, missed, seat, unviewed, .. } = self;
@@ -314,7 +312,7 @@ impl Pulls for AttachedPlan {
 
     fn take(&mut self, index: usize) -> Result<Pulled, Error> {
         let (version, tensor) = (self.version(index), self.get(index)?);
-        // What has a place is there for the next pull too.
+        // A tensor with a place stays there for the next pull.
         let tensor = if self.places.is_empty() { self.tensors[index].take() } else { Some(tensor.share()) };
         Ok(Pulled { tensor: tensor.ok_or_else(not_pulled)?, version })
     }
@@ -323,14 +321,14 @@ impl Pulls for AttachedPlan {
 impl Drop for AttachedPlan {
     fn drop(&mut self) {
         if let PullState::UnderWay(call) | PullState::GivenUp(call, _) = self.state {
-            // Closing the plan ends it.
+            // Closing the plan ends the call.
             self.attachment.forsake(call, false);
         }
         self.close();
     }
 }
 
-/// Enters what a pull brought that is not as it was. What could not be viewed is missed; why.
+/// Enters what has changed with a pull. Tensors that could not be viewed count as missed; returns why.
 fn take_in(
     gathered: Gathered,
     tensors: &mut [Option<Tensor>],

@@ -1,5 +1,5 @@
-//! A task without a thread of its own, for the simulation of clients in `tests/`: what the driver's thread does, somebody does by hand, and
-//! time passes when he says so.
+//! A task without a thread of its own, for the simulation of clients in `tests/`: the caller does by hand what the driver's thread does,
+//! and sets the time.
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
@@ -7,16 +7,16 @@ use sealane_transport::{Error, shm::attach::Attached};
 
 use crate::{Attach, Task, attachment::Attachment, clock};
 
-/// The hands.
+/// Drives a task by hand.
 pub struct Hands {
     attachment: Arc<Attachment>,
-    /// What has come by lanes and was not told when that was looked at last, and all before that.
+    /// Tensors that came over lanes and were not reported at the last look, and all before that.
     came: Cell<(u64, u64)>,
 }
 
 impl Attach {
-    /// Attaches to what the caller has made in place of a daemon; also, what he moves the task by. It never starts a thread, as long as
-    /// nobody waits.
+    /// Attaches to what the caller has made in place of a daemon; also returns the hands that drive the task. Never starts a thread, as
+    /// long as nobody waits.
     ///
     /// # Errors
     /// Unavailable if the system gives no page, or no eventfd.
@@ -28,7 +28,7 @@ impl Attach {
 }
 
 impl Hands {
-    /// Does what the driver does each time that it is awake.
+    /// Does what the driver does each time it wakes.
     pub fn turn(&self) {
         let (last, before) = self.came.get();
         let untold = self.attachment.came_by_lanes();
@@ -36,12 +36,12 @@ impl Hands {
         self.attachment.drive_once();
     }
 
-    /// The daemon has hung up, as the task hears at once.
+    /// Has the task notice at once that the daemon has hung up.
     pub fn hang_up(&self) {
         self.attachment.hear_end();
     }
 
-    /// Calls that somebody holds: who made them, or the daemon.
+    /// Calls that somebody still holds: their caller, or the daemon.
     pub fn calls(&self) -> usize {
         self.attachment.calls_held()
     }
@@ -51,19 +51,19 @@ impl Hands {
         self.attachment.has_backlog()
     }
 
-    /// True as long as it is attached.
+    /// True as long as the task is attached.
     pub fn is_up(&self) -> bool {
         self.attachment.is_up()
     }
 
-    /// Tensors that came by lanes, at least.
+    /// Tensors that came over lanes, at least.
     pub fn came_by_lanes(&self) -> u64 {
         let (last, before) = self.came.get();
         before + last
     }
 }
 
-/// So much time has passed, as tasks of this thread see it; `None` for the time of the system.
+/// Sets the time that tasks see on this thread; `None` for the system's time.
 pub fn set_time(since: Option<Duration>) {
     clock::set_by_hand(since.map(|since| since.as_millis() as u64));
 }

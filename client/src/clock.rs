@@ -1,4 +1,4 @@
-//! Time for deadlines: milliseconds of the system's coarse monotonic clock, which costs a quarter of the fine one and is read
+//! Time for deadlines: milliseconds of the system's coarse monotonic clock, which costs a quarter of the precise one and is read
 //! once per call.
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use nix::{
 };
 use sealane_transport::shm::NO_TIMEOUT;
 
-/// How far the clock may be behind: a kernel's longest tick, at 100 Hz.
+/// Most that the clock may lag behind: a kernel's longest tick, at 100 Hz.
 pub(crate) const BEHIND_MAX: Duration = Duration::from_millis(10);
 
 /// A point in time, to a few milliseconds.
@@ -26,7 +26,7 @@ impl Tick {
         if let Some(now) = by_hand::NOW.get() {
             return now;
         }
-        // The clock is one that every kernel has; without it all times are the same, and only late deadlines are lost.
+        // Every kernel has this clock; without it all times are equal, and only late deadlines are lost.
         let milliseconds = |now: TimeSpec| now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000;
         Tick(clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, milliseconds))
     }
@@ -42,13 +42,13 @@ impl Tick {
         Tick(self.0.saturating_add(milliseconds))
     }
 
-    /// Halfway from now to then, or never.
+    /// Halfway from now to `then`, or never.
     #[inline]
     pub(crate) fn halfway(self, then: Tick) -> Tick {
         if then == Tick::NEVER { then } else { Tick(self.0 + then.0.saturating_sub(self.0) / 2) }
     }
 
-    /// When a call that is submitted now and is given `timeout_ms` must have ended.
+    /// The deadline of a call submitted now with `timeout_ms`.
     #[inline]
     pub(crate) fn deadline(self, timeout_ms: u32) -> Tick {
         if timeout_ms == NO_TIMEOUT { Tick::NEVER } else { Tick(self.0.saturating_add(timeout_ms.into())) }
@@ -58,13 +58,13 @@ impl Tick {
         Tick(self.0.saturating_sub(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// The time from `now` until then, and at least a tick, so that sleeping for it makes progress; `None` if never.
+    /// The time from `now` until then, but at least a tick, so that sleeping for it makes progress; `None` if never.
     pub(crate) fn from(self, now: Tick) -> Option<Duration> {
         (self != Tick::NEVER).then(|| Duration::from_millis(self.0.saturating_sub(now.0).max(1)))
     }
 }
 
-/// Time that a test lets pass.
+/// Time set by a test.
 #[cfg(any(test, feature = "fuzzing"))]
 mod by_hand {
     use std::cell::Cell;
@@ -72,18 +72,18 @@ mod by_hand {
     use super::Tick;
 
     thread_local! {
-        /// What it is on this thread, if it is not the system's.
+        /// The time on this thread, unless it is the system's.
         pub(super) static NOW: Cell<Option<Tick>> = const { Cell::new(None) };
     }
 }
 
-/// From now on it is so many milliseconds on this thread, or what the system says.
+/// Sets the time on this thread to so many milliseconds, or back to the system's.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn set_by_hand(milliseconds: Option<u64>) {
     by_hand::NOW.set(milliseconds.map(Tick));
 }
 
-/// A timeout as it is told to the daemon, rounded up; one of more than 49 days is none.
+/// A timeout as told to the daemon, rounded up; more than 49 days counts as none.
 #[inline]
 pub(crate) fn timeout_ms(timeout: Duration) -> u32 {
     let whole = timeout.as_millis();

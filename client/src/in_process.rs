@@ -1,4 +1,4 @@
-//! A task whose engine is in this process, as far as the rest of this crate knows it, and how a thread waits for its calls. Runs on the
+//! A task whose engine is in this process, as the rest of this crate sees it, and how a thread waits for its calls. Runs on the
 //! callers' threads.
 
 use std::{
@@ -27,7 +27,7 @@ use crate::{
     plan::Pulls,
 };
 
-/// A call in progress. Never locked: a call is polled by who has it alone, and many threads may hold what it is in.
+/// A call in progress. The lock is never contended: only the call's holder polls it, but what holds it may be shared by many threads.
 pub(crate) struct Call<T>(Box<Mutex<Polled<T>>>);
 
 type Polled<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -47,11 +47,11 @@ impl<T> Future for Call<T> {
     }
 }
 
-/// The calls of such a task; each is described where [`Task`](crate::Task) has it.
+/// The calls of such a task; each is documented at [`Task`](crate::Task).
 pub(crate) trait InProcess: Send + Sync {
     fn name(&self) -> &str;
     fn shards(&self) -> usize;
-    /// Of one shard, for tensors that come.
+    /// Bytes of one shard for received tensors.
     fn receive_bytes(&self) -> usize;
     fn send(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Call<SendOutcome>;
     fn recv(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Call<RecvOutcome>;
@@ -65,9 +65,9 @@ pub(crate) trait InProcess: Send + Sync {
     fn acceptor(&self, queue: &str, options: AcceptOptions) -> Box<dyn Accepts>;
     fn publish_many(&self, version: i64, tensors: Vec<(String, Tensor)>) -> Call<SendOutcome>;
     fn withdraw(&self, key: &str) -> Result<(), Error>;
-    /// A plan that is pulled over the shard that is `stripe` after the one that serves the pair.
+    /// A plan that is pulled over the shard `stripe` places after the one that serves the pair.
     fn plan(&self, from: &str, stripe: usize, keys: Keys) -> Box<dyn Pulls>;
-    /// The first request goes over the shard that is `stripe` after that one, and each further one over the next.
+    /// The first request goes over the shard `stripe` places after that one, each further request over the next.
     fn pull_rows(
         &self,
         from: (&str, usize),
@@ -95,12 +95,12 @@ pub(crate) fn look<F: Future + Unpin>(call: &mut F) -> Option<F::Output> {
     }
 }
 
-/// What a thread does before it sleeps.
+/// How a thread spins before it sleeps.
 #[derive(Clone)]
 pub(crate) enum Spinning {
-    /// It spins for as long as that says.
+    /// For as long as the policy says.
     Always(Polling),
-    /// It spins where that pays.
+    /// If it has paid so far.
     Learned(Arc<Mutex<Patience>>),
 }
 
@@ -110,7 +110,7 @@ impl Spinning {
         Self::Learned(Arc::new(Mutex::new(Patience::new(cpus))))
     }
 
-    /// What the wait that begins now begins with.
+    /// The policy for the wait that begins now.
     pub(crate) fn polling(&self) -> Polling {
         match self {
             Self::Always(polling) => *polling,
@@ -119,7 +119,7 @@ impl Spinning {
         }
     }
 
-    /// A wait has spun for so long, with or without an answer.
+    /// Notes that a wait has spun for so long, with or without an answer.
     pub(crate) fn has_spun(&self, answered: bool, took: Duration) {
         if let Self::Learned(patience) = self {
             lock(patience).has_spun(answered, took);
@@ -131,7 +131,7 @@ fn lock(patience: &Mutex<Patience>) -> MutexGuard<'_, Patience> {
     patience.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until `poll` is ready, at most until then; polls once at least.
+/// Waits until `poll` is ready, at most until then; polls at least once.
 pub(crate) fn wait<T>(
     spinning: &Spinning,
     until: Option<Instant>,
@@ -175,7 +175,7 @@ pub(crate) fn wait<T>(
     }
 }
 
-/// Wakes a thread, which sees that it was woken.
+/// Wakes a thread, and records that it was woken.
 struct Woken {
     woken: AtomicBool,
     thread: Thread,

@@ -23,16 +23,16 @@
 //! A tensor that every worker reads is [published](Task::publish) once and [pulled](Task::pull) as often as they like, from
 //! the daemon, without waking its producer; a [`Plan`] pulls many tensors with two records, into the same memory each time.
 //!
-//! One that is too large for one parameter server is published in [slices](Task::publish_slices) by several, and a plan
+//! A tensor that is too large for one parameter server is published in [slices](Task::publish_slices) by several, and a plan
 //! [gathers](Task::sliced_plan) them into one array.
 //!
 //! Rows of a [published table](Task::publish_table) are [pulled by their numbers](Task::pull_rows), from one task or from all that have a
-//! [part](ShardedTable) of it; whoever serves the table's owner gathers them.
+//! [part](ShardedTable) of it; the engine that serves the table's owner gathers them.
 //!
 //! Tensors from many producers for one consumer are [pushed](Task::push) into a queue, from which an [`Acceptor`] takes them in
 //! order of arrival; a full queue applies back-pressure to its pushers.
 //!
-//! Bytes that are no tensors, such as those of a protocol that a program speaks already, pass in [`Streams`] between two tasks.
+//! Other bytes, such as those of a protocol that a program already speaks, pass through [`Streams`] between two tasks.
 //!
 //! # How it works
 //! Attaching maps memory shared with the daemon: an arena, and rings to each of the daemon's shards. A call is a record in a
@@ -45,7 +45,7 @@
 //! # Failure behavior
 //! No call waits forever: each has a deadline, and ends at most a second after it even if the daemon hangs. When the daemon
 //! disappears, calls in progress end with [`Error::Unavailable`], and the next call attaches again. Received tensors stay
-//! readable; what the task has published is published again by a thread of its own. A forked child cannot use its parent's task
+//! readable; a thread publishes again what the task has published. A forked child cannot use its parent's task
 //! and gets an error; it may drop the task.
 
 #![deny(unsafe_code)]

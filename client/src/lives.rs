@@ -1,5 +1,5 @@
-//! Tasks without which an accept does not wait: from each a recv that is never answered, and fails when the task has left. Runs on the
-//! callers' threads; bounded by the tasks that the caller names.
+//! Watches the tasks without which an accept does not wait: for each a recv that is never answered, and fails when the task has left. Runs
+//! on the callers' threads; bounded by the tasks that the caller names.
 
 use std::{
     iter::zip,
@@ -13,19 +13,18 @@ use sealane_transport::{Code, Error, RecvOptions};
 
 use crate::{Receiving, Task, attachment::at_once};
 
-/// The key of these recvs, which nobody sends.
+/// The key of these recvs, under which nobody sends.
 const KEY: &str = "sealane.life";
 
-/// The step of the next of them: one recv may wait for a key of a step.
+/// The step of the next such recv: only one recv may wait for a key of a step.
 static STEP: AtomicI64 = AtomicI64::new(i64::MIN);
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Lives {
     tasks: Box<[Box<str>]>,
-    /// In their order; none before the first poll, and after the daemon of this side was restarted.
+    /// Pending recvs, in the order of the tasks; none before the first poll, and after this side's daemon was restarted.
     asked: Vec<Receiving>,
-    /// Of this side's daemon, before they were asked.
+    /// Restarts of this side's daemon before the recvs were begun.
     restarts: u64,
 }
 
@@ -38,7 +37,7 @@ impl Lives {
         self.tasks.is_empty()
     }
 
-    /// Ready when one of them has left, or cannot be reached.
+    /// Ready when one of the tasks has left, or cannot be reached.
     pub(crate) fn poll(&mut self, task: &Task, context: &mut Context<'_>) -> Poll<Error> {
         if self.is_empty() {
             return Poll::Pending;
@@ -51,7 +50,7 @@ impl Lives {
         for (peer, life) in zip(&self.tasks, &mut self.asked) {
             while let Poll::Ready(ended) = Pin::new(&mut *life).poll(context) {
                 match ended.map_err(Error::from) {
-                    // Somebody sends under this key, or the longest time that there is has passed.
+                    // Somebody sends under this key, or the longest possible time has passed.
                     Ok(_) | Err(Error::DeadlineExceeded { .. }) => *life = ask(task, peer),
                     Err(error) if is_own_restart(task, self.restarts, &error) => {
                         self.asked.clear();
@@ -67,7 +66,7 @@ impl Lives {
     }
 }
 
-/// It says nothing of the peer: the daemon of this side was restarted.
+/// True if the error says nothing about the peer: this side's daemon was restarted.
 fn is_own_restart(task: &Task, restarts: u64, error: &Error) -> bool {
     error.code() == Code::Unavailable && !matches!(error, Error::Left { .. }) && task.ended_by_restart(restarts)
 }

@@ -1,8 +1,8 @@
-//! Whether a thread that waits spins first, where the user has not said: pure code, which learns from how spins went.
+//! Decides whether a waiting thread spins first, if the user has set nothing: pure code, which learns from earlier spins.
 //!
-//! A spin pays if the answer comes before the thread would have slept. It does not where answers take longer, nor where other
-//! threads want the CPU: the daemon's, which is to answer, among them. Of spins that do not pay only some are made, fewer and fewer,
-//! so that the next that does is noticed.
+//! A spin pays if the answer comes before the thread would have slept. It does not pay if answers take longer, or if other
+//! threads want the CPU, such as the daemon's, which is to answer. Spins that do not pay are made less and less often, but not given up,
+//! so that it is noticed when they pay again.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use crate::{
     limits::{FUTILE_SPINS_MAX, SPINS_SKIPPED_MAX},
 };
 
-/// What an interrupted spin counts for: it kept another thread waiting.
+/// Weight of an interrupted spin, which kept another thread waiting.
 const INTERRUPTED: u32 = FUTILE_SPINS_MAX;
 
-/// What a spin that pays makes up for.
+/// How many futile spins one that pays makes up for.
 const PAID: u32 = 2;
 
 #[derive(Debug)]
 pub(crate) struct Patience {
-    /// Spins that did not pay, less what those that did make up for.
+    /// Spins that did not pay, less those made up for.
     futile: u32,
-    /// Waits that begin without a spin.
+    /// Waits that are still to begin without a spin.
     skips: u32,
     /// CPUs that this process may use.
     cpus: usize,
@@ -39,11 +39,11 @@ impl Patience {
         may
     }
 
-    /// A spin has ended that was to last for [`Attach::IDLE_SPIN`], with or without an answer.
+    /// Notes the end of a spin that was to last for [`Attach::IDLE_SPIN`], with or without an answer.
     pub(crate) fn has_spun(&mut self, answered: bool, took: Duration) {
         let worst = FUTILE_SPINS_MAX + SPINS_SKIPPED_MAX.ilog2();
         self.futile = match answered {
-            // The thread cannot have looked all that time.
+            // The thread cannot have polled all that time.
             _ if took >= 2 * Attach::IDLE_SPIN => (self.futile + INTERRUPTED).min(worst),
             true => self.futile.saturating_sub(PAID),
             false => (self.futile + 1).min(worst),
@@ -58,7 +58,7 @@ mod tests {
 
     const SPIN: Duration = Attach::IDLE_SPIN;
 
-    /// Waits so often; how many waits began with a spin, each of which goes as `spin` says.
+    /// Waits `waits` times; the number of waits that began with a spin. `spin` gives each spin's outcome and duration.
     fn spins(patience: &mut Patience, waits: u32, mut spin: impl FnMut(u32) -> (bool, Duration)) -> u32 {
         let mut count = 0;
         for wait in 0..waits {

@@ -26,14 +26,14 @@ use sealane_transport::{Error, Keys, PullOptions, Pulled, Tensor};
 /// ```
 pub struct Plan(Box<dyn Pulls>);
 
-/// The same, at a daemon, in this process, or of several owners' plans.
+/// A plan's implementation: at a daemon, in this process, or over several owners' plans.
 pub(crate) trait Pulls: Send + Sync {
     fn keys(&self) -> &Keys;
 
-    /// Gives a tensor of the next pull memory to arrive in, where an engine of this process pulls; other plans have places of their own.
+    /// Gives a tensor of the next pull memory to arrive in, if an engine of this process pulls; other plans have places of their own.
     fn set_destination(&mut self, index: usize, memory: Buffer);
 
-    /// Begins a pull; of one that is in progress nothing is heard any more.
+    /// Begins a pull, and abandons one that is in progress.
     fn begin(&mut self, min_version: i64, options: PullOptions);
 
     /// Waits for the end of the pull.
@@ -48,13 +48,13 @@ pub(crate) trait Pulls: Send + Sync {
     /// If none is in progress.
     fn look(&mut self) -> Option<Result<(), Error>>;
 
-    /// How the pull ended, or the task is woken when it has.
+    /// How the pull ended; else the task is woken when it has.
     ///
     /// # Panics
     /// If none is in progress.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>>;
 
-    /// Gives the pull up that is in progress, if one is.
+    /// Gives up the pull in progress, if there is one.
     fn give_up(&mut self);
 
     fn get(&self, index: usize) -> Result<&Tensor, Error>;
@@ -107,7 +107,7 @@ impl Plan {
         self.0.get(index)
     }
 
-    /// The version of that tensor; meaningless if [`get`](Self::get) fails, but as [`SliceVersions`](crate::SliceVersions) says.
+    /// The version of that tensor; meaningless if [`get`](Self::get) fails, except as [`SliceVersions`](crate::SliceVersions) says.
     ///
     /// # Panics
     /// If there are fewer keys.
@@ -177,7 +177,7 @@ impl PullingMany {
     /// # Panics
     /// If the outcomes were already taken, by [`try_outcome`](Self::try_outcome) or by awaiting.
     pub fn wait(mut self) -> Vec<Result<Pulled, Error>> {
-        // Each one's error is in its place.
+        // Each key's error is in its own outcome.
         let _ = self.plan().wait();
         self.take_all()
     }
@@ -195,7 +195,7 @@ impl PullingMany {
         &mut **self.0.as_mut().expect(TOLD)
     }
 
-    /// The plan is closed then.
+    /// Takes the outcomes and closes the plan.
     fn take_all(&mut self) -> Vec<Result<Pulled, Error>> {
         let mut plan = self.0.take().expect(TOLD);
         (0..plan.keys().len()).map(|index| plan.take(index)).collect()

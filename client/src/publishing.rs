@@ -15,7 +15,7 @@ use crate::{together::Together, under_way::Sending};
 pub struct Publishing(Together);
 
 impl Publishing {
-    /// One that ends when all of these have; `tellings` in the order in which their errors count.
+    /// Ends when all of these have; `tellings` are in the order in which their errors count.
     pub(crate) fn of(tellings: Vec<Sending>) -> Publishing {
         Publishing(Together::of(tellings))
     }

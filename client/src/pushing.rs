@@ -15,7 +15,6 @@ use crate::{together::Together, under_way::Sending};
 pub struct Pushing(Together);
 
 impl Pushing {
-    /// One that ends when all of these have.
     pub(crate) fn of(pushes: Vec<Sending>) -> Pushing {
         Pushing(Together::of(pushes))
     }

@@ -1,6 +1,6 @@
-//! Plans of tensors that are published in slices: each owner's slices are pulled by a plan of their own, all at once, to where
-//! they lie in one array. Several slices of one owner go over different shards, with a plan for each, so that a large tensor is
-//! carried by more than one. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
+//! Plans of tensors that are published in slices: each owner's slices are pulled by a plan of their own, all at once, to their
+//! places in one array. Several slices of one owner go over different shards, with a plan for each, so that more than one shard carries
+//! a large tensor. Runs on the callers' threads; bounded by the slices, and by the memory for the arrays.
 
 mod gathered;
 mod shares;
@@ -40,7 +40,7 @@ pub enum SliceVersions {
     Any,
 }
 
-/// Who pulls.
+/// The engine that pulls.
 #[derive(Clone)]
 pub(crate) enum Puller {
     Daemon(Arc<Attachment>),
@@ -48,7 +48,7 @@ pub(crate) enum Puller {
 }
 
 impl Puller {
-    /// Of the daemon, so far: for [`ended_by_restart`](Self::ended_by_restart).
+    /// Restarts of the daemon so far, for [`ended_by_restart`](Self::ended_by_restart).
     fn restarts(&self) -> u64 {
         match self {
             Self::Daemon(attachment) => attachment.restarts(),
@@ -56,7 +56,7 @@ impl Puller {
         }
     }
 
-    /// A pull that was asked when there had been so many may be asked again.
+    /// True if a pull may be repeated that began when there had been so many restarts.
     fn ended_by_restart(&self, restarts: u64) -> bool {
         match self {
             Self::Daemon(attachment) => attachment.ended_by_restart(restarts),
@@ -64,7 +64,7 @@ impl Puller {
         }
     }
 
-    /// Shards of the engine that pulls; 1 while there is no daemon.
+    /// Shards of the pulling engine; 1 while there is no daemon.
     fn shards(&self) -> usize {
         match self {
             Self::Daemon(attachment) => attachment.shards(),
@@ -73,36 +73,35 @@ impl Puller {
     }
 }
 
-/// See the module.
 pub(crate) struct SlicedPlan {
     puller: Puller,
     keys: Keys,
     slicings: Box<[Slicing]>,
     versions: SliceVersions,
-    /// In the order of the keys; each slice has a place in one of them.
+    /// In the order of the keys; each slice has its place in one of them.
     shares: Box<[Share]>,
-    /// Shards that they are spread over.
+    /// Number of shards that they are spread over.
     shards: usize,
-    /// The plans, and where they pull to; `None` before the first pull, and after one that did not bring everything.
+    /// The plans, and the memory they pull into; `None` before the first pull, and after one that did not bring everything.
     open: Option<Open>,
     pulled: Box<[Result<Tensor, Error>]>,
     version: Box<[i64]>,
     /// One owner's slices of a tensor came at different versions.
     torn: bool,
-    /// The pull that is in progress, or was last.
+    /// The last pull, which may be in progress.
     wish: Wish,
 }
 
-/// What a pull was asked for.
+/// Parameters and progress of a pull.
 #[derive(Debug, Clone, Copy)]
 struct Wish {
     min_version: i64,
     options: PullOptions,
     begun: Instant,
     after_drain: AfterDrain,
-    /// Of the daemon, before it was asked.
+    /// Restarts of the daemon before the pull was begun.
     restarts: u64,
-    /// How often it was repeated for a tensor that was torn.
+    /// How often it was repeated because a tensor was torn.
     repeated: u32,
 }
 
@@ -111,28 +110,28 @@ impl Wish {
         Self { min_version, options, begun: Instant::now(), after_drain: AfterDrain::GoesOn, restarts: 0, repeated: 0 }
     }
 
-    /// The time that it has left.
+    /// Time left.
     fn left(&self) -> Option<Duration> {
         self.options.timeout.map(|timeout| timeout.saturating_sub(self.begun.elapsed()))
     }
 }
 
-/// Whether a pull goes on that the end of a drain has ended.
+/// Whether a pull that a drain has ended is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AfterDrain {
     GoesOn,
-    /// It is to be asked of the next daemon.
+    /// It is to be repeated at the next daemon.
     Waits,
-    /// It was.
+    /// It was repeated.
     HasGoneOn,
 }
 
-/// The plans of all shares.
+/// The plans of all shares, and their memory.
 struct Open {
     plans: Vec<Box<dyn Pulls>>,
-    /// What is pulled into, by tensor; with an embedded engine the plans have it during a pull.
+    /// Memory that is pulled into, by tensor; with an embedded engine the plans have it during a pull.
     wholes: Vec<Bytes>,
-    /// How the pull in progress has ended, by share.
+    /// How the pull in progress ended, by share.
     ended: Vec<Option<Result<(), Error>>>,
 }
 
@@ -142,7 +141,7 @@ impl Open {
     }
 }
 
-/// Asks a plan how its pull has ended.
+/// Asks a plan how its pull ended.
 type Ask<'a> = dyn FnMut(&mut dyn Pulls) -> Poll<Result<(), Error>> + 'a;
 
 impl SlicedPlan {
@@ -161,13 +160,13 @@ impl SlicedPlan {
         Ok(Self { puller, keys, slicings, versions, shares, shards, open: None, pulled, version, torn: false, wish })
     }
 
-    /// Asks all owners, with so much time.
+    /// Starts the pull at all owners, with so much time.
     fn ask(&mut self, timeout: Option<Duration>) {
         let (min_version, options) = (self.wish.min_version, PullOptions { timeout, ..self.wish.options });
         (self.torn, self.wish.restarts) = (false, self.puller.restarts());
         let mut open = match self.reopen(timeout) {
             Ok(open) => open,
-            // The outcome of the pull.
+            // This is the outcome of the pull.
             Err(error) => return self.fail(&error),
         };
         if matches!(self.puller, Puller::InProcess(_)) {
@@ -175,12 +174,12 @@ impl SlicedPlan {
         }
         self.forget(&not_pulled());
         open.ended.iter_mut().for_each(|ended| *ended = None);
-        // All of them are on their way before the first is waited for.
+        // All are started before the first is waited for.
         together(|| open.plans.iter_mut().for_each(|plan| plan.begin(min_version, options)));
         self.open = Some(open);
     }
 
-    /// Nothing came, and nothing will.
+    /// Fails the pull: nothing came, and nothing will.
     fn fail(&mut self, error: &Error) {
         self.forget(error);
         self.open = None;
@@ -190,7 +189,7 @@ impl SlicedPlan {
         self.pulled.iter_mut().for_each(|pulled| *pulled = Err(error.clone()));
     }
 
-    /// The plans of the last pull, or new ones where it has not ended, or a daemon has come that cannot reach their memory.
+    /// The plans of the last pull; new ones if that has not ended, or a new daemon cannot reach their memory.
     fn reopen(&mut self, timeout: Option<Duration>) -> Result<Open, Error> {
         let open = self.open.take().filter(Open::has_ended);
         let reached = match &self.puller {
@@ -204,7 +203,7 @@ impl SlicedPlan {
         reached.map_or_else(|| self.open(), Ok)
     }
 
-    /// Plans of all shares, and memory to pull into.
+    /// Opens plans for all shares, and memory to pull into.
     fn open(&mut self) -> Result<Open, Error> {
         let shards = self.puller.shards();
         if shards != self.shards {
@@ -234,7 +233,7 @@ impl SlicedPlan {
         self.slicings[tensor].bytes_of(slice)
     }
 
-    /// Gives the plans of an embedded engine the parts of the arrays that the last pull went to.
+    /// Gives an embedded engine's plans the parts of the arrays into which the last pull went.
     fn lend(&mut self, open: &mut Open) {
         let mut parts: Vec<Vec<Option<Buffer>>> = Vec::with_capacity(self.slicings.len());
         for (slicing, pulled) in self.slicings.iter().zip(&mut self.pulled) {
@@ -254,7 +253,7 @@ impl SlicedPlan {
         }
     }
 
-    /// Takes the pull further; `waits` for a daemon that is restarted.
+    /// Advances the pull; `waits` for a daemon that is being restarted.
     fn advance(&mut self, waits: bool, ask: &mut Ask<'_>) -> Poll<Result<(), Error>> {
         loop {
             if self.wish.after_drain == AfterDrain::Waits {
@@ -296,7 +295,7 @@ impl SlicedPlan {
         }
     }
 
-    /// Looks whether the next daemon is there; false where there will be none.
+    /// True while the next daemon is awaited and not there yet; false also if there will be none.
     fn finds_no_daemon(&self) -> bool {
         match &self.puller {
             Puller::Daemon(attachment) => {
@@ -306,7 +305,7 @@ impl SlicedPlan {
         }
     }
 
-    /// Makes the arrays of what the plans have.
+    /// Makes the arrays from what the plans have pulled.
     fn gather(&mut self) {
         let Some(mut open) = self.open.take() else { return };
         let mut gathered: Vec<Gathered> = self.slicings.iter().map(Gathered::new).collect();
@@ -328,7 +327,7 @@ impl SlicedPlan {
             (self.pulled[index], self.version[index]) =
                 gathered.end((self.keys.get(index), &self.slicings[index]), open.wholes.get(index), self.versions);
         }
-        // A place that its slice did not come to may still be written to, and is not used again.
+        // A place whose slice did not come may still be written to, and is not used again.
         let came = |pulled: &Result<Tensor, Error>| matches!(pulled, Ok(_) | Err(Error::Aborted { .. }));
         if open.ended.iter().all(|ended| matches!(ended, Some(Ok(())))) && self.pulled.iter().all(came) {
             self.open = Some(open);

@@ -54,7 +54,7 @@ pub enum Direction {
     Received,
 }
 
-/// Memory that is shared, as the owner of bytes.
+/// Lets [`Bytes`] own a shared buffer.
 struct Shared(Arc<Buffer>);
 
 impl AsRef<[u8]> for Shared {
@@ -63,7 +63,7 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// A tensor's memory as bytes of which there are views, without a copy.
+/// The payload as [`Bytes`], without a copy.
 pub(crate) fn bytes_of(payload: Payload) -> Bytes {
     match payload {
         Payload::Owned(buffer) => Bytes::from_owner(buffer),
@@ -82,11 +82,11 @@ enum Engine {
 /// Says goodbye when the last clone is gone. Calls and the driver hold the attachment itself.
 struct Attached(Arc<Attachment>, Goodbye);
 
-/// Whether the attachment ends with who holds it.
+/// Whether dropping the holder closes the attachment.
 #[derive(PartialEq)]
 enum Goodbye {
     Said,
-    /// Somebody else's task says it.
+    /// Another `Task` of the attachment closes it.
     Left,
 }
 
@@ -98,7 +98,6 @@ impl Drop for Attached {
     }
 }
 
-/// See [`Task::opener`].
 type Opener = Box<dyn FnOnce(&str, Option<u64>) -> Result<(u64, OwnedFd), Error>>;
 
 impl Task {
@@ -106,13 +105,12 @@ impl Task {
         Task(Engine::Daemon(Arc::new(Attached(attachment, Goodbye::Said))))
     }
 
-    /// One whose engine is in this process.
     #[cfg(feature = "embedded")]
     pub(crate) fn in_process(task: Arc<dyn InProcess>) -> Task {
         Task(Engine::InProcess(task))
     }
 
-    /// The same task for what belongs to it: the process detaches when its own clones are gone.
+    /// The same task for objects that belong to it: they do not keep the process attached.
     pub(crate) fn for_its_own(&self) -> Task {
         match &self.0 {
             Engine::Daemon(attached) => Task(Engine::Daemon(Arc::new(Attached(attached.0.clone(), Goodbye::Left)))),
@@ -120,11 +118,11 @@ impl Task {
         }
     }
 
-    /// Both are one task of the same attachment, or of the same engine.
+    /// True if both are the same task of one attachment, or of one engine.
     pub(crate) fn is(&self, other: &Task) -> bool {
         match (&self.0, &other.0) {
             (Engine::Daemon(one), Engine::Daemon(other)) => Arc::ptr_eq(&one.0, &other.0),
-            // The tasks of one engine share their names.
+            // Handles of one embedded task share its name.
             (Engine::InProcess(one), Engine::InProcess(other)) => std::ptr::eq(one.name(), other.name()),
             _ => false,
         }
@@ -142,7 +140,7 @@ impl Task {
         Attach::new(task).attach()
     }
 
-    /// What a thread waits with for futures of this task's calls, for a limited time.
+    /// A [`Waiter`], with which a thread blocks on futures of this task's calls, for a limited time.
     pub fn waiter(&self) -> Waiter {
         match &self.0 {
             Engine::Daemon(attached) => Waiter::of(&attached.0),
@@ -150,7 +148,7 @@ impl Task {
         }
     }
 
-    /// Of a task that is attached to a daemon.
+    /// The attachment, if the engine is a daemon.
     pub(crate) fn attachment(&self) -> Option<&Arc<Attachment>> {
         match &self.0 {
             Engine::Daemon(attached) => Some(&attached.0),
@@ -188,13 +186,13 @@ impl Task {
         }
     }
 
-    /// Has a runtime of tokio's look whether something has come for this task, as long as that runtime is there: futures that are awaited
-    /// there then wake no other thread in between. Without it a thread of Sealane's looks for all futures. Once is enough, also after
-    /// a restart of the daemon; another runtime may be given when the first is gone. An embedded engine needs none.
+    /// Drives this task's futures on a tokio runtime for as long as it exists: futures awaited there then wake no other thread in between.
+    /// Without it, a thread of Sealane's drives all futures. One call is enough, also after a restart of the daemon; another runtime may be
+    /// given when the first is gone. Not needed with an embedded engine.
     ///
-    /// The runtime needs its drivers for I/O and time, as by `enable_all`, and must not be blocked: while it is, or is not run, futures of
-    /// other executors may wait for up to a second. [`Streams::connector`](crate::Streams::connector) and
-    /// [`StreamListener::incoming`](crate::StreamListener::incoming) do this with their runtime by themselves.
+    /// The runtime needs its I/O and time drivers (`enable_all`), and must not be blocked: while it is, or is not run, futures of other
+    /// executors may wait for up to a second. [`Streams::connector`](crate::Streams::connector) and
+    /// [`StreamListener::incoming`](crate::StreamListener::incoming) do this for their runtime themselves.
     #[cfg(feature = "tokio")]
     pub fn drive_on(&self, runtime: &tokio::runtime::Handle) {
         if let Engine::Daemon(attached) = &self.0 {
@@ -202,13 +200,13 @@ impl Task {
         }
     }
 
-    /// True while a runtime waits for what comes, for tests of that.
+    /// True while a runtime waits for the daemon's answers; for tests.
     #[cfg(all(feature = "tokio", feature = "fuzzing"))]
     pub fn is_heard_in_runtime(&self) -> bool {
         matches!(&self.0, Engine::Daemon(attached) if attached.0.is_heard_in_runtime())
     }
 
-    /// Ready unless its daemon is being restarted: then who waits is woken when calls need not wait any more.
+    /// Ready unless the daemon is being restarted; then the waker is woken once calls need not wait any more.
     pub(crate) fn poll_daemon(&self, context: &Context<'_>) -> Poll<()> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.poll_daemon(context.waker()),
@@ -216,7 +214,7 @@ impl Task {
         }
     }
 
-    /// A ring for so many bytes and more to a peer, by a direct lane, if there is one.
+    /// A ring to a peer, over a direct lane, if there is one; so many bytes are to be sent now.
     pub(crate) fn ring_to(&self, peer: &str, bytes: usize) -> Option<RingWriter> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.ring_to(peer, bytes),
@@ -224,19 +222,19 @@ impl Task {
         }
     }
 
-    /// True if streams with this peer may go by memory that the two share.
+    /// True if streams with this peer may use memory shared with it.
     pub(crate) fn is_neighbour(&self, peer: &str) -> bool {
         matches!(&self.0, Engine::Daemon(attached) if attached.0.is_neighbour(peer))
     }
 
-    /// So many bytes of a stream have come by the daemon.
+    /// Notes that bytes of a stream came through the daemon.
     pub(crate) fn came_by_daemon(&self, peer: &str, bytes: usize) {
         if let Engine::Daemon(attached) = &self.0 {
             attached.0.came_by_daemon(peer, bytes);
         }
     }
 
-    /// The reading end of a ring that a peer has taken up, if there is such a one.
+    /// The reading end of a ring that the peer has begun to use, if it exists.
     pub(crate) fn ring_from(&self, peer: &str, place: RingPlace) -> Option<RingReader> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.ring_from(peer, place),
@@ -244,7 +242,7 @@ impl Task {
         }
     }
 
-    /// Where bytes of streams with a peer are added up that go past the daemon, which is to count them.
+    /// Counts the stream bytes exchanged with a peer past the daemon, which are reported to it.
     pub(crate) fn streamed(&self, peer: &str) -> Arc<Streamed> {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.streamed(peer),
@@ -252,8 +250,8 @@ impl Task {
         }
     }
 
-    /// What blocks until there is a connection for a stream with a peer: a new one, or that of a number, which the peer has. It does not
-    /// keep the task attached. PermissionDenied where streams with that peer go by the daemon; else it fails as a dial does.
+    /// A function that blocks until it has a connection for a stream with a peer: a new one, or that of a number, which the peer has. It
+    /// does not keep the task attached. PermissionDenied where streams with that peer go through the daemon; else it fails as a dial does.
     pub(crate) fn opener(&self) -> Opener {
         match &self.0 {
             Engine::Daemon(attached) => {
@@ -276,7 +274,7 @@ impl Task {
         }
     }
 
-    /// Restarts of its daemon so far: for [`ended_by_restart`](Self::ended_by_restart).
+    /// Restarts of the daemon so far, for [`ended_by_restart`](Self::ended_by_restart).
     pub(crate) fn restarts(&self) -> u64 {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.restarts(),
@@ -284,7 +282,7 @@ impl Task {
         }
     }
 
-    /// Its daemon is being restarted, or was since there were so many restarts: calls that this has ended may be made again.
+    /// True if the daemon is being restarted, or was since `restarts` was read: calls ended by that may be made again.
     pub(crate) fn ended_by_restart(&self, restarts: u64) -> bool {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.ended_by_restart(restarts),
@@ -292,7 +290,7 @@ impl Task {
         }
     }
 
-    /// True if its engine is the daemon's.
+    /// True if the engine is a daemon.
     pub(crate) fn is_attached(&self) -> bool {
         matches!(self.0, Engine::Daemon(_))
     }
@@ -309,7 +307,7 @@ impl Task {
         }
     }
 
-    /// Memory for tensors that come, on one shard; 0 where there is no daemon.
+    /// Bytes of one shard's receive area; 0 while there is no daemon.
     pub(crate) fn area_bytes(&self) -> u64 {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.area_bytes().unwrap_or_default(),
@@ -317,10 +315,10 @@ impl Task {
         }
     }
 
-    /// Whether this many calls may be started now. With calls that wait in this process ([`Attach::backlog`]) there may be too many,
-    /// which the calls themselves would also report, one by one; this reports it before anything is handed over, and only checks a
-    /// flag while nothing waits. If it matters, `bytes` is called for the number of bytes that would have to wait; it gets the
-    /// arena's address range, whose own bytes do not count. A limit that fills up in between is reported by the calls.
+    /// Checks whether this many calls may be started now. Calls that wait in this process ([`Attach::backlog`]) may exceed its limits; the
+    /// calls would report that one by one, this reports it before anything is handed over. It only checks a flag while nothing waits.
+    /// If needed, `bytes` is called for the number of bytes that would have to wait; it gets the arena's address range, whose bytes do not
+    /// count. A limit that is reached in between is reported by the calls.
     ///
     /// # Errors
     /// ResourceExhausted with the limit's name, Unavailable if there is no daemon. None if calls wait in their threads, or with an
@@ -419,7 +417,7 @@ impl Task {
     }
 
     /// [`recv_with`](Self::recv_with) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
-    /// The daemon requests those that the peer does not send ahead within 1 ms: together, in few messages and without waiting
+    /// Tensors that the peer has not sent ahead within 1 ms are requested by the daemon together: in few messages, and without waiting
     /// for the window.
     ///
     /// ```no_run
@@ -462,13 +460,13 @@ impl Task {
     /// Up to 512 bytes travel in the ring and are kept by the daemon. Larger tensors stay in place if they are in memory of
     /// [`alloc`](Self::alloc); others are copied there first. That memory is free again once a newer version has replaced it
     /// and nobody reads it any more. When the daemon is restarted, or another one takes over, the newest version of each key is
-    /// published again by itself, also of a publication that ended with Unavailable when the daemon was lost.
+    /// published again automatically, even if its publication ended with Unavailable when the daemon was lost.
     pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Publishing {
         self.publish_many(version, [(key, tensor)])
     }
 
-    /// [`publish`](Self::publish) for many tensors of one version, at a fraction of the cost each. Of those served by one
-    /// shard, a pull finds either all of them new or none (for an attached task, in groups of 4,096).
+    /// [`publish`](Self::publish) for many tensors of one version, at a fraction of the cost each. A pull finds either all or none of
+    /// the new tensors that one shard serves (for an attached task, in groups of 4,096).
     pub fn publish_many<K: AsRef<str>>(
         &self,
         version: i64,
@@ -478,8 +476,7 @@ impl Task {
         self.publish_lying(version, tensors.into_iter().collect(), Lying::Anywhere)
     }
 
-    /// As [`publish_many`](Self::publish_many), of tensors that are written in place: Unavailable if they lie in the arena of a daemon
-    /// before.
+    /// [`publish_many`](Self::publish_many) for tensors that are written in place. Unavailable if they lie in an earlier daemon's arena.
     pub(crate) fn publish_in_place(&self, version: i64, tensors: Vec<(String, Tensor)>) -> Publishing {
         self.publish_lying(version, tensors, Lying::InArena)
     }
@@ -499,7 +496,7 @@ impl Task {
         }
     }
 
-    /// A table that this task writes in place: it moves when the daemon is another one.
+    /// Registers a table that this task writes in place: it moves when another daemon takes over.
     pub(crate) fn register(&self, table: &Arc<OwnTable>) {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.register(table),
@@ -507,7 +504,7 @@ impl Task {
         }
     }
 
-    /// Sees to it that such a table, which the caller holds, lies where the daemon reads it.
+    /// Makes sure that a registered table, whose state the caller holds, lies where the daemon reads it.
     ///
     /// # Errors
     /// ResourceExhausted if there is no room, Unavailable if there is no daemon.
@@ -518,14 +515,14 @@ impl Task {
         }
     }
 
-    /// [Publishes](Self::publish) this task's slices of a tensor that is cut by `slicing`, each under a key of its own. `tensor` is
-    /// the whole, or this task's rows one behind the other; nothing is copied if it is in memory of [`alloc`](Self::alloc). A
+    /// [Publishes](Self::publish) this task's slices of a tensor cut by `slicing`, each under its own key. `tensor` is the whole tensor, or
+    /// just this task's rows, contiguous; nothing is copied if it is in memory of [`alloc`](Self::alloc). A
     /// [sliced plan](Self::sliced_plan) with the same slicing gathers the slices of all owners.
     ///
-    /// One that is cut otherwise is another tensor: withdraw the [former slices](Self::withdraw_slices) when the owners change.
+    /// A tensor that is cut differently is another tensor: withdraw the [former slices](Self::withdraw_slices) when the owners change.
     ///
     /// # Errors
-    /// InvalidArgument if the slicing gives this task no rows, or the tensor is not what is to be cut. All else is the future's.
+    /// InvalidArgument if the slicing gives this task no rows, or does not fit the tensor. The future reports all other errors.
     pub fn publish_slices(
         &self,
         key: &str,
@@ -546,16 +543,16 @@ impl Task {
         Ok(self.publish_many(version, slices))
     }
 
-    /// Withdraws this task's slices of a tensor: all, also after an error.
+    /// Withdraws all of this task's slices of a tensor, even after an error.
     ///
     /// # Errors
-    /// As [`withdraw`](Self::withdraw), the first of them.
+    /// The first error of [`withdraw`](Self::withdraw).
     pub fn withdraw_slices(&self, key: &str, slicing: &Slicing) -> Result<(), Error> {
         let each = slicing.of_owner(self.name()).map(|index| self.withdraw(&slicing.key(key, index)));
         together(|| each.fold(Ok(()), Result::and))
     }
 
-    /// Withdraws a published tensor; pulls of it wait for the next one. A table is withdrawn by [`Table::withdraw`](crate::Table::withdraw).
+    /// Withdraws a published tensor; pulls of it wait for the next one. A table has [`Table::withdraw`](crate::Table::withdraw).
     ///
     /// # Errors
     /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.
@@ -603,8 +600,8 @@ impl Task {
         }
     }
 
-    /// Asks an owner for rows of its tables: ((owner, stripe), minimal version), in as many requests as `wanted` has. The first goes to
-    /// the shard that is `stripe` after the one that serves the pair, and each further one to the next.
+    /// Asks an owner for rows of its tables, with one request for each of `wanted`; `of` is ((owner, stripe), minimal version). The first
+    /// request goes to the shard `stripe` places after the one that serves the pair, each further request to the next shard.
     pub(crate) fn ask_rows(
         &self,
         of: ((&str, usize), i64),
@@ -627,7 +624,8 @@ impl Task {
         }
     }
 
-    /// Asks an owner where its tables lie, if this process may read them there: (owner, minimal version). `None` in an embedded engine.
+    /// Asks an owner where its tables lie, if this process may read them there; `of` is (owner, minimal version). `None` with an
+    /// embedded engine.
     pub(crate) fn ask_places(&self, of: (&str, i64), options: PullOptions, tables: NamedRowsBuf) -> Option<Receiving> {
         let attachment = self.attachment()?;
         let mut receiving = None;
@@ -644,15 +642,15 @@ impl Task {
         Plan::of(self.pulls(from, keys, false))
     }
 
-    /// [`pull`](Self::pull) without a copy: a tensor of 64 KiB or more that another task has published, attached to the same daemon by a
-    /// process of the same user, is viewed in that process's memory. Its bytes are read-only ([`Payload::Bytes`]).
+    /// [`pull`](Self::pull) without a copy: a tensor of 64 KiB or more, published by a task that a process of the same user has attached to
+    /// the same daemon, is viewed in that process's memory. Its bytes are read-only ([`Payload::Bytes`]).
     ///
-    /// The publisher's memory is not free again until the view is dropped, also if a newer version is published: drop views soon, and
+    /// The publisher's memory is not free again until the view is dropped, even if a newer version is published: drop views soon, and
     /// give publishers an arena with room for what is viewed. A view stays readable when its publisher goes, and when this task is
-    /// dropped, which copies what is still viewed. It relies on the publisher, which must not change what it has published.
+    /// dropped, which copies what is still viewed. It relies on the publisher not to change what it has published.
     ///
-    /// All else is copied, as by `pull`: what is small, comes from another host, or was published by an embedded engine, and where the
-    /// daemon's `daemon.views` is off, the publisher is another user's, 4,096 views are held, or the arenas of 64 publishers are mapped.
+    /// All else is copied, as by `pull`: tensors that are small, come from another host, or were published by an embedded engine; and every
+    /// tensor if `daemon.views` is off, the publisher is another user's, 4,096 views are held, or the arenas of 64 publishers are mapped.
     /// The daemon counts both (`views_refused`, `tensors_viewed`). The first view of a publisher asks the daemon for its memory, which
     /// may block for a second at most.
     pub fn view(&self, from: &str, key: &str, min_version: i64) -> Pulling {
@@ -669,17 +667,17 @@ impl Task {
         begun(self.pulls(from, keys, true), min_version, options)
     }
 
-    /// A [plan](Self::plan) whose large tensors are [viewed](Self::view): until the next pull, which finds them elsewhere.
+    /// A [plan](Self::plan) whose large tensors are [viewed](Self::view); a view lasts until the next pull, which finds them elsewhere.
     pub fn viewing_plan(&self, from: &str, keys: Keys) -> Plan {
         Plan::of(self.pulls(from, keys, true))
     }
 
     /// A plan of tensors that are published in slices, by any number of tasks: each is pulled from all of its owners at once, into
-    /// one array, whose parts arrive where they belong. The array is of memory of [`alloc`](Self::alloc), the same for each pull
-    /// that brings everything. Its slices are of one version, unless `versions` says otherwise.
+    /// one array, every slice at its place. The array is memory of [`alloc`](Self::alloc), the same for each complete pull. Its slices are
+    /// of one version, unless `versions` says otherwise.
     ///
-    /// Slices of 64 KiB or more that one owner has of a tensor are pulled over as many shards, one after the other in turn, where
-    /// this task's engine or daemon has more than one.
+    /// One owner's slices of 64 KiB or more of a tensor are pulled over several shards in turn, where this task's engine or daemon has more
+    /// than one.
     ///
     /// ```no_run
     /// # use sealane::{DType, SliceVersions, Slicing, Task, TensorMeta};
@@ -757,7 +755,7 @@ impl Task {
         Pushing::of(pushes)
     }
 
-    /// Pushes tensors, in order, with one look at the daemon; more `pushes` in progress.
+    /// Pushes tensors, in order, in one batch; adds the pushes in progress to `pushes`.
     pub(crate) fn push_each(
         &self,
         to: &str,
@@ -800,7 +798,7 @@ impl Task {
         }
     }
 
-    /// Opens an end of a direct lane that the caller has made in place of a daemon: for the drives in `tests/`.
+    /// Opens an end of a direct lane that the caller has made in place of a daemon; for the tests in `tests/` that stand in for one.
     #[cfg(feature = "fuzzing")]
     #[doc(hidden)]
     pub fn open_lane(&self, peer: &str, given: sealane_transport::shm::attach::GivenLane) {
@@ -809,9 +807,9 @@ impl Task {
         }
     }
 
-    /// Tasks with which this one has a direct lane now: their processes run on this host and under this user, and small tensors that they
-    /// [send](Self::send) each other go past the daemon, which counts them once a second. A lane is opened by itself after some calls;
-    /// nothing is lost or reordered by it. Empty with an embedded engine, in a forked child, and where `daemon.direct_lanes` is off.
+    /// Tasks with which this one has a direct lane now: their processes run on this host under this user, and small tensors that they
+    /// [send](Self::send) each other bypass the daemon, which is told their number once a second. A lane opens by itself after some calls;
+    /// it loses and reorders nothing. Empty with an embedded engine, in a forked child, and where `daemon.direct_lanes` is off.
     pub fn direct_peers(&self) -> Vec<String> {
         match &self.0 {
             Engine::Daemon(attached) if attached.0.check_fork().is_ok() => attached.0.direct_peers(),
@@ -831,9 +829,8 @@ impl Task {
         }
     }
 
-    /// Frees everything that is left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The
-    /// step's number may be used again. A small tensor of it may have been sent already: a recv that the other side makes before it
-    /// hears of this gets it.
+    /// Frees everything left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The step's number may
+    /// be used again. A small tensor of it may have been sent already: a recv that the peer makes before it learns of the cleanup gets it.
     ///
     /// # Errors
     /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.

@@ -10,12 +10,12 @@ use sealane_transport::{Error, SendOutcome};
 
 use crate::under_way::Sending;
 
-/// Sends of which nobody wants to know how each one ended.
+/// Sends whose outcomes matter only together.
 pub(crate) struct Together {
-    /// Those that have not been asked how they ended, the last one first.
+    /// Sends whose outcomes were not asked for yet, the last one first.
     rest: Vec<Sending>,
     error: Option<Error>,
-    /// Its outcome was handed out.
+    /// The outcome was taken.
     is_over: bool,
 }
 
@@ -51,7 +51,7 @@ impl Together {
         Poll::Ready(self.end())
     }
 
-    /// The next has ended; keeps the first error.
+    /// Notes the outcome of the next send; keeps the first error.
     fn note(&mut self, outcome: SendOutcome) {
         self.rest.pop();
         if let Err(failure) = outcome {

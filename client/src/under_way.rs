@@ -14,14 +14,14 @@ use crate::{
     in_process::{Call, end_of, look},
 };
 
-/// What sends and recvs differ in.
+/// How sends and recvs differ.
 trait Kind {
     type Error: From<Error>;
     type Value;
     /// Whether dropping a call cancels it.
     const CANCELLED_BY_DROP: bool;
 
-    /// What the table gives, and how to take it.
+    /// What the table returns, and how to take it.
     type Taken;
     const TAKE: Take<Self::Taken>;
 
@@ -63,13 +63,13 @@ impl Kind for Recv {
 struct UnderWay<K: Kind>(CallState<K>);
 
 enum CallState<K: Kind> {
-    /// In the attachment's table.
+    /// A call in the attachment's table.
     Daemon {
         attachment: Arc<Attachment>,
         call: u32,
     },
     InProcess(Call<Outcome<K>>),
-    /// It was not submitted; `None` once the outcome was handed out. Boxed, since a call is moved often and fails seldom.
+    /// Not submitted, or ended; `None` once the outcome was taken. Boxed, since a call is moved often and fails seldom.
     Ended(Option<Box<K::Error>>),
 }
 
@@ -96,7 +96,7 @@ impl<K: Kind> UnderWay<K> {
         }
     }
 
-    /// Waits for all, those of one attachment under one lock as far as they have ended.
+    /// Waits for all; for those of one attachment, the lock is taken once for all that have ended.
     fn wait_all(mut calls: Vec<Self>) -> Vec<Outcome<K>> {
         let mut outcomes = Vec::with_capacity(calls.len());
         let mut rest = &mut calls[..];
@@ -113,7 +113,7 @@ impl<K: Kind> UnderWay<K> {
             let numbers = same.iter().filter_map(Self::at_daemon).map(|(_, call)| call);
             let mut taken: Vec<K::Taken> = Vec::with_capacity(count);
             let waited = attachment.wait_all(numbers, K::TAKE, |outcome| taken.push(outcome));
-            // What was taken is no longer the table's; in a forked child nothing was, and nothing may be given up.
+            // Taken outcomes are no longer the table's; in a forked child nothing was taken, and nothing may be given up.
             same.iter_mut().for_each(|call| call.0 = CallState::Ended(None));
             match waited {
                 // Bytes are copied out here, where nobody waits for the lock.
@@ -193,7 +193,7 @@ impl Sending {
     /// hangs.
     ///
     /// # Errors
-    /// As [`Error`] says; DeadlineExceeded if nobody requested the tensor in time, or if it was in transit then: `delivery_unknown`
+    /// As [`Error`] says; DeadlineExceeded if nobody requested the tensor in time, or if it was still in transit then: `delivery_unknown`
     /// says which. A tensor in transit may arrive, and its memory is returned when its consumer has released it.
     ///
     /// # Panics
@@ -220,7 +220,7 @@ impl Sending {
         self.0.try_outcome()
     }
 
-    /// A poll by somebody who does not wait for it: the waker is woken at once only if the send fails.
+    /// Polls for a caller that does not wait: the waker is woken at once only if the send fails.
     pub(crate) fn poll_aside(&mut self, context: &mut Context<'_>) -> Poll<SendOutcome> {
         self.0.poll_by(Attachment::poll_aside, context)
     }

@@ -17,8 +17,8 @@ use crate::{
 /// Waits for futures of a task's calls, without an executor, and for a limited time. Cheap to clone; it does not keep the task
 /// attached.
 ///
-/// A thread that waits with it looks at the daemon's answers itself. One that [parks](std::thread::park) until a future's waker wakes
-/// it costs a wake-up more for every answer, of the thread that looks for it.
+/// A thread that waits with it polls for the daemon's answers itself. A thread that [parks](std::thread::park) until a future's waker
+/// wakes it costs one more wake-up for every answer: of the thread that polls for it.
 ///
 /// ```no_run
 /// # use std::{pin::pin, time::Duration};
@@ -47,17 +47,17 @@ impl Waiter {
         Waiter(Backing::Daemon(attachment.clone()))
     }
 
-    /// For calls of an embedded engine: the thread looks for as long as the policy says, then sleeps.
+    /// For calls of an embedded engine: the thread spins for as long as the policy says, then sleeps.
     pub fn embedded(polling: Polling) -> Waiter {
         Waiter(Backing::InProcess(Spinning::Always(polling)))
     }
 
-    /// The same where nobody has said for how long: it learns whether that pays, as an attachment does.
+    /// The same if no policy was set: it learns whether spinning pays, as an attachment does.
     pub(crate) fn learning() -> Waiter {
         Waiter(Backing::InProcess(Spinning::learned()))
     }
 
-    /// False if a thread that waits with it is to sleep at once.
+    /// False if a waiting thread is to sleep at once.
     pub(crate) fn may_spin(&self) -> bool {
         match &self.0 {
             Backing::Daemon(attachment) => attachment.may_spin(),
@@ -65,7 +65,7 @@ impl Waiter {
         }
     }
 
-    /// What a thread does that waits for something else than the daemon's answers.
+    /// How a thread spins that waits for something other than the daemon's answers.
     pub(crate) fn spinning(&self) -> Spinning {
         match &self.0 {
             Backing::Daemon(attachment) => attachment.polling().map_or_else(Spinning::learned, Spinning::Always),
@@ -73,12 +73,12 @@ impl Waiter {
         }
     }
 
-    /// What the future gives; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
+    /// The future's output; `None` if it is not ready after `timeout`. Polls at least once, and may be called again.
     ///
     /// Futures of calls of other tasks, and any others, work too.
     pub fn block_on<F: Future>(&self, future: F, timeout: Duration) -> Option<F::Output> {
         let mut future = pin!(future);
-        // A time that the clock cannot hold is as good as none.
+        // A time that the clock cannot hold counts as none.
         let until = Instant::now().checked_add(timeout);
         let poll = |context: &mut Context<'_>| future.as_mut().poll(context);
         match &self.0 {

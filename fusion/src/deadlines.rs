@@ -1,8 +1,8 @@
-//! When what has a deadline ends, the earliest first: an indexed binary heap.
+//! Deadlines, the earliest first: an indexed binary heap.
 //!
-//! Each deadline is found by the handle that it is of, and so taken out with it: nothing is left behind that would have to be looked
-//! for later, whoever chooses the deadlines. Entering and removing cost a few swaps each, and allocate only while the arena of the
-//! handles grows. Bounded by that arena: 24 bytes for each deadline, and 4 for each slot.
+//! Each deadline is found by its handle, and so is removed with what it belongs to: no stale entries are left to be searched later, whoever
+//! chooses the deadlines. Entering and removing cost a few swaps each, and allocate only while the arena of the handles grows. Bounded by
+//! that arena: 24 bytes for each deadline, and 4 for each slot.
 
 use std::time::Instant;
 
@@ -11,23 +11,23 @@ use sealane_transport::Handle;
 /// The place of a slot without a deadline.
 const NOWHERE: u32 = u32::MAX;
 
-/// See the module.
+/// Deadlines by handle; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
-    /// None is earlier than that at half its place.
+    /// No entry is earlier than its parent, which is at half its place.
     heap: Vec<(Instant, Handle)>,
     /// The place in `heap` of each slot's deadline.
     places: Vec<u32>,
 }
 
 impl Deadlines {
-    /// The earliest.
+    /// The earliest deadline.
     #[inline]
     pub(crate) fn next(&self) -> Option<Instant> {
         self.heap.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The earliest whose time has come, and what it is of; it stays until that is removed.
+    /// The handle with the earliest deadline, if that has passed; it stays until it is removed.
     pub(crate) fn due(&self, now: Instant) -> Option<Handle> {
         self.heap.first().filter(|(deadline, _)| *deadline <= now).map(|(_, handle)| *handle)
     }
@@ -43,14 +43,14 @@ impl Deadlines {
         self.rise(self.heap.len() - 1);
     }
 
-    /// Takes the deadline of a handle out, if it has one.
+    /// Removes the deadline of a handle, if it has one.
     #[inline]
     pub(crate) fn remove(&mut self, handle: Handle) {
         let Some(place) = self.place(handle) else { return };
         self.places[handle.index()] = NOWHERE;
         self.heap.swap_remove(place);
         if place < self.heap.len() {
-            // The last one was not below this place, perhaps.
+            // The last entry, moved here, may not have been below this place.
             let place = self.rise(place);
             self.sink(place);
         }
@@ -66,13 +66,13 @@ impl Deadlines {
         self.place(handle).map(|place| self.heap[place].0)
     }
 
-    /// Deadlines that there are.
+    /// Number of deadlines.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Moves what is at a place up to where it belongs; where that is.
+    /// Moves an entry up to where it belongs; returns its place.
     #[inline]
     fn rise(&mut self, mut place: usize) -> usize {
         let entry = self.heap[place];
@@ -84,7 +84,7 @@ impl Deadlines {
         place
     }
 
-    /// Moves what is at a place down to where it belongs.
+    /// Moves an entry down to where it belongs.
     fn sink(&mut self, mut place: usize) {
         let entry = self.heap[place];
         loop {

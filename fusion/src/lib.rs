@@ -6,14 +6,13 @@
 //! # How messages are fused
 //! Three layers, each improving on the previous one (1000 tensors of 64 B per step over TCP; `sealane bench fuse`):
 //!
-//! 1. **Within a turn**, everything queued for a peer is sent in one write. Requests of one task to another share a frame, and
-//!    so do small tensors, up to 4 KiB of them: an entry costs 18 or 22 bytes, a frame 32. Small tensors that are sent ahead of
-//!    their requests share frames of up to 8 KiB, at 6 bytes and the key an entry. Bounded by bytes (`fusion.turn_bytes`), by
-//!    large payloads (`fusion.turn_payloads`), and by the turn itself: nothing waits for later messages, except lone releases,
-//!    for one turn, and recvs whose tensors most often come ahead, for up to 1 ms before they are requested.
-//! 2. **A fused receive** issues many recvs at once. On the wire each is as a single recv, whose tensor comes ahead or is
-//!    requested, so reconnecting, releasing and aborting work as usual. Available tensors arrive at once, the rest when they
-//!    are sent.
+//! 1. **Within a turn**, everything queued for a peer is sent in one write. Requests of one task to another share a frame, and so do small
+//!    tensors, up to 4 KiB of them: an entry costs 18 or 22 bytes, a frame 32. Small tensors that are sent ahead of their requests share
+//!    frames of up to 8 KiB, at 6 bytes and the key per entry. Bounded by bytes (`fusion.turn_bytes`), by large payloads
+//!    (`fusion.turn_payloads`), and by the turn itself: nothing waits for later messages, except lone releases, for one turn, and recvs
+//!    whose tensors usually come ahead, for up to 1 ms before they are requested.
+//! 2. **A fused receive** issues many recvs at once. On the wire each is like a single recv, whose tensor comes ahead or is requested, so
+//!    reconnecting, releasing and aborting work as usual. Available tensors arrive at once, the rest when they are sent.
 //! 3. **A plan** names its keys once per link; the producer looks up their slots once. A pull is then 36 bytes. The producer
 //!    copies bytes behind one header, 8 KiB per message, without a request, table entry, release or metadata per tensor. The
 //!    consumer overwrites the tensors of the previous pull. A waiting pull holds only numbers: bytes are read from the

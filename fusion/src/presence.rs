@@ -1,13 +1,13 @@
-//! Which local tasks have a process attached, and which had one that has left. Pure: no clock, no I/O.
+//! Which local tasks have a process attached, and which have had one that left. Pure: no clock, no I/O.
 //!
-//! Either side of a call may start first, so a task that was never attached is waited for. One that was attached and has left is
-//! waited for too, unless the request [says otherwise](IfGone): such a request ends when its task leaves, or at once if it has.
-//! Each attachment has a number, which these requests are told while they wait and repeat when they are asked again after a link
-//! was lost: the note that their task has left may have been lost with it, and another process may have attached since.
+//! Either side of a call may start first, so requests wait for a task that was never attached. They also wait for one that was attached and
+//! has left, unless they [say otherwise](IfGone): such a request ends when its task leaves, or at once if it has left. Each attachment has
+//! a number, which these requests are told while they wait, and repeat when they are sent again after a link was lost: the note that their
+//! task has left may have been lost too, and another process may have attached since.
 //!
-//! A process whose daemon drains attaches to the next daemon, or to this one if that fails: it has not left.
+//! A process whose daemon drains attaches to the next daemon, or to this one if that fails: it does not count as having left.
 //!
-//! Bounded by the tasks of the node, and a reason of `ENDED_REASON_BYTES` for each.
+//! Bounded by the tasks of the node, each with a reason of at most `ENDED_REASON_BYTES`.
 
 use std::sync::Arc;
 
@@ -19,24 +19,24 @@ use crate::rendezvous::EndedSteps;
 /// Whether a task has a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 enum State {
-    /// It had none yet, or is expected back.
+    /// It has had none yet, or its process is expected back.
     #[default]
     Awaited,
     Here,
-    /// It drains: when its process goes, it is expected back.
+    /// The daemon drains: when the process goes, it is expected back.
     Moving,
-    /// Its process has left, and why.
+    /// Its process has left, with the reason.
     Left(Arc<str>),
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Seat {
-    /// Of the last attachment; 0 before the first.
+    /// The number of the last attachment; 0 before the first.
     number: u32,
     state: State,
 }
 
-/// The tasks of a node, by their places. See the module.
+/// The tasks of a node, by index; see the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Presence {
     seats: Vec<Seat>,
@@ -51,7 +51,7 @@ impl Presence {
         &mut self.seats[place]
     }
 
-    /// A process attaches as the task; the number of this attachment.
+    /// A process attaches as the task; returns the number of this attachment.
     pub fn came(&mut self, task: u16) -> u32 {
         let seat = self.seat(task);
         seat.number = seat.number.wrapping_add(1).max(1);
@@ -59,7 +59,7 @@ impl Presence {
         seat.number
     }
 
-    /// The process of a task is gone. True if it is expected to attach again.
+    /// The process of a task has gone. True if it is expected to attach again.
     pub fn left(&mut self, task: u16, reason: &str) -> bool {
         let seat = self.seat(task);
         let is_awaited = seat.state == State::Moving;
@@ -67,17 +67,17 @@ impl Presence {
         is_awaited
     }
 
-    /// The processes that are attached now will attach again when they are gone: their daemon drains.
+    /// The daemon drains: the processes attached now are expected to attach again after they have gone.
     pub fn expect_all_again(&mut self) {
         for seat in self.seats.iter_mut().filter(|seat| seat.state == State::Here) {
             seat.state = State::Moving;
         }
     }
 
-    /// For which attachment of its task a request may wait; 0 for the next one, or for any.
+    /// The attachment of its task that a request may wait for; 0 for the next one, or for any.
     ///
     /// # Errors
-    /// Why it is not to wait.
+    /// The reason with which the task left, if the request must not wait.
     #[inline]
     pub fn admit(&self, task: u16, if_gone: IfGone) -> Result<u32, &str> {
         let IfGone::Fails { attachment } = if_gone else { return Ok(0) };
@@ -92,7 +92,7 @@ impl Presence {
     }
 }
 
-/// What those hear who wait for a task that has left.
+/// The error of those who wait for a task that has left.
 pub fn gone(task: &str, reason: &str) -> Error {
     Error::Left { task: task.into(), reason: reason.into() }
 }

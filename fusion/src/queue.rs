@@ -1,7 +1,7 @@
 //! The queue that tensors are pushed into: bounded, filled by shards, emptied by any thread.
 //!
-//! Nobody waits for room here: while the queue is full its pushers get no credit, and do not send. One lock, held for a
-//! few nanoseconds a tensor. Small tensors that came together stay so until they are taken out one by one.
+//! Nobody waits for room here: while the queue is full its pushers get no credit, and do not send. One lock, held for a few nanoseconds a
+//! tensor. Small tensors that came together stay together until they are taken out one by one.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,12 +14,12 @@ use sealane_transport::limits::{QUEUE_BYTES_MAX, QUEUE_TENSORS_MAX};
 use sealane_transport::tensor::{TensorBatch, TensorView};
 use sealane_transport::{Error, Tensor};
 
-/// How much a queue holds, besides what its pushers have credit for: together at most as much again.
+/// How much a queue holds, not counting its pushers' credit, which together is at most as much again.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptOptions {
-    /// Tensors that wait. Default 4,096.
+    /// Tensors that may wait. Default 4,096.
     pub tensors_max: usize,
-    /// Their bytes; it is full when there are as many or more. Default 256 MiB.
+    /// Bytes at which the queue is full. Default 256 MiB.
     pub bytes_max: usize,
 }
 
@@ -61,7 +61,7 @@ impl AcceptedBatch {
         &self.from
     }
 
-    /// How many there are; one at least.
+    /// Number of tensors, at least one.
     pub fn len(&self) -> usize {
         match &self.tensors {
             Tensors::One(_) => 1,
@@ -69,12 +69,12 @@ impl AcceptedBatch {
         }
     }
 
-    /// False: there is one at least.
+    /// Always false: there is at least one tensor.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their bytes.
+    /// Bytes of all tensors.
     pub fn bytes(&self) -> usize {
         match &self.tensors {
             Tensors::One(tensor) => tensor.len(),
@@ -82,7 +82,7 @@ impl AcceptedBatch {
         }
     }
 
-    /// Each where it lies, in the order of pushing.
+    /// The tensors in place, in the order of pushing.
     ///
     /// # Panics
     /// If one lies in a device's memory, which only a pusher of this engine can have put there.
@@ -103,11 +103,11 @@ impl From<Accepted> for AcceptedBatch {
 
 #[derive(Default)]
 struct Inner {
-    /// What waits, and the shard that brought it.
+    /// What waits, with the shard that brought it.
     items: VecDeque<(u16, AcceptedBatch)>,
     tensors: usize,
     bytes: usize,
-    /// Someone found it full.
+    /// A pusher found the queue full.
     starved: bool,
     closed: Option<Error>,
     wakers: Vec<Waker>,
@@ -124,7 +124,7 @@ impl Inner {
         (self.tensors, self.bytes) = (self.tensors + batch.len(), self.bytes + batch.bytes());
     }
 
-    /// These are no longer in the queue.
+    /// Uncounts tensors that left the queue.
     fn took(&mut self, tensors: usize, bytes: usize) {
         debug_assert!(bytes <= self.bytes && tensors <= self.tensors, "the queue would be full for ever, or never");
         (self.tensors, self.bytes) = (self.tensors - tensors, self.bytes - bytes);
@@ -132,7 +132,7 @@ impl Inner {
         debug_assert!(!self.items.is_empty() || is_empty, "an empty queue would have no room for its pushers");
     }
 
-    /// Takes the first tensor out.
+    /// Takes the first tensor.
     fn pop(&mut self) -> Option<Accepted> {
         if let (_, AcceptedBatch { from, tensors: Tensors::Many(batch) }) = self.items.front_mut()? {
             let (from, tensor) = (from.clone(), batch.pop()?);
@@ -148,17 +148,17 @@ impl Inner {
     }
 }
 
-/// See the module. [`Acceptor`](crate::Acceptor) is how tasks see it.
+/// The queue between shards and an [`Acceptor`](crate::Acceptor); see the module.
 pub struct AcceptQueue {
     inner: Mutex<Inner>,
     filled: Condvar,
     options: AcceptOptions,
-    /// Called when there is room again for pushers that wait for it.
+    /// Called when there is room again for pushers that found it full.
     on_room: Box<dyn Fn() + Send + Sync>,
 }
 
 impl AcceptQueue {
-    /// An empty queue; `on_room` is called when there is room again for those who found it full.
+    /// An empty queue; `on_room` is called when there is room again for pushers that found it full.
     pub fn new(options: AcceptOptions, on_room: Box<dyn Fn() + Send + Sync>) -> AcceptQueue {
         let options = AcceptOptions { tensors_max: options.tensors_max.max(1), bytes_max: options.bytes_max.max(1) };
         AcceptQueue { inner: Mutex::default(), filled: Condvar::new(), options, on_room }
@@ -178,7 +178,7 @@ impl AcceptQueue {
         self.options.bytes_max
     }
 
-    /// Room for tensors, and for bytes; if it is full none, and a call of `on_room` is promised.
+    /// Room for tensors, and for bytes. `None` if it is full; then `on_room` will be called.
     pub(crate) fn room(&self) -> Option<(usize, usize)> {
         let mut inner = self.lock();
         let tensors = self.options.tensors_max.saturating_sub(inner.tensors);
@@ -188,7 +188,7 @@ impl AcceptQueue {
         has_room.then_some((tensors, bytes))
     }
 
-    /// Puts tensors in, into a closed queue as well: their pushers have been told that it took them.
+    /// Adds tensors, even to a closed queue: their pushers have been told that they were taken.
     pub(crate) fn fill(&self, shard: u16, items: &mut Vec<AcceptedBatch>) {
         let mut inner = self.lock();
         items.drain(..).for_each(|item| inner.put(shard, item));
@@ -201,7 +201,7 @@ impl AcceptQueue {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Puts tensors back that were the first to be taken out, in their order.
+    /// Puts back the tensors that were taken out last, in their order, at the front.
     pub(crate) fn put_back(&self, shard: u16, items: impl DoubleEndedIterator<Item = Accepted>) {
         let mut inner = self.lock();
         for item in items.rev() {
@@ -222,12 +222,12 @@ impl AcceptQueue {
         mine
     }
 
-    /// Tensors that a shard has put in and nobody has taken.
+    /// Tensors that a shard has put in and that are still in the queue.
     pub(crate) fn count_of(&self, shard: u16) -> usize {
         self.lock().items.iter().filter(|(by, _)| *by == shard).map(|(_, batch)| batch.len()).sum()
     }
 
-    /// Nothing more comes: waiters get the reason; tensors in the queue can still be taken.
+    /// Closes the queue: nothing more comes, and waiters get the error; tensors in the queue can still be taken.
     pub fn close(&self, error: Error) {
         let mut inner = self.lock();
         inner.closed.get_or_insert(error);
@@ -237,15 +237,15 @@ impl AcceptQueue {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// [`close`](Self::close) before anyone waits: `error` is what they hear, whatever was said before.
+    /// Like [`close`](Self::close), before anyone waits: `error` replaces any earlier one.
     pub(crate) fn refuse(&self, error: Error) {
         self.lock().closed = Some(error);
     }
 
-    /// Takes up to `most` tensors; how many.
+    /// Takes up to `most` tensors; returns how many.
     ///
     /// # Errors
-    /// Why the queue is closed, once it is empty.
+    /// The error that the queue was closed with, once it is empty.
     pub fn take(&self, most: usize, into: &mut Vec<Accepted>) -> Result<usize, Error> {
         self.take_from(self.lock(), most, into)
     }
@@ -260,7 +260,7 @@ impl AcceptQueue {
         self.take_out(inner, (count, most > 0), take)
     }
 
-    /// Takes all tensors as they came together; how many.
+    /// Takes all tensors, grouped as they arrived; returns how many.
     ///
     /// # Errors
     /// Those of [`take`](Self::take).
@@ -274,7 +274,7 @@ impl AcceptQueue {
         self.take_out(inner, (count, true), take)
     }
 
-    /// `take` takes so many tensors out, and says how many bytes they have.
+    /// Counts `count` tensors out of the queue: `take` takes them, and returns their bytes.
     fn take_out(
         &self,
         mut inner: MutexGuard<'_, Inner>,
@@ -289,7 +289,7 @@ impl AcceptQueue {
         }
         let bytes = take(&mut inner);
         inner.took(count, bytes);
-        // Half of it at once, so that pushers are not told of every single place.
+        // Half of it at once, so that pushers are not told of every single free place.
         let roomy = 2 * inner.tensors <= self.options.tensors_max && 2 * inner.bytes <= self.options.bytes_max;
         let starved = inner.starved && roomy;
         if starved {
@@ -302,7 +302,7 @@ impl AcceptQueue {
         Ok(count)
     }
 
-    /// Waits until there is a tensor, and takes up to `most`; none if `deadline` passes.
+    /// Waits until there is a tensor, and takes up to `most`; returns 0 if `deadline` passes.
     pub(crate) fn wait(
         &self,
         most: usize,
@@ -342,7 +342,7 @@ impl AcceptQueue {
         if !inner.items.is_empty() || inner.closed.is_some() {
             return Poll::Ready(inner);
         }
-        // A future that is polled often, and never ready in between, waits once.
+        // A future that is polled repeatedly before it is ready registers one waker.
         if !inner.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
             inner.wakers.push(context.waker().clone());
         }
@@ -350,7 +350,7 @@ impl AcceptQueue {
     }
 }
 
-/// An accept in flight: the next tensors, one at least.
+/// An accept in progress: the next tensors, at least one.
 #[must_use = "await it to get the tensors"]
 pub struct AcceptingMany<'a> {
     pub(crate) queue: &'a AcceptQueue,
@@ -366,7 +366,7 @@ impl Future for AcceptingMany<'_> {
     }
 }
 
-/// An accept of all that is there, in flight: one batch at least.
+/// An accept of all that is there, in progress: at least one batch.
 #[must_use = "await it to get the tensors"]
 pub struct AcceptingAll<'a> {
     pub(crate) queue: &'a AcceptQueue,

@@ -1,4 +1,5 @@
-//! `sealane.Acceptor`: the receiving end of a queue in Python. Any thread, several at a time; bounded by the queue's options.
+//! `sealane.Acceptor`: the receiving end of a queue in Python. Usable from any thread, several at a time; bounded by the queue's
+//! options.
 
 use std::{
     sync::{PoisonError, RwLock},
@@ -23,24 +24,23 @@ use crate::{
 /// context manager, or call ``close``; when it is dropped it is closed, too.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Acceptor {
-    /// Which is not closed by being dropped before its acceptors.
+    /// Held, since dropping it would close it before its acceptors.
     task: Py<Task>,
     queue: Box<str>,
-    /// `None` once it is closed. A waiting thread holds it for reading, for [`SIGNALS_EVERY`] at most.
+    /// `None` once it is closed. A waiting thread holds the read lock, for at most [`SIGNALS_EVERY`].
     open: RwLock<Option<sealane::Acceptor>>,
     waiter: Waiter,
     made: Generation,
-    /// Of those that accept rows of tables.
+    /// For acceptors of table rows.
     rows: Option<WaitingRows>,
 }
 
-/// What is handed out.
+/// One thing that is handed out.
 enum Each {
     Tensor(Accepted),
     Rows(PushedRows),
 }
 
-/// What a wait brought.
 enum Taken {
     Some(Vec<Each>),
     Nothing,
@@ -54,16 +54,16 @@ impl Acceptor {
         Self { task: task.clone().unbind(), queue: queue.into(), open, waiter, made, rows: None }
     }
 
-    /// The same, of rows of tables.
+    /// Turns it into an acceptor of table rows.
     pub(crate) fn of_rows(mut self) -> Self {
         self.rows = Some(WaitingRows::default());
         self
     }
 
-    /// What was pushed, as Python has it.
+    /// The Python object for what was pushed.
     ///
     /// # Errors
-    /// As [`accepted`] and [`accepted_rows`].
+    /// As for [`accepted`] and [`accepted_rows`].
     fn made<'py>(py: Python<'py>, each: Each) -> PyResult<Bound<'py, PyAny>> {
         match each {
             Each::Tensor(tensor) => accepted(py, tensor),
@@ -75,13 +75,13 @@ impl Acceptor {
         Self::made(py, taken.pop().expect("one was taken"))
     }
 
-    /// Waits for tensors, or rows of tables, and takes `most` at most.
+    /// Waits for tensors, or rows of tables, and takes at most `most`.
     ///
     /// # Errors
     /// Those of the queue, and what a signal handler raises: then nothing was taken.
     fn take(&self, py: Python<'_>, most: usize, timeout: Option<Duration>, unless_gone: &[String]) -> PyResult<Taken> {
         self.made.check(self.task.get().name()).or_raise(py)?;
-        // A time that the clock cannot hold is as good as none.
+        // A time that the clock cannot hold means no limit.
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -94,9 +94,9 @@ impl Acceptor {
         }
     }
 
-    /// Waits, but not much longer than signals, and who closes it, may wait. Without the interpreter's lock.
+    /// Waits, but hardly longer than signals and a thread that closes the queue may wait. Without the GIL.
     fn take_soon(&self, most: usize, left: Duration, unless_gone: &[String]) -> Result<Taken, Error> {
-        // What is left of a push of many tables was taken, and is in nobody's queue any more: it is handed out even after the end.
+        // The rest of a push to many tables was already taken from the queue, so it is handed out even after the end.
         let waiting = self.ready(Vec::new(), most)?;
         if !waiting.is_empty() {
             return Ok(Taken::Some(waiting));
@@ -115,7 +115,7 @@ impl Acceptor {
         }
     }
 
-    /// What is handed out of what was taken now and before: `most` at most, and something if anything was taken now.
+    /// What is handed out of what was taken now and before: at most `most`, and something if anything was taken now.
     ///
     /// # Errors
     /// As [`WaitingRows::take`].
@@ -126,10 +126,10 @@ impl Acceptor {
         }
     }
 
-    /// What an accept of one or more gives.
+    /// The result of accepting one or more.
     ///
     /// # Errors
-    /// As [`take`](Self::take), DeadlineExceeded, InvalidArgument if it was closed.
+    /// As for [`take`](Self::take), DeadlineExceeded, InvalidArgument if it was closed.
     fn wait(
         &self,
         py: Python<'_>,
@@ -145,7 +145,7 @@ impl Acceptor {
         }
     }
 
-    /// Once nobody waits, which takes no longer than [`SIGNALS_EVERY`]. Without the interpreter's lock.
+    /// Closes it once nobody waits, which takes no longer than [`SIGNALS_EVERY`]. Without the GIL.
     fn shut(&self) -> Option<sealane::Acceptor> {
         self.open.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -232,7 +232,7 @@ impl Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         if self.made.is_over() {
-            // A child must not speak to the shards of its parent.
+            // A child must not talk to the shards of its parent.
             std::mem::forget(self.open.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         } else {
             Python::attach(|py| py.detach(|| drop(self.shut())));

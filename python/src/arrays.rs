@@ -1,4 +1,4 @@
-//! The arrays of a plan: the same objects with every pull, as long as the tensors keep type and shape. Tensors are copied into
+//! The arrays of a plan: each pull returns the same objects, as long as the tensors keep type and shape. Tensors are copied into
 //! them, since Python code may keep an array longer than the plan keeps its memory. One thread copies at a time.
 
 use std::sync::Arc;
@@ -14,36 +14,34 @@ use crate::{
     tensor::{Tensor, handed_out, looked_at},
 };
 
-/// See the module.
 pub(crate) struct Arrays {
     keys: Arc<Py<PyTuple>>,
-    /// By the number of the key; `None` for what has never come.
+    /// By the number of the key; `None` for what has never arrived.
     places: Vec<Option<Place>>,
-    /// All of them, where all are there and as they were.
+    /// The dict of all arrays, if all are there and unchanged.
     all: Option<Py<PyDict>>,
 }
 
 struct Place {
-    /// The memory, where it can be written over.
+    /// The memory, if it can be overwritten.
     tensor: Option<Py<Tensor>>,
     object: Py<PyAny>,
 }
 
-/// What a pull brought that is not in an array yet.
+/// Results of a pull that are not in an array yet.
 pub(crate) struct Found {
-    /// Copies of those that have no array of their kind, by number.
+    /// Copies of those without an array of their type and shape, by number.
     fresh: Vec<(usize, sealane::Tensor)>,
-    /// What did not come, by number, in order.
+    /// Errors of those that did not arrive, by number, in order.
     missed: Vec<(usize, Error)>,
 }
 
 impl Arrays {
-    /// For the tensors of these keys.
     pub(crate) fn new(keys: Arc<Py<PyTuple>>, count: usize) -> Self {
         Self { keys, places: (0..count).map(|_| None).collect(), all: None }
     }
 
-    /// Writes the tensors that came over the arrays of their kind, and copies the others. Without the interpreter's lock.
+    /// Writes the arrived tensors over the arrays of their type and shape, and copies the others. Without the GIL.
     pub(crate) fn fill(&self, plan: &sealane::Plan) -> Found {
         let mut found = Found { fresh: Vec::new(), missed: Vec::new() };
         for (index, place) in self.places.iter().enumerate() {
@@ -66,7 +64,7 @@ impl Arrays {
         found
     }
 
-    /// The arrays by key, in order; for what did not come, the exception that says why.
+    /// The arrays by key, in order; for what did not arrive, the exception with the reason.
     ///
     /// # Errors
     /// MemoryError, InvalidArgument for strings whose offsets are wrong.

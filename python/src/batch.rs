@@ -16,7 +16,7 @@ use crate::{
     pull::by_key,
 };
 
-/// Keys to ask for: any iterable of strings, but a string.
+/// Keys to request: any iterable of strings except a string.
 ///
 /// # Errors
 /// TypeError for anything else.
@@ -27,15 +27,15 @@ pub(crate) fn keys_of<'py>(keys: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, 
     keys.try_iter()?.map(|key| Ok(key?.cast_into()?)).collect()
 }
 
-/// Keys as Rust has them.
+/// Keys as Rust strings.
 ///
 /// # Errors
-/// UnicodeEncodeError for one that is no text.
+/// UnicodeEncodeError for a key that is not valid text.
 pub(crate) fn names_of<'a>(keys: &'a [Bound<'_, PyString>]) -> PyResult<Vec<&'a str>> {
     keys.iter().map(|key| key.to_str()).collect()
 }
 
-/// Keys of what is published.
+/// Keys of published tensors.
 ///
 /// # Errors
 /// InvalidArgument if they are too many or too long.
@@ -46,7 +46,7 @@ pub(crate) fn key_set(py: Python<'_>, keys: &[Bound<'_, PyString>]) -> PyResult<
 /// Keys and tensors of a mapping.
 ///
 /// # Errors
-/// As [`Outgoing::new`], TypeError for keys that are no strings.
+/// As for [`Outgoing::new`], TypeError for keys that are not strings.
 pub(crate) fn tensors_of<'py>(tensors: &Bound<'py, PyMapping>) -> PyResult<(Vec<Bound<'py, PyString>>, Vec<Outgoing>)> {
     let items = tensors.items()?;
     let (mut keys, mut outgoing) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
@@ -58,19 +58,19 @@ pub(crate) fn tensors_of<'py>(tensors: &Bound<'py, PyMapping>) -> PyResult<(Vec<
     Ok((keys, outgoing))
 }
 
-/// Tensors of any iterable of them.
+/// Tensors from any iterable.
 ///
 /// # Errors
-/// As [`Outgoing::new`], TypeError for what is no iterable.
+/// As for [`Outgoing::new`], TypeError for anything but an iterable.
 pub(crate) fn arrays_of(arrays: &Bound<'_, PyAny>) -> PyResult<Vec<Outgoing>> {
     arrays.try_iter()?.map(|array| Outgoing::new(&array?)).collect()
 }
 
-/// Tensors to be received together: keys, and memory for some.
+/// Tensors to receive together: keys, and memory for some.
 pub(crate) struct Wanted {
     keys: Vec<Py<PyString>>,
     destinations: Vec<Option<Destination>>,
-    /// Errors are told beside what came.
+    /// Whether errors are returned next to what arrived.
     partial: bool,
 }
 
@@ -83,7 +83,7 @@ impl Wanted {
         Ok(Self { keys: keys.into_iter().map(Bound::unbind).collect(), destinations, partial })
     }
 
-    /// What is asked for: the keys, and where each tensor lands; and their places on devices.
+    /// The request: the keys, and where each tensor is received; and their places on devices.
     #[allow(clippy::type_complexity, reason = "two lists")]
     pub(crate) fn asked<'a>(
         &'a self,
@@ -100,10 +100,10 @@ impl Wanted {
         asked.collect()
     }
 
-    /// What came, by key.
+    /// The arrived tensors by key.
     ///
     /// # Errors
-    /// As [`by_key`], InvalidArgument for a key that was asked for twice.
+    /// As for [`by_key`], InvalidArgument for a key that was requested twice.
     pub(crate) fn arrays<'py>(
         &self,
         py: Python<'py>,
@@ -118,7 +118,7 @@ impl Wanted {
     }
 }
 
-/// Memory for the tensor of that key, if the mapping has any.
+/// Memory for the tensor with that key, if the mapping has any.
 ///
 /// # Errors
 /// As [`Destination::new`].

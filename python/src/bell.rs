@@ -1,5 +1,5 @@
-//! Notifies Python that calls have ended: waiting threads, and event loops through a descriptor that they watch. Called by the
-//! thread of the client or the engine that ends a call, which never waits for the GIL.
+//! Notifies Python that calls have ended: waiting threads, and event loops through a descriptor that they watch. Called on the
+//! thread of the client or engine that ends a call, which never waits for the GIL.
 
 use std::{
     mem,
@@ -12,7 +12,7 @@ use std::{
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::prelude::*;
 
-/// Who wants to know that a call has ended: its waker.
+/// The waker of a call: knows who waits for its end.
 #[derive(Default)]
 pub(crate) struct Wakeups {
     state: Mutex<Listeners>,
@@ -25,7 +25,7 @@ struct Listeners {
 }
 
 impl Wakeups {
-    /// Wakes this thread as well, once.
+    /// Also wakes this thread, once.
     pub(crate) fn wake_too(&self, waker: &Waker) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let thread = thread::current().id();
@@ -33,14 +33,14 @@ impl Wakeups {
         state.threads.push((thread, waker.clone()));
     }
 
-    /// This thread does not wait any more.
+    /// Forgets this thread, which no longer waits.
     pub(crate) fn forget(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let thread = thread::current().id();
         state.threads.retain(|(other, _)| *other != thread);
     }
 
-    /// Rings the bell as well, once.
+    /// Also rings the bell, once.
     pub(crate) fn ring_too(&self, bell: &Bell, ticket: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.bells.push((bell.0.clone(), ticket));
@@ -59,7 +59,7 @@ impl Wake for Wakeups {
     }
 }
 
-/// Tickets of calls that have ended, and the descriptor that says so.
+/// Tickets of calls that have ended, and the descriptor that signals them.
 struct Tickets {
     ready: Mutex<Vec<u64>>,
     rung: EventFd,
@@ -70,7 +70,7 @@ impl Tickets {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.push(ticket);
         if ready.len() == 1 {
-            // It can only fail when it was rung 2^64 times without an answer.
+            // It can only fail if it was rung 2^64 times without being read.
             let _ = self.rung.write(1);
         }
     }
@@ -96,7 +96,7 @@ impl Bell {
     /// The tickets since the last call.
     fn tickets(&self) -> Vec<u64> {
         let mut ready = self.0.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that the next ring finds the descriptor at rest.
+        // Under the lock, so that the next ring finds the descriptor cleared.
         let _ = self.0.rung.read();
         mem::take(&mut ready)
     }

@@ -1,5 +1,5 @@
-//! The buffer protocol: tensors from `bytes`, `memoryview` and `array.array`, and views of tensors. Runs with the GIL; an
-//! exported view keeps its tensor alive.
+//! The buffer protocol: tensors from `bytes`, `memoryview` and `array.array`, and views of tensors. Runs with the GIL; an exported
+//! view keeps its tensor alive.
 #![allow(unsafe_code)]
 
 use std::{
@@ -24,7 +24,7 @@ pub(crate) fn exports(object: &Bound<'_, PyAny>) -> bool {
 
 /// A view of another object's memory, until it is dropped.
 ///
-/// Not moved once it was filled in: exporters may let it point into itself.
+/// Not moved once it is filled in: exporters may let it point into itself.
 struct View<'py>(Box<ffi::Py_buffer>, Python<'py>);
 
 impl Drop for View<'_> {
@@ -54,18 +54,18 @@ impl<'py> View<'py> {
         if self.0.format.is_null() {
             return "B";
         }
-        // SAFETY: a format is a string that stays as long as the view.
+        // SAFETY: a format is a string that lives as long as the view.
         unsafe { CStr::from_ptr(self.0.format) }.to_str().unwrap_or("?")
     }
 }
 
-/// What an object that has the buffer protocol looks like.
+/// The array in an object that has the buffer protocol.
 ///
 /// # Errors
-/// InvalidArgument if its elements are of a type that no tensor has, what the object raises.
+/// InvalidArgument if no tensor has the type of its elements, and what the object raises.
 pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     let py = object.py();
-    // It holds an export of its own until it is dropped, wherever that is.
+    // It holds its own export until it is dropped, wherever that happens.
     let keeper = PyMemoryView::from(object)?;
     let view = View::of(&keeper)?;
     if view.members(view.0.suboffsets).iter().any(|offset| *offset >= 0) {
@@ -76,23 +76,23 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     let strides = (!view.0.strides.is_null()).then(|| Strides::from_slice(view.members(view.0.strides)));
     let (start, writable) = (view.0.buf.cast(), view.0.readonly == 0);
     drop(view);
-    // SAFETY: a buffer's elements lie where its exporter says, as long as the view that `keeper` holds is not released.
+    // SAFETY: a buffer's elements lie where its exporter says until the view that `keeper` holds is released.
     unsafe { Borrowed::new(start, dtype, shape, strides, writable, keeper.into_any().unbind()) }.or_raise(py)
 }
 
-/// Dimensions and strides of a view that was handed out.
+/// Dimensions and strides of an exported view.
 struct Extent {
     shape: Box<[isize]>,
     strides: Box<[isize]>,
 }
 
-/// Fills in a view of a tensor's memory. Types that have no format are seen as bytes.
+/// Fills in a view of a tensor's memory. Types without a format appear as bytes.
 ///
 /// # Errors
-/// BufferError if a writable view is asked for of memory that is shared.
+/// BufferError if a writable view of shared memory is requested.
 ///
 /// # Safety
-/// `view` is to be written, and is given to [`release`] once it was filled in.
+/// `view` may be written, and is passed to [`release`] after it was filled in.
 pub(crate) unsafe fn fill_in(tensor: &Bound<'_, Tensor>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
     let memory = tensor.get().memory();
     if view.is_null() {
@@ -113,8 +113,8 @@ pub(crate) unsafe fn fill_in(tensor: &Bound<'_, Tensor>, view: *mut ffi::Py_buff
     let strides = row_major(&shape, itemsize);
     let extent = Box::new(Extent { shape, strides });
     let wants = |flag| flags & flag == flag;
-    // SAFETY: the caller hands the view over to be written. What it points to is the tensor's memory, which the
-    // reference to it keeps, a constant, and the extent, which `release` frees.
+    // SAFETY: the caller passes the view to be written. It points to the tensor's memory, which the reference to the tensor keeps,
+    // to a constant, and to the extent, which `release` frees.
     unsafe {
         (*view).buf = memory.start().cast();
         (*view).len = memory.len() as isize;
@@ -140,7 +140,7 @@ pub(crate) unsafe fn release(view: *mut ffi::Py_buffer) {
     unsafe { drop(Box::from_raw((*view).internal.cast::<Extent>())) };
 }
 
-/// Distances between elements that lie row-major without gaps, in units of `element`.
+/// Strides of elements that lie row-major without gaps, in units of `element`.
 pub(crate) fn row_major(shape: &[isize], element: isize) -> Box<[isize]> {
     let mut stride = element;
     let mut strides: Box<[isize]> = shape.into();

@@ -1,5 +1,5 @@
-//! Calls in flight as Python objects: can be waited for, awaited or polled, by any thread. No thread holds a call's lock while
-//! it waits for the GIL.
+//! Calls in flight as Python objects: any thread can wait for them, await them or poll them. No thread holds a call's lock while it
+//! waits for the GIL.
 
 use std::{
     future::poll_fn,
@@ -21,7 +21,6 @@ use crate::{
     wait::{SIGNALS_EVERY, UnderWay, Valueless},
 };
 
-/// A call, and how it ended.
 struct Call<C: UnderWay> {
     state: Mutex<CallState<C>>,
     wakeups: Arc<Wakeups>,
@@ -30,7 +29,7 @@ struct Call<C: UnderWay> {
 }
 
 enum CallState<C: UnderWay> {
-    /// And whether somebody wants to be woken.
+    /// In progress; true if somebody wants to be woken.
     UnderWay(C, bool),
     Ended(C::Value),
     Failed(Error),
@@ -58,12 +57,12 @@ impl<C: UnderWay> Call<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the call has ended. Without the interpreter's lock.
+    /// Whether the call has ended. Without the GIL.
     fn look(&self) -> bool {
         let mut state = self.lock();
         let outcome = match &mut *state {
             CallState::UnderWay(call, false) => call.look(),
-            // A mere look could take the place of who is to be woken.
+            // A mere look could replace the waker of whoever waits.
             CallState::UnderWay(call, true) => self.polled(call),
             _ => return true,
         };
@@ -72,7 +71,7 @@ impl<C: UnderWay> Call<C> {
         ended
     }
 
-    /// Whether the call has ended; if not, `wakeups` hears when it does. Without the interpreter's lock.
+    /// Whether the call has ended; if not, `wakeups` is notified when it does. Without the GIL.
     fn poll(&self) -> bool {
         if let CallState::UnderWay(_, listened) = &mut *self.lock() {
             *listened = true;
@@ -96,13 +95,13 @@ impl<C: UnderWay> Call<C> {
         if py.detach(|| self.look()) {
             return Ok(());
         }
-        // Python runs signal handlers on the main thread alone.
+        // Python runs signal handlers only on the main thread.
         let slice = if on_main_thread() { SIGNALS_EVERY } else { Duration::MAX };
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if py.detach(|| self.wait_within(left.unwrap_or(slice).min(slice))) {
-                // Who presses control-C may end the peer too: the call's error is not what was meant.
+                // A control-C may also end the peer: then the interrupt matters, not the call's error.
                 return if py.detach(|| self.has_failed()) { py.check_signals() } else { Ok(()) };
             }
             py.check_signals()?;
@@ -116,7 +115,7 @@ impl<C: UnderWay> Call<C> {
         matches!(&*self.lock(), CallState::Failed(_))
     }
 
-    /// Whether the call ends in time. Without the interpreter's lock.
+    /// Whether the call ends in time. Without the GIL.
     fn wait_within(&self, time: Duration) -> bool {
         let poll = |context: &mut Context<'_>| {
             self.wakeups.wake_too(context.waker());
@@ -136,10 +135,10 @@ impl<C: UnderWay> Call<C> {
         }))
     }
 
-    /// Whether a call that has ended did so well.
+    /// Whether an ended call succeeded.
     ///
     /// # Errors
-    /// The call's, CancelledError.
+    /// Those of the call, CancelledError.
     fn verdict(&self, py: Python<'_>) -> PyResult<()> {
         let error = py.detach(|| match &*self.lock() {
             CallState::Ended(_) | CallState::Told => Ok(None),
@@ -154,7 +153,7 @@ impl<C: UnderWay> Call<C> {
         }
     }
 
-    /// The value of a call that has ended well, once.
+    /// The value of a call that has succeeded, once.
     fn take(&self, py: Python<'_>) -> Option<C::Value> {
         py.detach(|| {
             let mut state = self.lock();
@@ -176,7 +175,7 @@ impl<C: UnderWay> Call<C> {
                 matches!(*state, CallState::UnderWay(..)).then(|| std::mem::replace(&mut *state, CallState::Cancelled));
             drop(state);
             if given_up.is_some() {
-                // Those who wait for it are told.
+                // Threads that wait for it are notified.
                 self.wakeups.clone().wake();
             }
             given_up.is_some()
@@ -188,7 +187,7 @@ impl<C: UnderWay> Drop for Call<C> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if matches!(state, CallState::UnderWay(..)) && !self.made.is_over() {
-            // One that is given up may wait for its memory.
+            // Dropping a call may block until its memory is free.
             let given_up = std::mem::replace(state, CallState::Cancelled);
             Python::attach(|py| py.detach(|| drop(given_up)));
         }
@@ -199,7 +198,7 @@ fn on_main_thread() -> bool {
     nix::unistd::gettid() == nix::unistd::getpid()
 }
 
-/// What `concurrent.futures` raises for calls that were cancelled.
+/// The exception that `concurrent.futures` raises for cancelled calls.
 fn cancelled(py: Python<'_>) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match CLASS.import(py, "concurrent.futures", "CancelledError") {
@@ -253,10 +252,10 @@ impl Sending {
     }
 }
 
-/// Makes what Python gets of a call's value.
+/// Makes the Python object from a call's value.
 type HandOut = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
-/// A call, and how its value is handed out.
+/// A call, and the function that makes its Python object.
 struct Incoming<C, F> {
     call: C,
     make: Option<F>,
@@ -299,14 +298,14 @@ where
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Receiving {
     call: Call<Box<dyn UnderWay<Value = HandOut>>>,
-    /// What was handed out.
+    /// The object that was handed out.
     value: PyOnceLock<Py<PyAny>>,
-    /// It could not be handed out.
+    /// True if it could not be handed out.
     lost: AtomicBool,
 }
 
 impl Receiving {
-    /// A call whose value becomes what `make` makes of it, once.
+    /// A call whose value `make` turns into a Python object, once.
     pub(crate) fn new<C, F>(waiter: Waiter, call: C, make: F) -> Self
     where
         C: UnderWay<Value: 'static> + 'static,
@@ -316,7 +315,7 @@ impl Receiving {
         Self { call: Call::new(waiter, Box::new(incoming)), value: PyOnceLock::new(), lost: AtomicBool::new(false) }
     }
 
-    /// Has calls make a start that do nothing before they are looked at.
+    /// Starts calls that do nothing before they are polled.
     pub(crate) fn begin(&self, py: Python<'_>) {
         py.detach(|| self.call.look());
     }

@@ -1,5 +1,5 @@
-//! Tensors in the memory of CUDA devices: what DLPack and `__cuda_array_interface__` tell of them, and what is received into it. Runs
-//! with the GIL; what keeps the memory may be dropped by any thread.
+//! Tensors in the memory of CUDA devices: as described by DLPack and `__cuda_array_interface__`, and as destinations. Runs with the
+//! GIL; the object that keeps the memory may be dropped on any thread.
 #![allow(unsafe_code)]
 
 use std::{
@@ -32,13 +32,14 @@ pub(crate) struct OnDevice {
 }
 
 impl OnDevice {
-    /// `after` is a stream whose work the memory waits for.
+    /// `after` is a stream whose work must complete before the memory is used.
     ///
     /// # Errors
     /// InvalidArgument for elements with gaps between them, and for types and shapes that no tensor has.
     ///
     /// # Safety
-    /// While `keeper` is referred to, the elements are memory of the device, and writable if `writable`; `after` is a stream of its.
+    /// While `keeper` is referenced, the elements are memory of the device, and writable if `writable`; `after` is one of its
+    /// streams.
     pub(crate) unsafe fn new(
         layout: &Layout,
         (device, address): (usize, u64),
@@ -57,10 +58,10 @@ impl OnDevice {
         Ok(OnDevice { tensor: DeviceTensor::new(meta, bytes)?, writable })
     }
 
-    /// What an object tells by `__cuda_array_interface__`, version 2 or 3; `None` if it does not.
+    /// The array described by an object's `__cuda_array_interface__`, version 2 or 3; `None` if it has none.
     ///
     /// # Errors
-    /// InvalidArgument for masks, types that are not known, and addresses that the driver does not know.
+    /// InvalidArgument for masks, unknown types, and addresses that the driver does not know.
     pub(crate) fn by_interface(object: &Bound<'_, PyAny>, direction: Direction) -> PyResult<Option<OnDevice>> {
         let py = object.py();
         let Some(interface) = object.getattr_opt(intern!(py, "__cuda_array_interface__"))? else { return Ok(None) };
@@ -77,7 +78,7 @@ impl OnDevice {
         let strides: Option<Vec<isize>> = member("strides")?.map(|strides| strides.extract()).transpose()?;
         let version: u32 = needed("version")?.extract()?;
         let stream: Option<u64> = match version {
-            // Of its time it is only known that there was the default stream.
+            // Version 2 implies only the default stream.
             ..3 => Some(LEGACY_STREAM),
             _ => member("stream")?.map(|stream| stream.extract()).transpose()?,
         };
@@ -89,15 +90,15 @@ impl OnDevice {
             ));
         }
         let layout = Layout::new(dtype, shape.into(), strides.map(Strides::from_vec)).or_raise(py)?;
-        // Of memory without bytes nobody knows where it is.
+        // The location of empty memory is unknown.
         let device = if layout.len == 0 { Ok(0) } else { py.detach(|| cuda::device_of(address)) }.or_raise(py)?;
-        // SAFETY: so the object says, and it is kept.
+        // SAFETY: the object says so, and it is kept.
         let of = unsafe { OnDevice::new(&layout, (device, address), stream, !read_only, object.clone().unbind()) };
         let of = of.or_raise(py)?;
         if layout.len == 0 {
             return Ok(Some(of));
         }
-        // Now and on this thread, which the number 2 is for.
+        // Ordered now and on this thread, to which the per-thread stream 2 refers.
         py.detach(|| of.ordered(direction)).or_raise(py).map(Some)
     }
 
@@ -123,10 +124,10 @@ impl OnDevice {
     }
 }
 
-/// The stream that copies of this device are put into, for who orders it after its own.
+/// The stream in which copies of this device are enqueued, for code that orders it after its own.
 ///
 /// # Errors
-/// Unavailable where there is no driver, and the driver's.
+/// Unavailable if there is no driver, and those of the driver.
 pub(crate) fn stream(py: Python<'_>, device: usize, direction: Direction) -> PyResult<u64> {
     // The driver may take a second to start.
     py.detach(|| cuda::stream(device, direction)).or_raise(py)
@@ -148,7 +149,7 @@ impl<C: UnderWay> UnderWay for Staged<C> {
     }
 }
 
-/// A tensor that comes, and is copied to a device where that is its place.
+/// A tensor being received, which is copied to a device if its place is there.
 pub(crate) struct Landing<C> {
     call: C,
     place: Option<(sealane::Task, OnDevice)>,
@@ -156,7 +157,7 @@ pub(crate) struct Landing<C> {
 }
 
 impl<C: UnderWay<Value = Tensor>> Landing<C> {
-    /// `place` is in memory of a device; other tensors stay where they come.
+    /// `place` is in a device's memory; without it, the tensor stays where it arrives.
     pub(crate) fn new(call: C, place: Option<(sealane::Task, OnDevice)>) -> Self {
         Self { call, place, copying: None }
     }

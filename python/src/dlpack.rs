@@ -25,22 +25,22 @@ use crate::{
     tensor::Tensor,
 };
 
-/// DLPack's name for memory of the CPU: device type 1, device 0.
+/// DLPack's device for host memory: device type 1, device 0.
 pub(crate) const CPU: (i32, i32) = (1, 0);
 
-/// Device types whose memory this process can read as its own: the CPU's, and that pinned for CUDA and for ROCm.
+/// Device types whose memory this process can read directly: the CPU's, and pinned memory of CUDA and of ROCm.
 const READABLE_DEVICES: [i32; 3] = [1, 3, 11];
 
-/// Those of CUDA's own memory: a device's, and that which it shares with the host.
+/// Types of CUDA's own memory: a device's, and managed memory, which it shares with the host.
 const CUDA_DEVICES: [i32; 2] = [2, 13];
 
-/// The version that is spoken. Later minor versions only add.
+/// The supported version. Later minor versions only add to it.
 const VERSION: Version = Version { major: 1, minor: 0 };
 
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 
-/// The names of capsules that nobody has taken yet.
+/// The names of capsules that nobody has consumed yet.
 const UNVERSIONED: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 
@@ -88,19 +88,17 @@ struct Versioned {
     tensor: DlTensor,
 }
 
-/// Where an object's memory is that has `__dlpack__`.
+/// Where the memory of an object with `__dlpack__` is.
 pub(crate) enum Place {
-    /// Memory of the host.
     Host(Borrowed),
-    /// Of a CUDA device.
     Cuda(OnDevice),
 }
 
-/// What an object that has `__dlpack__` looks like. Its capsule is kept, and frees the tensor when it is dropped. Memory of a CUDA
-/// device can be used in the stream of that number which `stream` gives for the device.
+/// The array in an object with `__dlpack__`. Its capsule is kept, and frees the tensor when it is dropped. Memory of a CUDA device
+/// can be used in the stream whose number `stream` returns for the device.
 ///
 /// # Errors
-/// InvalidArgument for memory of other devices and for types that are not known, those of `stream`, what the object raises.
+/// InvalidArgument for memory of other devices and for unknown types, those of `stream`, what the object raises.
 pub(crate) fn look(
     object: &Bound<'_, PyAny>,
     stream: impl FnOnce(Python<'_>, usize) -> PyResult<u64>,
@@ -117,8 +115,8 @@ pub(crate) fn look(
         true => ask(object, Some(stream(py, number)?))?,
         false => ask(object, None)?,
     };
-    // SAFETY: a capsule of that name holds that structure, as DLPack's protocol says, until it is dropped or renamed by
-    // its consumer, which must have been given this capsule.
+    // SAFETY: a capsule with that name holds that structure, as DLPack's protocol says, until it is dropped or renamed by its
+    // consumer, which must have been given this capsule.
     let (tensor, flags) = unsafe {
         if let Ok(managed) = capsule.pointer_checked(Some(VERSIONED)) {
             let managed = managed.cast::<Versioned>().as_ptr();
@@ -144,12 +142,12 @@ pub(crate) fn look(
     let strides = strides.filter(|strides| bytes > 0 || !strides.is_empty());
     let strides = strides.map(|strides| strides.iter().map(|stride| *stride as isize * bytes).collect::<Strides>());
     let shape = shape.iter().map(|dimension| *dimension as u64).collect();
-    // A null pointer is allowed where there are no elements.
+    // A null pointer is allowed if there are no elements.
     let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
     let (writable, capsule) = (flags & READ_ONLY == 0, capsule.clone().into_any().unbind());
     if is_cuda {
         let layout = Layout::new(dtype, shape, strides).or_raise(py)?;
-        // SAFETY: as below; the stream was given to the object, which had it wait.
+        // SAFETY: as below; the object was given the stream, and has made it wait.
         let tensor = unsafe { OnDevice::new(&layout, (number, start as u64), None, writable, capsule) };
         return tensor.or_raise(py).map(Place::Cuda);
     }
@@ -166,7 +164,7 @@ fn ask<'py>(object: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'
     }
     arguments.set_item("max_version", (VERSION.major, VERSION.minor))?;
     let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
-        // Producers from before DLPack 1.0 do not know the argument.
+        // Producers older than DLPack 1.0 do not know the argument.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
             arguments.del_item("max_version")?;
             object.call_method("__dlpack__", (), Some(&arguments))?
@@ -176,7 +174,7 @@ fn ask<'py>(object: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'
     Ok(capsule.cast_into::<PyCapsule>()?)
 }
 
-/// A structure that was handed out, what it points to, and what keeps the memory.
+/// An exported structure, what it points to, and what keeps the memory.
 #[repr(C)]
 struct Export<M> {
     managed: M,
@@ -218,10 +216,10 @@ impl Managed for Versioned {
     }
 }
 
-/// A capsule with the tensor, as its consumer wants it.
+/// A capsule with the tensor, in the version that its consumer accepts.
 ///
 /// # Errors
-/// BufferError for shared memory that the consumer could not know to be read-only.
+/// BufferError for shared memory if the consumer could not know that it is read-only.
 pub(crate) fn export<'py>(
     tensor: &Bound<'py, Tensor>,
     max_version: Option<(u32, u32)>,
@@ -265,8 +263,8 @@ fn capsule<'py, M: Managed>(tensor: &Bound<'py, Tensor>, flags: u64) -> PyResult
     };
     let managed = M::new(described, ptr::null_mut(), flags);
     let export = Box::into_raw(Box::new(Export { managed, shape, strides, _tensor: tensor.clone().unbind() }));
-    // SAFETY: the box was just made, and is owned by the capsule, or by the consumer that takes the structure from it: one of
-    // them calls `free`. `managed` is its first member, so that it has the box's address.
+    // SAFETY: the box was just made, and is owned by the capsule, or by the consumer that takes the structure from it: one of them
+    // calls `free`. `managed` is its first member, so it has the box's address.
     unsafe {
         let described = (*export).managed.tensor();
         described.shape = (*export).shape.as_mut_ptr();
@@ -279,7 +277,7 @@ fn capsule<'py, M: Managed>(tensor: &Bound<'py, Tensor>, flags: u64) -> PyResult
     }
 }
 
-/// The structure's deleter, on any thread.
+/// The structure's deleter, called on any thread.
 unsafe extern "C" fn free<M>(managed: *mut M) {
     if !managed.is_null() {
         // SAFETY: it is the first member of the box that `capsule` made, and its consumer calls this once. A
@@ -288,14 +286,14 @@ unsafe extern "C" fn free<M>(managed: *mut M) {
     }
 }
 
-/// A capsule's destructor: frees the structure if nobody has taken it, which would have changed the capsule's name.
+/// A capsule's destructor: frees the structure if nobody has consumed it, which would have renamed the capsule.
 unsafe extern "C" fn forgotten<M: Managed>(capsule: *mut ffi::PyObject) {
     // SAFETY: the interpreter calls this with the capsule that `capsule` made.
     unsafe {
         const VALID: c_int = 1;
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == VALID {
             let managed = ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>();
-            // With the interpreter's lock known to be held, the tensor goes at once.
+            // With the GIL known to be held, the tensor is freed at once.
             Python::attach(|_| free(managed));
         }
     }

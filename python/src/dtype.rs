@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use sealane::{DType, TypeCode};
 
-/// What numpy itself knows, and so can be handed out as an array.
+/// The types that numpy itself knows, so that arrays of them can be made.
 pub(crate) const NUMPY: [(&str, DType); 14] = [
     ("bool", DType::BOOL),
     ("int8", DType::I8),
@@ -22,7 +22,7 @@ pub(crate) const NUMPY: [(&str, DType); 14] = [
     ("complex128", DType::C128),
 ];
 
-/// What frameworks know beyond, by the names of `ml_dtypes`, which lie in memory there as here: whole bytes.
+/// Further types of frameworks, by their names in `ml_dtypes`; they have the same layout in memory, in whole bytes.
 const BEYOND_NUMPY: [(&str, DType); 9] = [
     ("bfloat16", DType::BF16),
     ("float8_e3m4", DType::scalar(TypeCode::Float8E3m4, 8)),
@@ -40,18 +40,18 @@ pub(crate) fn by_name(name: &str) -> Option<DType> {
     NUMPY.iter().chain(&BEYOND_NUMPY).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
-/// What the type is called; DLPack's types without a name in numpy or `ml_dtypes` are described.
+/// The name of the type; DLPack's types without a name in numpy or `ml_dtypes` are described.
 pub(crate) fn name(dtype: DType) -> Cow<'static, str> {
     let known = NUMPY.iter().chain(&BEYOND_NUMPY).find(|(_, known)| *known == dtype);
     known.map_or_else(|| dtype.to_string().into(), |(name, _)| Cow::Borrowed(*name))
 }
 
-/// Its place in [`NUMPY`].
+/// Its index in [`NUMPY`].
 pub(crate) fn numpy_place(dtype: DType) -> Option<usize> {
     NUMPY.iter().position(|(_, known)| *known == dtype)
 }
 
-/// The type of one element in a buffer, from the `struct` module's format and the element's size.
+/// The type of an element of a buffer, from its format in the `struct` module and its size.
 ///
 /// # Errors
 /// The reason.

@@ -3,7 +3,6 @@
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyType};
 use sealane::{Code, Error};
 
-/// The exception that tells of this error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     macro_rules! class {
         ($name:literal) => {{
@@ -42,7 +41,7 @@ pub(crate) fn invalid(py: Python<'_>, reason: impl Into<Box<str>>) -> PyErr {
     exception(py, &Error::invalid(reason))
 }
 
-/// Results whose errors become exceptions.
+/// Converts errors of results to exceptions.
 pub(crate) trait OrRaise<T> {
     /// The value, or the exception.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;

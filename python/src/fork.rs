@@ -13,7 +13,7 @@ pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The process in which something was made.
+/// The process in which an object was made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Generation(u64);
 
@@ -22,7 +22,7 @@ impl Generation {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// True in a child of the process in which this was noted.
+    /// True in a child of the process in which this was made.
     pub(crate) fn is_over(self) -> bool {
         self != Self::now()
     }

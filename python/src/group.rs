@@ -1,5 +1,5 @@
-//! Groups of processes, for ``sealane.Group`` and PyTorch's backend. Collectives run without the GIL: in the caller's thread if it is to
-//! wait for them anyway and none is under way, else in threads of the group, in order.
+//! Groups of processes, for ``sealane.Group`` and PyTorch's backend. Collectives run without the GIL: in the caller's thread if
+//! that waits for them anyway and none is in progress, else in threads of the group, in order.
 
 use std::{
     cell::Cell,
@@ -31,18 +31,18 @@ use crate::{
 type Outcome = Result<usize, Error>;
 type Run = Box<dyn FnOnce(&sealane::Group) -> Result<(), Error> + Send>;
 
-/// How long the interpreter waits at its end for whoever is being called back.
+/// How long the interpreter waits at its end for running callbacks.
 const CALLBACKS_END: Duration = Duration::from_secs(10);
 
-/// Between two looks whether they have ended.
+/// Time between two checks whether they have ended.
 const CALLBACKS_LOOK: Duration = Duration::from_millis(1);
 
-/// The callbacks under way: how many; whether there may be no more; and, in the upper half, the process that they are in, for a forked child
-/// has none of these threads. Without a lock, which a child might find taken for ever.
+/// Running callbacks: their number; whether new ones are forbidden; and, in the upper half, their process, since a forked child has
+/// none of these threads. Without a lock, which a child might find held forever.
 static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 const CLOSED: u64 = 1 << 31;
 
-/// A callback under way in a process, until it is dropped.
+/// A running callback of a process, until it is dropped.
 struct Calling(u64);
 
 impl Calling {
@@ -59,7 +59,7 @@ impl Calling {
 
 impl Drop for Calling {
     fn drop(&mut self) {
-        // One that began before a fork is not among those of the child.
+        // A callback that began before a fork is not counted in the child.
         let one_less = |now: u64| are_under_way(now, self.0).then(|| now - 1);
         let _ = UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     }
@@ -70,15 +70,15 @@ fn are_under_way(now: u64, process: u64) -> bool {
 }
 
 thread_local! {
-    /// This thread calls back at this moment.
+    /// True while this thread runs a callback.
     static CALLS_BACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a thread of the group runs, and who is told.
+/// What a thread of the group runs, and who is notified.
 struct Job {
     run: Run,
     ending: Arc<Ending>,
-    /// Who was called back has called it, and may wait for it there.
+    /// True if a callback has made this call, and may wait for it.
     is_nested: bool,
 }
 
@@ -120,22 +120,23 @@ pub(crate) struct Group {
     made: Generation,
 }
 
-/// The threads of a group. One runs what is queued, in order, and one calls back, in the same order. Who is called back may call again and
-/// wait for that: such calls are called back by the thread that has run them, and there is always another one to run the next.
+/// The threads of a group. One runs what is queued, in order, and one runs callbacks, in the same order. A callback may make
+/// another call and wait for it: such a call's own callback runs on the thread that has run the call, and there is always another
+/// thread to run the next call.
 struct Threads {
     group: Arc<sealane::Group>,
     jobs: Mutex<mpsc::Receiver<Job>>,
-    /// Those that wait for their turn.
+    /// Threads that wait for their turn.
     idle: AtomicUsize,
     pending: Arc<AtomicUsize>,
-    /// Who is to be called back, and by whom.
+    /// Callbacks to run, with the outcomes to pass.
     to_call: Mutex<VecDeque<(Vec<Py<PyAny>>, Outcome)>>,
     calling: Mutex<()>,
 }
 
 impl Threads {
     fn start(threads: &Arc<Threads>) -> std::io::Result<()> {
-        // It counts from now on, so that not two are started for one need.
+        // Counted from now on, so that one need does not start two threads.
         threads.idle.fetch_add(1, Ordering::SeqCst);
         let own = threads.clone();
         let started = thread::Builder::new().name("sealane-group".into()).spawn(move || own.serve());
@@ -150,7 +151,7 @@ impl Threads {
             let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
             let next = jobs.recv();
             self.idle.fetch_sub(1, Ordering::SeqCst);
-            // The group was left, and all is done.
+            // The group was left, and everything is done.
             let Ok(Job { run, ending, is_nested }) = next else { return };
             let outcome = guarded(|| run(&self.group)).map(|()| self.group.rank());
             self.pending.fetch_sub(1, Ordering::SeqCst);
@@ -171,9 +172,9 @@ impl Threads {
         self.to_call.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls back whoever is to be, unless another thread does.
+    /// Runs pending callbacks, unless another thread does.
     fn call_back_in_order(self: &Arc<Threads>) {
-        // Who finds another one busy has left it something, which that one sees after it has let go.
+        // If another thread runs callbacks, it sees what was added here after it has released the lock.
         while !self.to_call().is_empty() {
             let _calling = match self.calling.try_lock() {
                 Ok(calling) => calling,
@@ -191,7 +192,7 @@ impl Threads {
             return;
         }
         if self.idle.load(Ordering::SeqCst) == 0 {
-            // Without a thread, who is called back must not wait for the next call.
+            // If none can be started, a callback must not wait for the next call.
             let _ = Threads::start(self);
         }
         CALLS_BACK.set(true);
@@ -200,7 +201,7 @@ impl Threads {
     }
 }
 
-/// A panic is an error, and nobody's end but the call's.
+/// Turns a panic into an error, which ends only the call.
 fn guarded(run: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     panic::catch_unwind(AssertUnwindSafe(run))
         .unwrap_or_else(|_| Err(Error::unavailable("the group", "a call has panicked: see the standard error stream")))
@@ -218,7 +219,7 @@ enum CallKind {
     Message(Message),
 }
 
-/// How a collective ends.
+/// What happens when a collective ends.
 #[derive(Default)]
 struct Ending {
     state: Mutex<(Option<Outcome>, Vec<Py<PyAny>>)>,
@@ -226,7 +227,7 @@ struct Ending {
 }
 
 impl Ending {
-    /// Tells those who wait; those to be called back.
+    /// Notifies waiting threads; returns the callbacks to run.
     fn end(&self, outcome: Outcome) -> Vec<Py<PyAny>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.0 = Some(outcome);
@@ -237,7 +238,7 @@ impl Ending {
     }
 }
 
-/// Calls each with the error, or with None. What they raise is printed: nobody is there to hear it.
+/// Calls each with the error, or with None. Exceptions are printed, since nobody else could receive them.
 fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
     if callbacks.is_empty() {
         return;
@@ -254,7 +255,7 @@ fn call_back(callbacks: Vec<Py<PyAny>>, outcome: &Outcome) {
 }
 
 fn seconds(timeout: Option<f64>) -> Option<Duration> {
-    // What is no time, or longer than any process lives, is no limit.
+    // An invalid time, or one longer than any process lives, means no limit.
     timeout.and_then(|timeout| Duration::try_from_secs_f64(timeout).ok())
 }
 
@@ -286,7 +287,7 @@ impl Group {
         inner.ok_or_else(|| invalid(py, "this rank has left the group"))
     }
 
-    /// Runs a collective; the call if it goes on.
+    /// Runs a collective; returns the call if it is still in progress.
     fn run(
         &self,
         py: Python<'_>,

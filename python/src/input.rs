@@ -17,27 +17,26 @@ use crate::{
     tensor::Tensor,
 };
 
-/// Tensors of at most so many bytes are copied while the interpreter's lock is held: giving it up costs more.
+/// Tensors up to this size are copied while the GIL is held: releasing it costs more.
 const SMALL_BYTES_MAX: usize = 512;
 
-/// As many for tensors that came elsewhere than where they are wanted, most of which lie there already.
+/// The same limit for tensors that arrived elsewhere than where they are wanted, most of which are already in place.
 const COPIED_WITH_THE_LOCK_MAX: usize = 64 << 10;
 
 const ROWS_OF_DEVICES: &str = "rows of tables are in host memory: copy them from or to the device";
 
-/// A tensor to send.
 pub(crate) enum Outgoing {
-    /// That needs nothing of Python any more.
+    /// One that needs nothing from Python any more.
     Ready(sealane::Tensor),
-    /// That still lies in Python's memory.
+    /// One that still lies in Python's memory.
     Borrowed(TensorMeta, Borrowed),
-    /// That lies in a device's.
+    /// One in a device's memory.
     Device(DeviceTensor),
 }
 
 impl Outgoing {
     /// # Errors
-    /// TypeError for what is no array, InvalidArgument for arrays that no tensor can be made of.
+    /// TypeError for anything but an array, InvalidArgument for arrays that cannot become a tensor.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Outgoing> {
         let py = object.py();
         if let Some(borrowed) = array(object)? {
@@ -68,10 +67,10 @@ impl Outgoing {
         sealane::Tensor::new(meta, Buffer::copy_of(bytes)).or_raise(py).map(Outgoing::Ready)
     }
 
-    /// The tensor where it lies, to be read at once; one with gaps is copied.
+    /// The tensor in place, to be read at once; one with gaps is copied.
     ///
     /// # Errors
-    /// InvalidArgument if it is no tensor, or a device's.
+    /// InvalidArgument if it is not a valid tensor, or is on a device.
     pub(crate) fn in_place(self) -> Result<sealane::Tensor, Error> {
         match self {
             Outgoing::Device(_) => Err(Error::invalid(ROWS_OF_DEVICES)),
@@ -87,14 +86,14 @@ impl Outgoing {
         }
     }
 
-    /// The tensor, in memory from which it can be sent. `in_place` says that the task itself copies what does not lie in
-    /// its arena; otherwise it is done here. Without the interpreter's lock.
+    /// The tensor in memory from which it can be sent. With `in_place`, the task itself copies what is outside its arena; otherwise
+    /// that is done here. Without the GIL.
     ///
     /// # Errors
     /// ResourceExhausted if there is no room.
     ///
     /// # Panics
-    /// For one of a device.
+    /// If it is on a device.
     pub(crate) fn place(self, task: &sealane::Task, in_place: bool) -> Result<sealane::Tensor, Error> {
         match self {
             Outgoing::Device(_) => unreachable!("it is copied by the driver"),
@@ -111,7 +110,6 @@ impl Outgoing {
     }
 }
 
-/// Numbers in an array of numpy's.
 fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     Numpy::get(object.py())?.borrow(object)
 }
@@ -122,7 +120,7 @@ enum Foreign {
     Device(OnDevice),
 }
 
-/// Numbers in anything else that lets others look at its memory, to be copied in that direction if a device has them.
+/// Numbers in any other object that exposes its memory, to be copied in that direction if they are on a device.
 fn foreign(object: &Bound<'_, PyAny>, direction: Direction) -> PyResult<Foreign> {
     let py = object.py();
     if object.hasattr(intern!(py, "__dlpack__"))? {
@@ -144,7 +142,7 @@ fn foreign(object: &Bound<'_, PyAny>, direction: Direction) -> PyResult<Foreign>
     )))
 }
 
-/// The caller's memory for a tensor that is received.
+/// The caller's memory for a tensor to receive.
 pub(crate) struct Destination {
     memory: Memory,
     object: Py<PyAny>,
@@ -157,7 +155,7 @@ enum Memory {
 
 impl Destination {
     /// # Errors
-    /// TypeError for what is no array, InvalidArgument for arrays that cannot be written or have gaps.
+    /// TypeError for anything but an array, InvalidArgument for arrays that are read-only or have gaps.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Destination> {
         let py = object.py();
         let memory = match array(object)? {
@@ -181,7 +179,7 @@ impl Destination {
         Ok(Destination { memory, object: object.clone().unbind() })
     }
 
-    /// The memory that the tensor is received into: for one of a device some of the task's.
+    /// The memory that the tensor is received into: for a device, memory of the task.
     ///
     /// # Errors
     /// ResourceExhausted if the task has no room.
@@ -196,7 +194,7 @@ impl Destination {
         }
     }
 
-    /// The memory of a device, if that is what it is.
+    /// The device memory, if it is on a device.
     pub(crate) fn on_device(&self) -> Option<&OnDevice> {
         match &self.memory {
             Memory::Host(_) => None,
@@ -204,10 +202,10 @@ impl Destination {
         }
     }
 
-    /// The memory as a tensor that may be written.
+    /// The memory as a writable tensor.
     ///
     /// # Errors
-    /// InvalidArgument if it is none, or a device's.
+    /// InvalidArgument if it is not a valid tensor, or is on a device.
     pub(crate) fn tensor(&self, py: Python<'_>) -> PyResult<sealane::Tensor> {
         match &self.memory {
             Memory::Host(memory) => {
@@ -218,10 +216,10 @@ impl Destination {
         }
     }
 
-    /// The object, in which the tensor now lies; on a device it was copied before.
+    /// The object that now contains the tensor; on a device it was copied before.
     ///
     /// # Errors
-    /// InvalidArgument if the tensor is of another type or shape than the object; its bytes are there all the same.
+    /// InvalidArgument if the tensor's type or shape differs from the object's; its bytes are there all the same.
     pub(crate) fn filled<'py>(&self, py: Python<'py>, tensor: &sealane::Tensor) -> PyResult<Bound<'py, PyAny>> {
         if let Memory::Host(memory) = &self.memory {
             let wanted = TensorMeta::new(memory.dtype(), memory.shape()).or_raise(py)?;

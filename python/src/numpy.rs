@@ -1,6 +1,6 @@
-//! The part of numpy's C API needed to read and create arrays: the function table that numpy gives to extensions, and the head
-//! of its array object. Both are part of numpy's ABI, the same in 1.x and 2.x. Runs with the GIL. Creating an array this way
-//! costs a tenth of `numpy.frombuffer`.
+//! The part of numpy's C API needed to read and create arrays: the function table that numpy provides for extensions, and the head
+//! of its array object. Both are part of numpy's ABI, the same in 1.x and 2.x. Runs with the GIL. Creating an array this way costs
+//! a tenth of `numpy.frombuffer`.
 #![allow(unsafe_code)]
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{
     tensor::Tensor,
 };
 
-/// Places in numpy's table.
+/// Indices in numpy's table.
 const GET_ABI_VERSION: usize = 0;
 const ARRAY_TYPE: usize = 2;
 const NEW_FROM_DESCRIPTOR: usize = 94;
@@ -33,13 +33,12 @@ const SET_BASE_OBJECT: usize = 282;
 /// The binary interfaces of numpy 1.x and 2.x.
 const ABI_VERSIONS: [c_uint; 2] = [0x0100_0009, 0x0200_0000];
 
-/// Flags of an array.
 const C_CONTIGUOUS: c_int = 0x0001;
 const ALIGNED: c_int = 0x0100;
 const WRITEABLE: c_int = 0x0400;
 
-/// Arrays of at most so many bytes are copied into memory of numpy's own: cheaper than keeping the tensor's by another
-/// object, and no more than what comes with the answer itself.
+/// Arrays up to this size are copied into numpy's own memory: cheaper than another object that keeps the tensor's memory, and no
+/// more than what arrives with the answer itself.
 const COPIED_BYTES_MAX: usize = 512;
 
 /// numpy's most dimensions: 64 since 2.0.
@@ -70,13 +69,13 @@ struct ArrayHead {
     flags: c_int,
 }
 
-/// numpy, as it was found.
+/// numpy as it was found.
 pub(crate) struct Numpy {
     array_type: *mut ffi::PyTypeObject,
     new_from_descriptor: NewFromDescriptor,
     set_base_object: SetBaseObject,
     dtype_class: Py<PyType>,
-    /// numpy's own objects for [`NUMPY`]'s types.
+    /// numpy's own type objects for [`NUMPY`]'s types.
     descriptors: [Py<PyAny>; NUMPY.len()],
 }
 
@@ -87,10 +86,10 @@ unsafe impl Send for Numpy {}
 unsafe impl Sync for Numpy {}
 
 impl Numpy {
-    /// numpy, which is imported at the first call.
+    /// numpy, imported on the first call.
     ///
     /// # Errors
-    /// ImportError if it is missing, or one of a future that nothing is known of.
+    /// ImportError if it is missing, or of an unknown future version.
     pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Numpy> {
         static FOUND: PyOnceLock<Numpy> = PyOnceLock::new();
         FOUND.get_or_try_init(py, || Self::find(py))
@@ -100,8 +99,8 @@ impl Numpy {
         let module = py.import("numpy._core.multiarray").or_else(|_| py.import("numpy.core.multiarray"))?;
         let capsule = module.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
         let table: *const *const c_void = capsule.pointer_checked(None)?.as_ptr().cast_const().cast();
-        // SAFETY: numpy's table has hundreds of places, these ones with these meanings since 1.7, and lives as long as
-        // the process. Its version, in the first, is asked before any other is used.
+        // SAFETY: numpy's table has hundreds of entries, these ones with these meanings since 1.7, and lives as long as the
+        // process. Its version, in the first, is checked before any other is used.
         let (version, array_type, new_from_descriptor, set_base_object) = unsafe {
             let version =
                 std::mem::transmute::<*const c_void, unsafe extern "C" fn() -> c_uint>(*table.add(GET_ABI_VERSION));
@@ -123,7 +122,7 @@ impl Numpy {
         Ok(Numpy { array_type, new_from_descriptor, set_base_object, dtype_class, descriptors })
     }
 
-    /// What an array of numbers looks like; `None` for any other object, arrays of strings among them.
+    /// The array in an object; `None` for anything but arrays of numbers, for example for arrays of strings.
     ///
     /// # Errors
     /// InvalidArgument if its elements are of a type that no tensor has.
@@ -146,13 +145,13 @@ impl Numpy {
         let shape: Shape = dimensions.iter().map(|dimension| *dimension as u64).collect();
         let strides = (flags & C_CONTIGUOUS == 0).then(|| Strides::from_slice(strides));
         let writable = flags & WRITEABLE != 0;
-        // SAFETY: numpy keeps the elements of an array where its head says, until it is gone; `resize` refuses arrays
-        // that are referred to.
+        // SAFETY: numpy keeps the elements of an array where its head says, until it is gone; `resize` refuses arrays that are
+        // referenced.
         let borrowed = unsafe { Borrowed::new(data.cast(), dtype, shape, strides, writable, object.clone().unbind()) };
         borrowed.or_raise(py).map(Some)
     }
 
-    /// The tensor's type for one of numpy's; `None` for strings and objects.
+    /// The tensor type for one of numpy's; `None` for strings and objects.
     ///
     /// # Errors
     /// InvalidArgument if there is none.
@@ -163,10 +162,10 @@ impl Numpy {
         }
     }
 
-    /// The type that anything which names one to numpy names.
+    /// The type that an object stands for, if numpy accepts it as a dtype.
     ///
     /// # Errors
-    /// What numpy raises, InvalidArgument if tensors have no such type.
+    /// What numpy raises, InvalidArgument if tensors do not have the type.
     pub(crate) fn dtype_named(&self, name: &Bound<'_, PyAny>) -> PyResult<DType> {
         if let Ok(name) = name.cast::<PyString>()
             && let Some(dtype) = dtype::by_name(name.to_str()?)
@@ -177,13 +176,13 @@ impl Numpy {
         dtype.ok_or_else(|| invalid(name.py(), "there is no empty tensor of strings or objects"))
     }
 
-    /// numpy's object for a type; `None` for one that numpy does not know.
+    /// numpy's object for a type; `None` if numpy does not know it.
     pub(crate) fn descriptor(&self, dtype: DType) -> Option<&Py<PyAny>> {
         dtype::numpy_place(dtype).map(|place| &self.descriptors[place])
     }
 
-    /// A tensor as an array, over its memory unless it is small; `None` if numpy has no such type or not as many
-    /// dimensions, with the tensor.
+    /// A tensor as an array, over its memory unless it is small; `None`, with the tensor, if numpy lacks the type or does not allow
+    /// that many dimensions.
     ///
     /// # Errors
     /// MemoryError.
@@ -197,7 +196,7 @@ impl Numpy {
         if tensor.bytes().len() > COPIED_BYTES_MAX {
             return self.array_over(&Bound::new(py, Tensor::new(tensor))?, descriptor.bind(py)).map(Ok);
         }
-        // SAFETY: without data, numpy allocates as many bytes as shape and type ask for, and those are the tensor's.
+        // SAFETY: without data, numpy allocates as many bytes as shape and type need, and the tensor has that many.
         unsafe {
             let array = self.make(descriptor.bind(py), &tensor.shape(), ptr::null_mut(), 0)?;
             let head = &*array.as_ptr().cast::<ArrayHead>();
@@ -206,7 +205,7 @@ impl Numpy {
         }
     }
 
-    /// An array over a tensor's memory, which it keeps; `descriptor` has elements as large as the tensor's.
+    /// An array over a tensor's memory, which keeps the tensor; `descriptor` has elements as large as the tensor's.
     ///
     /// # Errors
     /// MemoryError.
@@ -219,8 +218,8 @@ impl Numpy {
         let element = tensor.get().meta().dtype().element_bits() / 8;
         let aligned = (memory.start() as u64).is_multiple_of(element.max(1));
         let flags = C_CONTIGUOUS | if aligned { ALIGNED } else { 0 } | if memory.writable() { WRITEABLE } else { 0 };
-        // SAFETY: the tensor keeps its memory, which has the bytes that shape and type ask for, and the array keeps the
-        // tensor: the reference to it is handed over.
+        // SAFETY: the tensor keeps its memory, which has the bytes that shape and type need, and the array keeps the tensor: the
+        // reference to it is handed over.
         unsafe {
             let array = self.make(descriptor, &tensor.get().meta().shape(), memory.start().cast(), flags)?;
             match (self.set_base_object)(array.as_ptr(), tensor.clone().into_ptr()) {
@@ -231,7 +230,7 @@ impl Numpy {
     }
 
     /// # Safety
-    /// `data` is null, or stays as long as the array, with as many bytes as shape and type ask for.
+    /// `data` is null, or lives as long as the array, with as many bytes as shape and type need.
     unsafe fn make<'py>(
         &self,
         descriptor: &Bound<'py, PyAny>,
@@ -261,7 +260,7 @@ impl Numpy {
         }
     }
 
-    /// numpy's object for a type that `ml_dtypes` adds to it, or its own.
+    /// numpy's object for a type that `ml_dtypes` adds, or for its own.
     ///
     /// # Errors
     /// InvalidArgument if neither knows the type.
@@ -277,7 +276,7 @@ impl Numpy {
     }
 }
 
-/// True for tensors of which arrays can be made if numpy has their type.
+/// True for tensors that can become arrays if numpy has their type.
 pub(crate) fn is_plain(meta: &TensorMeta) -> bool {
     !meta.is_dead() && !meta.is_strings() && meta.rank() <= RANK_MAX
 }
@@ -289,7 +288,7 @@ unsafe fn slice<'a>(start: *const isize, len: usize) -> &'a [isize] {
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
 }
 
-/// The type of a descriptor that is not one of numpy's everyday ones: an equal one, or one of `ml_dtypes`.
+/// The type of an uncommon descriptor: one that equals a common one, or one of `ml_dtypes`.
 #[cold]
 fn unusual(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
     let py = descriptor.py();
@@ -302,7 +301,7 @@ fn unusual(descriptor: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
         return Err(invalid(py, reason));
     }
     let known = dtype::by_name(&name);
-    // A structured type may have any name; its size gives it away.
+    // A structured type may have any name, but its size differs.
     let itemsize: u64 = descriptor.getattr("itemsize")?.extract()?;
     let known = known.filter(|dtype| dtype.element_bits() == itemsize * 8);
     known.map(Some).ok_or_else(|| {

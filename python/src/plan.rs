@@ -31,7 +31,7 @@ use crate::{
 /// a context manager, or call ``close``; when it is dropped it is closed, too.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Plan {
-    /// Which is not closed by being dropped before its plans.
+    /// Held, since dropping it would close it before its plans.
     task: Py<Task>,
     peer: Box<str>,
     keys: Arc<Py<PyTuple>>,
@@ -40,23 +40,22 @@ pub(crate) struct Plan {
     made: Generation,
 }
 
-/// Where everything lies between two pulls.
+/// State of a plan between two pulls.
 struct Home {
     standing: Mutex<Standing>,
-    /// Of the tensors in the arrays, by the number of the key; `None` for what did not come.
+    /// Versions of the tensors in the arrays, by the number of the key; `None` for what did not arrive.
     versions: Mutex<Vec<Option<i64>>>,
 }
 
 enum Standing {
     Here(Box<Contents>),
-    /// A pull has it.
+    /// A pull has borrowed it.
     Lent,
     Closed,
 }
 
-/// What is pulled into.
 struct Contents {
-    /// `None` only while a device's copies have it.
+    /// `None` only while copies to a device use it.
     plan: Option<Box<sealane::Plan>>,
     arrays: Arrays,
 }
@@ -86,13 +85,13 @@ impl Home {
         }
     }
 
-    /// What was here is to be dropped, without the lock.
+    /// Returns the former contents, to be dropped without the lock.
     fn close(&self) -> Standing {
         std::mem::replace(&mut *self.standing(), Standing::Closed)
     }
 }
 
-/// What a pull has for as long as it lasts.
+/// What a pull borrows while it lasts.
 struct Lease {
     /// `None` only while it is dropped.
     contents: Option<Box<Contents>>,
@@ -108,11 +107,11 @@ impl Lease {
         self.contents().plan.as_mut().expect("copies give it back")
     }
 
-    /// Copies what came for places on a device there.
+    /// Copies what arrived to its places on a device.
     async fn copy_to_device(&mut self, task: &sealane::Task, out: &Out) -> Result<(), Error> {
         let mut places = Vec::new();
         for (number, memory) in out.on_device() {
-            // Errors of what did not come are told with the others.
+            // Errors of what did not arrive are reported with the others.
             if let Ok(tensor) = self.plan().get(number) {
                 matches(tensor.meta(), memory.meta())?;
                 places.push((number, memory.bytes()));
@@ -133,7 +132,7 @@ impl Lease {
         Ok(())
     }
 
-    /// What the pull brought, in the caller's memory.
+    /// The result of the pull, in the caller's memory.
     fn hand_out_to<'py>(mut self, py: Python<'py>, keys: &Arc<Py<PyTuple>>, out: &Out) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         let versions =
@@ -150,7 +149,7 @@ impl Lease {
         Ok(dict)
     }
 
-    /// What the pull brought, in the plan's arrays or in new ones.
+    /// The result of the pull, in the plan's arrays or in new ones.
     fn hand_out<'py>(mut self, py: Python<'py>, keys: &Arc<Py<PyTuple>>, copy: bool) -> PyResult<Bound<'py, PyDict>> {
         let home = self.home.clone();
         let Contents { plan, arrays } = self.contents();
@@ -173,7 +172,7 @@ impl Drop for Lease {
         if matches!(*standing, Standing::Lent)
             && let Some(contents) = self.contents.take()
         {
-            // A plan whose copies have failed is gone with them.
+            // If its copies have failed, the plan is lost with them.
             *standing = if contents.plan.is_some() { Standing::Here(contents) } else { Standing::Closed };
         }
     }
@@ -202,7 +201,7 @@ impl Out {
     }
 }
 
-/// A pull that has what it needs.
+/// A pull that owns what it needs.
 struct Pull(Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>);
 
 impl Pull {

@@ -12,7 +12,6 @@ use sealane::{Error, Pulled, PullingMany};
 
 use crate::{errors::exception, tensor::handed_out, wait::UnderWay};
 
-/// The pull of one key.
 pub(crate) struct Single(pub(crate) PullingMany);
 
 fn only(mut outcomes: Vec<Result<Pulled, Error>>) -> Result<Pulled, Error> {
@@ -31,7 +30,7 @@ impl UnderWay for Single {
     }
 }
 
-/// A ``sealane.Pulled``, whose array can be written to unless it is to be `read_only`.
+/// A ``sealane.Pulled``, whose array is writable unless `read_only`.
 ///
 /// # Errors
 /// As [`handed_out`].
@@ -49,17 +48,17 @@ pub(crate) fn pulled(
         false => tensor,
     };
     let array = handed_out(py, tensor)?;
-    // numpy's own memory, which a small tensor was copied to.
+    // numpy's own memory, into which a small tensor was copied.
     if read_only && let Ok(flags) = array.getattr(intern!(py, "flags")) {
         flags.setattr(intern!(py, "writeable"), false)?;
     }
     CLASS.import(py, "sealane._pulled", "Pulled")?.call1((array, version))
 }
 
-/// What came, by key; what did not raises, or is there as its exception if the caller wants what there is.
+/// The arrived tensors by key; a missing one raises its error, or is its exception if the caller wants partial results.
 ///
 /// # Errors
-/// The first, and as `make`.
+/// The first error, and as for `make`.
 pub(crate) fn by_key<'py, T>(
     py: Python<'py>,
     keys: &[Py<PyString>],

@@ -104,7 +104,7 @@ impl ShardedTable {
 /// Usable from any thread. When it is dropped, the table stays published as it is.
 #[pyclass(frozen, module = "sealane")]
 pub(crate) struct Table {
-    /// Which is not closed by being dropped before its tables.
+    /// Held, since dropping it would close it before its tables.
     task: Py<Task>,
     table: sealane::Table,
     made: Generation,
@@ -115,7 +115,6 @@ impl Table {
         Self { task: task.clone().unbind(), table, made: Generation::now() }
     }
 
-    /// The table itself.
     pub(crate) fn inner(&self) -> &sealane::Table {
         &self.table
     }
@@ -186,7 +185,7 @@ impl Table {
     }
 }
 
-/// Numbers of rows, in an array of any shape.
+/// Row numbers, in an array of any shape.
 pub(crate) struct Ids {
     pub(crate) numbers: Vec<u64>,
     shape: Shape,
@@ -194,7 +193,7 @@ pub(crate) struct Ids {
 
 impl Ids {
     /// # Errors
-    /// InvalidArgument for what is no array of integers, or of negative ones.
+    /// InvalidArgument for anything but an array of integers, or for negative ones.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Ids> {
         let py = object.py();
         let numpy = Numpy::get(py)?;
@@ -221,7 +220,7 @@ impl Ids {
         Ok(Ids { numbers, shape })
     }
 
-    /// Rows with one dimension for their numbers, in place of those that the numbers have.
+    /// The rows with the numbers' dimensions replaced by a single one.
     pub(crate) fn rows(&self, rows: sealane::Tensor) -> Result<sealane::Tensor, Error> {
         let (meta, payload) = rows.into_parts();
         let shape = meta.shape();
@@ -233,7 +232,7 @@ impl Ids {
         sealane::Tensor::new(TensorMeta::new(meta.dtype(), &flat)?, payload)
     }
 
-    /// The rows as an array of the numbers' shape, and each row's.
+    /// The rows as an array: the numbers' shape, followed by a row's.
     ///
     /// # Errors
     /// As [`received`].
@@ -265,7 +264,6 @@ where
     tensor.elements::<T>().or_raise(py)?.iter().map(number).collect()
 }
 
-/// Rows of one table that are to be pulled.
 struct OfTable {
     table: sealane::ShardedTable,
     ids: Ids,
@@ -286,17 +284,17 @@ impl OfTable {
     }
 }
 
-/// What a pull of rows of tables is to become.
+/// A pull of rows of tables that is about to begin.
 pub(crate) struct WantedRows {
     tables: Vec<OfTable>,
     options: RowsOptions,
 }
 
 impl WantedRows {
-    /// Of one table.
+    /// For one table.
     ///
     /// # Errors
-    /// InvalidArgument for numbers, memory or options that are none.
+    /// InvalidArgument for invalid numbers, memory or options.
     pub(crate) fn one(
         table: &ShardedTable,
         ids: &Bound<'_, PyAny>,
@@ -306,10 +304,10 @@ impl WantedRows {
         Ok(Self { tables: vec![OfTable::new(table, ids, out)?], options: rows_options(ids.py(), options)? })
     }
 
-    /// Of many.
+    /// For many tables.
     ///
     /// # Errors
-    /// As [`one`](Self::one); InvalidArgument if there are not as many of each.
+    /// As for [`one`](Self::one); InvalidArgument if the counts differ.
     pub(crate) fn all(
         py: Python<'_>,
         tables: Vec<PyRef<'_, ShardedTable>>,
@@ -332,14 +330,14 @@ impl WantedRows {
         self.tables.iter().map(|table| table.memory(py)).collect()
     }
 
-    /// Asks for all. Without the interpreter's lock.
+    /// Requests all rows. Without the GIL.
     pub(crate) fn begin(&self, task: &sealane::Task, memory: Vec<Option<sealane::Buffer>>) -> Rows {
         let each = self.tables.iter().zip(memory);
         let wanted = each.map(|(OfTable { table, ids, .. }, out)| RowsWanted { table, ids: &ids.numbers, out });
         Rows(task.pull_all_rows(wanted, &self.options))
     }
 
-    /// A list with the array of each table; with `partial`, with it and what is missing.
+    /// A list with the array of each table; with `partial`, each with what is missing.
     ///
     /// # Errors
     /// As [`received`].
@@ -348,10 +346,10 @@ impl WantedRows {
         Ok(PyList::new(py, made.collect::<PyResult<Vec<_>>>()?)?.into_any())
     }
 
-    /// What the list of [`made`](Self::made) has of the one table.
+    /// The only element of the list that [`made`](Self::made) returns.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`made`](Self::made).
     pub(crate) fn made_one<'py>(&self, py: Python<'py>, mut pulled: Vec<PulledRows>) -> PyResult<Bound<'py, PyAny>> {
         self.made_of(py, &self.tables[0], pulled.remove(0))
     }
@@ -375,7 +373,7 @@ impl WantedRows {
 }
 
 /// # Errors
-/// InvalidArgument for a timeout that is none.
+/// InvalidArgument for an invalid timeout.
 fn rows_options(
     py: Python<'_>,
     (min_version, timeout, partial, fail_if_gone): (Option<i64>, Option<f64>, bool, bool),
@@ -384,7 +382,7 @@ fn rows_options(
     Ok(RowsOptions { min_version: min_version.unwrap_or(i64::MIN), timeout, partial, fail_if_gone })
 }
 
-/// Rows of one table that are to be pushed.
+/// Rows to push to one table.
 pub(crate) struct OutgoingRows {
     table: sealane::ShardedTable,
     ids: Ids,
@@ -398,10 +396,10 @@ impl OutgoingRows {
         Ok(Self { table: table.0.clone(), ids: Ids::new(ids)?, rows: Outgoing::new(rows)? })
     }
 
-    /// Of many tables.
+    /// For many tables.
     ///
     /// # Errors
-    /// As [`new`](Self::new); InvalidArgument if there are not as many of each.
+    /// As for [`new`](Self::new); InvalidArgument if the counts differ.
     pub(crate) fn all(
         py: Python<'_>,
         tables: Vec<PyRef<'_, ShardedTable>>,
@@ -413,7 +411,7 @@ impl OutgoingRows {
         tables.iter().zip(ids.iter().zip(&rows)).map(|(table, (ids, rows))| Self::new(table, ids, rows)).collect()
     }
 
-    /// Pushes them, in order. Without the interpreter's lock.
+    /// Pushes them, in order. Without the GIL.
     ///
     /// # Errors
     /// Those of [`sealane::Task::push_all_rows`].
@@ -432,7 +430,7 @@ impl OutgoingRows {
 }
 
 /// # Errors
-/// InvalidArgument if there are not as many as tables.
+/// InvalidArgument if their number differs from that of the tables.
 fn as_many(py: Python<'_>, what: &str, given: usize, tables: usize) -> PyResult<()> {
     match given == tables {
         true => Ok(()),
@@ -440,7 +438,7 @@ fn as_many(py: Python<'_>, what: &str, given: usize, tables: usize) -> PyResult<
     }
 }
 
-/// A pull of rows, whose memory is of no use when it fails.
+/// A pull of rows, whose memory is not returned if it fails.
 pub(crate) struct Rows(PullingAllRows);
 
 impl UnderWay for Rows {
@@ -455,19 +453,19 @@ impl UnderWay for Rows {
     }
 }
 
-/// Rows that were pushed: by whom, and of which table.
+/// Pushed rows: the task that pushed them, and the update with its table.
 pub(crate) type PushedRows = (Arc<str>, RowUpdate);
 
-/// Rows that were accepted and not handed out: a tensor has those of several tables, and may be no rows at all. Bounded by the tensors
-/// that one accept takes.
+/// Accepted rows that are not handed out yet: a tensor contains those of several tables, and may not be rows at all. Bounded by the
+/// tensors that one accept takes.
 #[derive(Default)]
 pub(crate) struct WaitingRows(Mutex<VecDeque<Result<PushedRows, Error>>>);
 
 impl WaitingRows {
-    /// Puts what was accepted behind what waits, and hands out the first of all, those of `most` tables at most.
+    /// Appends what was accepted to what waits, and hands out the first, those of at most `most` tables.
     ///
     /// # Errors
-    /// InvalidArgument if the first is no rows; the others still wait.
+    /// InvalidArgument if the first is not rows; the others still wait.
     pub(crate) fn take(&self, accepted: Vec<Accepted>, most: usize) -> Result<Vec<PushedRows>, Error> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for accepted in accepted {

@@ -1,4 +1,4 @@
-//! Streams of bytes, as calls that can be waited for or awaited; `sealane.streams` makes files and asyncio's streams of them.
+//! Streams of bytes, as calls that can be waited for or awaited; `sealane.streams` makes files and asyncio streams of them.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,10 +16,10 @@ use crate::{
     wait::UnderWay,
 };
 
-/// Bytes that one read gives, at most.
+/// Most bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
 
-/// A call that is nothing but its poll.
+/// A call that consists only of its poll function.
 struct Polled<F>(F);
 
 impl<V: Send, F> UnderWay for Polled<F>
@@ -40,8 +40,8 @@ where
     }
 }
 
-/// What takes a lock when it is dropped, which other threads may hold for a while: it is dropped without the interpreter's. But not
-/// in a child, which must not speak to the shards of its parent.
+/// A value whose drop takes a lock that other threads may hold for a while: it is dropped without the GIL. But not in a child,
+/// which must not talk to the shards of its parent.
 struct Apart<T: Send> {
     inner: Option<T>,
     made: Generation,
@@ -72,7 +72,7 @@ impl<T: Send> Drop for Apart<T> {
     }
 }
 
-/// What is given up when it is closed, or dropped.
+/// A value that is given up when it is closed or dropped.
 struct Open<T: Send> {
     inner: Mutex<Option<Arc<Apart<T>>>>,
     waiter: Waiter,

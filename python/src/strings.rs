@@ -9,10 +9,10 @@ use sealane::Tensor;
 
 use crate::errors::{OrRaise, invalid};
 
-/// Strings, if that is what the object has: a list or tuple is of one dimension, an array as it is.
+/// A tensor of strings, if the object has any: a list or tuple has one dimension, an array keeps its own.
 ///
 /// # Errors
-/// InvalidArgument if something among them is no string.
+/// InvalidArgument if an element is not a string.
 pub(crate) fn tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     let py = object.py();
     let (shape, items): (Vec<u64>, Bound<'_, PyAny>) =
@@ -43,7 +43,7 @@ pub(crate) fn tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     Tensor::from_strings(&shape, &strings).or_raise(py).map(Some)
 }
 
-/// True for arrays of `str`, of `bytes`, and of objects, of which strings are one kind.
+/// True for arrays of `str`, of `bytes`, and of objects, which may be strings.
 pub(crate) fn is_array(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let Some(dtype) = object.getattr_opt("dtype")? else { return Ok(false) };
     let Some(kind) = dtype.getattr_opt("kind")? else { return Ok(false) };

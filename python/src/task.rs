@@ -1,5 +1,5 @@
-//! `sealane.Task`: the identity under which Python code sends and receives. Every call crosses into Rust once, and releases the
-//! GIL while it copies or waits.
+//! `sealane.Task`: the identity under which Python code sends and receives. Every call crosses into Rust once, and releases the GIL
+//! while it copies or waits.
 
 mod connected;
 mod published;
@@ -48,14 +48,14 @@ impl Task {
         Self { name, connected, waiter, made: Generation::now() }
     }
 
-    /// Not with the interpreter's lock: closing may take a while.
+    /// Without the GIL: closing may take a while.
     fn connected(&self) -> Result<Connected, Error> {
         self.made.check(&self.name)?;
         let connected = self.connected.read().unwrap_or_else(PoisonError::into_inner).clone();
         connected.ok_or_else(|| Error::invalid(format!("the task {} was closed", self.name)))
     }
 
-    /// Makes a call of which Python waits for no value.
+    /// Makes a call that returns no value to Python.
     fn sending<C: UnderWay + 'static>(
         &self,
         py: Python<'_>,
@@ -65,7 +65,7 @@ impl Task {
         Ok(Sending::new(self.waiter(), call))
     }
 
-    /// Makes a call whose value becomes what `make` makes of it.
+    /// Makes a call whose value `make` turns into a Python object.
     fn receiving<C, F>(
         &self,
         py: Python<'_>,
@@ -80,7 +80,7 @@ impl Task {
         Ok(Receiving::new(self.waiter(), call, make))
     }
 
-    /// Its streams. Without the interpreter's lock.
+    /// The task's streams. Without the GIL.
     ///
     /// # Errors
     /// InvalidArgument if it was closed, or in a forked child.
@@ -99,7 +99,7 @@ impl Task {
         Ok(self.connected()?.task)
     }
 
-    /// The task, which warns if it is `for_device`, by its number, and its arena is not pinned. Without the interpreter's lock.
+    /// The task; warns if it is used for device number `for_device` and its arena is not pinned. Without the GIL.
     ///
     /// # Errors
     /// As [`task`](Self::task).
@@ -135,7 +135,7 @@ impl Task {
 /// Makes a call, which may wait for room.
 ///
 /// # Errors
-/// Its own, or what signal handlers raise that have not run meanwhile.
+/// Those of the call, or what signal handlers raise that are pending.
 fn begun<C: Send>(py: Python<'_>, begin: impl FnOnce() -> Result<C, Error> + Send) -> PyResult<C> {
     let begun = py.detach(begin);
     if begun.is_err() {

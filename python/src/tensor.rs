@@ -124,8 +124,8 @@ impl Tensor {
     }
 }
 
-/// A tensor's memory as Python looks at it: by an array, or by the [`Tensor`] itself where numpy does not have the type or
-/// as many dimensions.
+/// The Python object to look at a tensor's memory: an array, or the [`Tensor`] itself if numpy lacks the type or does not allow
+/// that many dimensions.
 ///
 /// # Errors
 /// MemoryError.
@@ -137,8 +137,8 @@ pub(crate) fn looked_at<'py>(tensor: &Bound<'py, Tensor>) -> PyResult<Bound<'py,
     }
 }
 
-/// A received tensor as Python has it: strings as an array of bytes objects, what numpy does not have as a [`Tensor`],
-/// everything else as an array.
+/// A received tensor as a Python object: strings as an array of bytes objects, what numpy lacks as a [`Tensor`], everything else as
+/// an array.
 ///
 /// # Errors
 /// MemoryError, InvalidArgument for strings whose offsets are wrong.

@@ -1,4 +1,5 @@
-//! Calls of any kind and batches of them, to be looked at and polled. Runs on the callers' threads; bounded by the calls' own deadlines.
+//! Calls of any kind, and batches of them, that can be looked at and polled. Runs on the callers' threads; bounded by the calls'
+//! own deadlines.
 
 use std::{
     convert::identity,
@@ -11,21 +12,21 @@ use std::{
 
 use sealane::{Error, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor};
 
-/// How often a thread that waits lets Python's signal handlers run: soon enough for control-C to feel immediate.
+/// How often a waiting thread lets Python's signal handlers run: often enough for control-C to feel immediate.
 pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 
 /// A call in flight, or several as one.
 pub(crate) trait UnderWay: Send + Unpin {
     type Value: Send;
 
-    /// The outcome, if it is there. It is handed out once.
+    /// The outcome, if available. It is returned once.
     fn look(&mut self) -> Option<Result<Self::Value, Error>>;
 
-    /// As a future's `poll`.
+    /// Like a future's `poll`.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Self::Value, Error>>;
 }
 
-/// Calls of the crate `sealane`: what they bring, and how that comes of their outcome.
+/// Implements the trait for calls of the crate `sealane`: the value, and how it is made from the outcome.
 macro_rules! under_way {
     ($call:ty, $value:ty, $result:expr) => {
         impl UnderWay for $call {
@@ -64,7 +65,7 @@ impl<C: UnderWay + ?Sized> UnderWay for Box<C> {
     }
 }
 
-/// What may have become a call, or else its error.
+/// The attempt to start a call: the call, or its error.
 pub(crate) struct Begun<C>(pub(crate) Result<C, Error>);
 
 impl<C: UnderWay> UnderWay for Begun<C> {
@@ -85,7 +86,7 @@ impl<C: UnderWay> UnderWay for Begun<C> {
     }
 }
 
-/// A call whose value is of no use to anybody.
+/// A call whose value is not needed.
 pub(crate) struct Valueless<C>(pub(crate) C);
 
 impl<C: UnderWay> UnderWay for Valueless<C> {
@@ -100,7 +101,7 @@ impl<C: UnderWay> UnderWay for Valueless<C> {
     }
 }
 
-/// Calls that end together: with the outcomes of all, or else with the first error unless what there is is wanted.
+/// Calls that end together: with all outcomes if partial results are wanted, else with the first error if there is one.
 pub(crate) struct All<C: UnderWay> {
     current: Option<C>,
     rest: vec::IntoIter<C>,
@@ -150,7 +151,7 @@ where
     }
 }
 
-/// Seconds as Python says them: `None` for the default, infinity for no limit.
+/// Seconds from Python: `None` for the default, infinity for no limit.
 ///
 /// # Errors
 /// InvalidArgument if they are negative or not a number.

@@ -14,7 +14,7 @@ use crate::{error::RuntimeError, limits::PARK_MAX};
 
 pub(crate) struct Alarm {
     timer: TimerFd,
-    /// When it rings; for a deadline further off than `PARK_MAX` that is earlier than the deadline.
+    /// When the timer rings: earlier than the deadline if that is further off than `PARK_MAX`.
     rings_at: Option<Instant>,
 }
 
@@ -26,7 +26,8 @@ impl Alarm {
         Ok(Self { timer, rings_at: None })
     }
 
-    /// Sets it for `due`, or for the longest sleep if that ends earlier; false if `due` is now, or the kernel refuses.
+    /// Sets the timer to `due`, or to the longest allowed sleep if that ends earlier. False if `due` has passed or the kernel
+    /// refuses.
     pub(crate) fn set(&mut self, now: Instant, due: Instant) -> bool {
         if due <= now {
             return false;
@@ -42,7 +43,7 @@ impl Alarm {
         set
     }
 
-    /// The shard is awake: an alarm that has rung is to be set anew, even for the same deadline.
+    /// To be called when the shard wakes: an alarm that has rung must be set again, even for the same deadline.
     pub(crate) fn awake(&mut self, now: Instant) {
         if self.rings_at.is_some_and(|at| at <= now) {
             self.rings_at = None;
@@ -84,7 +85,7 @@ mod tests {
         assert!(!alarm.set(start, start));
         assert!(alarm.set(start, due));
         assert!(alarm.timer.get().unwrap().is_some());
-        // Another use of the timer would set it again.
+        // If the alarm used the timer again, it would be set again.
         alarm.timer.unset().unwrap();
         assert!(alarm.set(start + Duration::from_secs(1), due));
         assert!(alarm.timer.get().unwrap().is_none(), "no second system call for the same deadline");

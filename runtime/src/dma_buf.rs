@@ -1,6 +1,6 @@
-//! Memory of a device that other devices can reach themselves: a dma-buf of the kernel's, and who has registered it.
+//! Device memory that other devices can reach directly: a kernel dma-buf, and who has registered it.
 //!
-//! Any thread; bounded by the ports of the process, each of which it remembers once.
+//! Any thread; bounded by the ports of the process, each of which is remembered once.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,18 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_memory::DeviceError;
 
-/// The least page of any kernel: offset and address of a [`DmaBuf`] have the same place in one.
+/// The smallest page of any kernel: offset and address of a [`DmaBuf`] must agree modulo this.
 const PAGE_BYTES: u64 = 4096;
 
-/// How many were dropped, of all.
+/// How many `DmaBuf`s of the process have been dropped.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Whatever registers dma-bufs and then reaches them: a shard's port on an RDMA device. Each is another.
+/// Something that registers dma-bufs and then reaches them: a shard's port on an RDMA device. Each one is distinct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reacher(u64);
 
 impl Reacher {
-    /// One that no other is equal to.
+    /// One that equals no other.
     #[expect(clippy::new_without_default, reason = "a default would be the same each time")]
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -31,19 +31,19 @@ impl Reacher {
 /// Whether a [`Reacher`] can reach memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// It was never asked to: it is to be registered there. Told once.
+    /// It was never asked to reach the memory, and should now register it. Returned once.
     New,
-    /// Not yet, not at all, or not for new transfers any more: the bytes are copied.
+    /// Not yet, not at all, or no longer for new transfers: the bytes are copied.
     No,
-    /// It can, as long as there is a handle to the memory.
+    /// It can, as long as a handle to the memory exists.
     Yes,
 }
 
-/// Part of a device's memory that was exported as a dma-buf: an allocation, of which tensors are parts.
+/// Part of a device's memory, exported as a dma-buf: one allocation, of which tensors are parts.
 ///
-/// An RDMA device registers all of it when a tensor of it first travels, on another thread than the shard's, and deregisters it once
-/// the last handle was dropped: in the shard's next turn, and within a second while that sleeps. The kernel keeps the memory
-/// itself until then, whatever its owner frees.
+/// An RDMA device registers all of it when the first tensor in it is transferred, on another thread than the shard's. It
+/// deregisters it once the last handle was dropped: in the shard's next turn, or within a second if the shard sleeps. The kernel
+/// keeps the memory until then, even if its owner frees it.
 pub struct DmaBuf {
     descriptor: OwnedFd,
     offset: u64,
@@ -59,12 +59,12 @@ struct Ports {
 }
 
 impl DmaBuf {
-    /// `bytes` from `offset` of a dma-buf on, which RDMA devices are to know under `address`, in bytes: that of the memory on its
-    /// device, such as a `CUdeviceptr`. Registered memory is not told apart by addresses, so those of two devices may be equal.
+    /// `bytes` bytes of a dma-buf from `offset` on. RDMA devices use `address` for them, in bytes: the memory's address on its
+    /// device, such as a `CUdeviceptr`. Registrations are not told apart by address, so addresses of two devices may be equal.
     ///
     /// # Errors
-    /// There are no bytes, they pass the end of all addresses, or `offset` and `address` differ in their place within a page of
-    /// 4 KiB, which no device registers.
+    /// `bytes` is 0, the range passes the end of the address space, or `offset` and `address` differ modulo 4 KiB, which no device
+    /// can register.
     pub fn new(descriptor: OwnedFd, offset: u64, address: u64, bytes: u64) -> Result<Arc<Self>, DeviceError> {
         let fits = |start: u64| start.checked_add(bytes).is_some();
         if bytes == 0 || !fits(offset) || !fits(address) || offset % PAGE_BYTES != address % PAGE_BYTES {
@@ -75,22 +75,22 @@ impl DmaBuf {
         Ok(Arc::new(Self { descriptor, offset, address, bytes, ports: Mutex::default() }))
     }
 
-    /// Where the bytes begin in the dma-buf.
+    /// Offset of the bytes in the dma-buf.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where they begin for RDMA devices.
+    /// Address of the bytes for RDMA devices.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many they are.
+    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// From now on no transfer begins that reaches the memory directly: it is copied. Those that have begun end as they would.
+    /// From now on no new transfer reaches the memory directly: bytes are copied. Transfers in progress end normally.
     pub fn withdraw(&self) {
         self.ports().is_withdrawn = true;
     }
@@ -109,19 +109,19 @@ impl DmaBuf {
         }
     }
 
-    /// Says that `by` has registered the memory: while there is a handle to it, that stays so.
+    /// Records that `by` has registered the memory; this holds while a handle to it exists.
     pub fn set_reached(&self, by: Reacher) {
         if let Some((_, reaches)) = self.ports().known.iter_mut().find(|(known, _)| *known == by) {
             *reaches = true;
         }
     }
 
-    /// `by` is gone.
+    /// Forgets `by`, which is gone.
     pub fn forget(&self, by: Reacher) {
         self.ports().known.retain(|(known, _)| *known != by);
     }
 
-    /// A number that changes whenever the last handle to one of them was dropped.
+    /// A number that changes whenever the last handle to any `DmaBuf` is dropped.
     pub fn dropped() -> u64 {
         DROPPED.load(Ordering::Relaxed)
     }

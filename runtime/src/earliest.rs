@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// The earliest of `times` that are there; `None` if none is. In a few instructions each, since shards ask it every turn.
+/// The earliest of the `times` that are set; `None` if none is. Takes a few instructions for each, since shards call it every turn.
 #[inline]
 pub fn earliest<const COUNT: usize>(times: [Option<Instant>; COUNT]) -> Option<Instant> {
     let mut earliest = None;

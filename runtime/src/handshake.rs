@@ -1,4 +1,4 @@
-//! The sleep protocol between a sleeper and those who post to it; any thread.
+//! The sleep protocol between a sleeper and the threads or processes that post to it.
 //!
 //! A lost wake-up needs the sleeper to miss the post and the poster to miss the sleeper. Both sides write, then
 //! fence, then read what the other writes, so at least one of them sees the other (Dekker's idea). A poster that
@@ -13,10 +13,11 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const ASLEEP_DEEPLY: u32 = 2;
 
-/// Whether a shard, or a process on the other side of shared memory, sleeps, as seen by those who post to it.
+/// Tells posters whether a shard, or a process on the other side of shared memory, sleeps.
 ///
-/// It may lie in memory that another process writes: one word, 0 while awake, 2 while asleep but to work that cannot wait,
-/// and anything else while asleep, so every value is legal; a wrong one causes a needless doorbell, or costs its writer a wake-up.
+/// It may lie in memory that another process writes: one word, 0 while awake, 2 while in a deep sleep (only urgent work wakes it),
+/// anything else while in a light sleep. So every value is legal: a wrong one costs a needless doorbell, or loses a wake-up of the
+/// process that wrote it.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SleepFlag(AtomicU32);
@@ -35,7 +36,7 @@ impl SleepFlag {
         self.0.load(Ordering::Relaxed) != AWAKE && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
     }
 
-    /// [`must_ring`](Self::must_ring) for work that can wait until the sleeper wakes anyway: false if it sleeps deeply.
+    /// [`must_ring`](Self::must_ring) for work that can wait until the sleeper wakes by itself: false if it is in a deep sleep.
     #[inline]
     pub fn must_ring_if_light(&self) -> bool {
         // Pairs with the fence in `announce`.
@@ -44,7 +45,7 @@ impl SleepFlag {
             && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
     }
 
-    /// [`announce`](Self::announce), and that it need not be woken for work that can wait.
+    /// Like [`announce`](Self::announce), but for a deep sleep: work that can wait need not wake the sleeper.
     #[inline]
     pub fn announce_deep(&self) {
         self.0.store(ASLEEP_DEEPLY, Ordering::Relaxed);
@@ -100,7 +101,7 @@ mod loom_tests {
         }
     }
 
-    /// If the sleeper found nothing on its last look, every later post must ring.
+    /// If the sleeper's last look finds nothing, every later post must ring.
     fn no_lost_wake_up(posters: usize) {
         loom::model(move || {
             let model =
@@ -133,7 +134,7 @@ mod loom_tests {
         no_lost_wake_up(2);
     }
 
-    /// A sleeper that is to be woken for everything after all: who posts rings, or is seen on the last look.
+    /// A sleeper that turns its deep sleep into a light one: later posts ring, or its last look sees them.
     #[test]
     fn loom_a_deep_sleep_that_becomes_light() {
         loom::model(|| {

@@ -65,7 +65,7 @@ pub struct HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
-    /// The values that add up to `sum`, by the upper bounds of their buckets.
+    /// A snapshot with this sum and these buckets, each given by its upper bound and its count.
     pub fn of(sum: u64, buckets: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut snapshot = Self { sum, ..Self::default() };
         buckets.into_iter().for_each(|(bound, count)| snapshot.counts[bucket(bound)] += count);
@@ -135,7 +135,7 @@ impl AddAssign<&Self> for HistogramSnapshot {
 
 #[inline]
 fn bucket(value: u64) -> usize {
-    // A bound belongs to the bucket below it, so the place is that of the value one less.
+    // A bound belongs to the bucket below it, so look up the place of the value minus one.
     let value = value.saturating_sub(1);
     let power = (value | 1).ilog2();
     if power < FIRST_POWER {
@@ -173,7 +173,7 @@ mod tests {
         histogram.snapshot()
     }
 
-    /// Where the one value of a histogram is.
+    /// The bound of the bucket that holds this value.
     fn bound_of(value: u64) -> u64 {
         let snapshot = filled([value]);
         snapshot.buckets().find(|(_, count)| *count == 1).unwrap().0

@@ -1,48 +1,45 @@
 //! The polling policy: pure code that says, after each turn, whether the shard looks again or sleeps.
 //!
-//! A spin that takes no CPU from anybody is cheap, and one that keeps a thread of the training waiting is not. So once in each spin the CPU
-//! is offered to others. If one takes it, the shard sleeps at once for a while.
+//! Spinning is cheap if nobody else wants the CPU, but must not keep a training thread waiting. So in each spin the shard yields
+//! the CPU once. If another thread takes it, the shard sleeps at once for the next idle periods.
 
 use std::time::{Duration, Instant};
 
 use crate::Polling;
 
-/// After an offer, until the next turn, which begins within a few microseconds if nobody wants the CPU.
+/// If the next turn begins this long after the yield, another thread took the CPU; otherwise it begins within a few microseconds.
 const TAKEN: Duration = Duration::from_micros(100);
 
-/// Of a spin, after which the CPU is offered to others: most that there is to wait for has come by then.
+/// Time into a spin at which the CPU is yielded: most awaited events have arrived by then.
 const OFFERED_AFTER: Duration = Duration::from_micros(20);
 
-/// Times that a shard sleeps at once, before it tries to spin again.
+/// Idle periods in which the shard sleeps at once, before it tries to spin again.
 const SPINS_SKIPPED: u32 = 1024;
 
-/// What the shard does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Spin,
-    /// The same, but whoever else wants the CPU goes first.
+    /// Look again, but let other threads that want the CPU run first.
     Yield,
     Park,
 }
 
-/// How the shard is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Idle {
     Spins,
-    /// It has offered the CPU to others.
+    /// It spins, and has already yielded the CPU to others.
     HasYielded,
     Sleeps,
 }
 
-/// The policy with what it remembers.
 #[derive(Debug)]
 pub(crate) struct Idleness {
     polling: Polling,
     /// Since when the shard has been idle, and how.
     since: Option<(Instant, Idle)>,
-    /// When the CPU was offered, in the last turn.
+    /// When the CPU was yielded, if that was in the last turn.
     offered: Option<Instant>,
-    /// Spins that are not made.
+    /// Spins still to be skipped.
     skips: u32,
 }
 
@@ -51,7 +48,7 @@ impl Idleness {
         Self { polling, since: None, offered: None, skips: 0 }
     }
 
-    /// Judges a turn that took place at `now` and did work or not.
+    /// Decides what follows a turn that took place at `now` and did work or not.
     pub(crate) fn after_turn(&mut self, worked: bool, now: Instant) -> Next {
         if self.offered.take().is_some_and(|offered| now.saturating_duration_since(offered) >= TAKEN) {
             (self.skips, self.since) = (SPINS_SKIPPED, Some((now, Idle::Sleeps)));
@@ -135,7 +132,7 @@ mod tests {
             let mut now = Instant::now();
             let mut idleness = Idleness::new(Polling::default());
             assert_eq!(idleness.after_turn(false, now), Next::Spin);
-            // However long a turn takes by itself, nobody was offered anything.
+            // A long turn by itself does not count, since the CPU was not offered to other threads.
             now += TAKEN;
             assert_eq!(idleness.after_turn(false, now), Next::Yield);
             now += TAKEN;
@@ -144,7 +141,7 @@ mod tests {
             let mut sleeps = 0;
             while idleness.after_turn(false, now) == Next::Park {
                 sleeps += 1;
-                // It wakes for nothing.
+                // It wakes and finds nothing.
                 now += 10 * TAKEN;
                 assert_eq!(idleness.after_turn(false, now), Next::Park);
                 assert_eq!(idleness.after_turn(true, now), Next::Spin);

@@ -54,7 +54,7 @@ impl<T> JoinSender<T> {
         self.sent = true;
         let waker = {
             let mut state = self.exchange.lock();
-            // The first one counts, see `settle`.
+            // The first result counts, see `settle`.
             state.result.get_or_insert(result);
             state.waker.take()
         };
@@ -74,7 +74,7 @@ impl<T> Drop for JoinSender<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Decides the result before the job that would have made it is dropped.
+    /// Sets the result before the job that would have set it is dropped.
     pub(crate) fn settle(&self, error: RuntimeError) {
         self.0.lock().result.get_or_insert(Err(error));
     }

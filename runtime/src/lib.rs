@@ -1,9 +1,8 @@
 //! Shards: one pinned thread each, with its own executor, epoll set, timers and memory; nothing is shared.
 //!
-//! A [`Runtime`] starts the shards and is the handle that any thread may keep. A [`Shard`] is one shard seen from
-//! its own thread: it spawns tasks, sleeps, watches descriptors and polls [`Source`]s. A [`ShardRef`] is one
-//! shard seen from any thread: it takes jobs through a bounded mailbox. A [`Slab`] is a shard's memory for
-//! tensors in flight.
+//! A [`Runtime`] starts the shards and is a handle that any thread may keep. A [`Shard`] is one shard seen from its own thread: it
+//! spawns tasks, sleeps, watches descriptors and polls [`Source`]s. A [`ShardRef`] is one shard seen from any thread: it takes jobs
+//! through a bounded mailbox. A [`Slab`] is a shard's memory for tensors in flight.
 //!
 //! ```
 //! # #[cfg(feature = "executor")] {

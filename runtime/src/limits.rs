@@ -14,17 +14,17 @@ pub(crate) const SOURCE_BUDGET: usize = 64;
 /// Kernel events taken from the epoll set at once; level-triggered leftovers come again in the next turn.
 pub(crate) const EVENTS_PER_TURN: usize = 64;
 
-/// While sources report work, the epoll set is looked at only every so many turns: hot descriptors are read
-/// directly, and one `epoll_wait` (about 0.15 us) is then a small part of 8 busy turns. An idle turn always
-/// looks, because there is nothing better to do.
+/// While sources report work, the epoll set is checked only every so many turns: hot descriptors are read directly, and one
+/// `epoll_wait` (about 0.15 us) is then a small part of 8 busy turns. An idle turn always checks, because it has nothing better to
+/// do.
 pub(crate) const EPOLL_EVERY: u32 = 8;
 
-/// While a source has memory to peek at, an idle shard asks the kernel only every so many turns: a turn that peeks
-/// takes about 0.15 us, as long as an `epoll_wait`, and what the kernel has to say can wait for 5 us.
+/// While a source has memory to peek at, an idle shard asks the kernel only every so many turns: a turn that peeks takes about 0.15
+/// us, as long as an `epoll_wait`, and what the kernel reports can wait for 5 us.
 pub(crate) const EPOLL_EVERY_PEEKING: u32 = 32;
 
-/// Peeks at the memory of a source after an idle turn: about 0.3 us, three times what the turn itself takes, so that
-/// what appears is most often found at once.
+/// Peeks at the memory of a source after an idle turn: about 0.3 us in all, three times the turn itself, so that new work is
+/// usually found at once.
 pub(crate) const PEEKS: usize = 64;
 
 /// A cancelled timer stays in the heap until it is due or until the heap is more than half cancelled timers;

@@ -1,4 +1,4 @@
-//! A shard's load: how it spends its time. The shard's thread writes, any thread reads without stopping it; a few counters and
+//! A shard's load: how it spends its time. The shard's thread writes, and any thread reads without stopping it; a few counters and
 //! one histogram per shard.
 //!
 //! The shard's time is divided into laps. A lap begins when a turn begins, or when the shard wakes, and ends when the next
@@ -90,11 +90,11 @@ impl ShardLoad {
     }
 }
 
-/// What the reactor tells of its turns and sleeps, to be added to its shard's load.
+/// Collects what the reactor reports of its turns and sleeps, and adds it to the shard's load.
 pub(crate) struct LoadMeter {
     load: Arc<ShardLoad>,
     lap_began: Instant,
-    /// The lap holds a turn already; if not, it began with the waking and the turn is about to.
+    /// True once the lap contains a turn; false if it began with waking up and the turn is still to come.
     has_turn: bool,
     worked: bool,
 }
@@ -104,7 +104,7 @@ impl LoadMeter {
         Self { load, lap_began: now, has_turn: false, worked: false }
     }
 
-    /// A turn begins; `task_ran` if any did since the last one began.
+    /// A turn begins; `task_ran` if any task did since the last one began.
     #[inline]
     pub(crate) fn turn_begins(&mut self, now: Instant, task_ran: bool) {
         self.load.turns.add(1);
@@ -115,7 +115,6 @@ impl LoadMeter {
         self.has_turn = true;
     }
 
-    /// The turn found work.
     #[inline]
     pub(crate) fn turn_worked(&mut self) {
         self.worked = true;
@@ -149,7 +148,7 @@ impl LoadMeter {
     }
 }
 
-/// A duration of less than 584 years.
+/// In nanoseconds; the duration is less than 584 years.
 fn nanoseconds(duration: Duration) -> u64 {
     duration.as_secs() * 1_000_000_000 + u64::from(duration.subsec_nanos())
 }
@@ -171,16 +170,16 @@ mod tests {
         // 4 us in which the turn itself worked.
         meter.turn_begins(at(1), false);
         meter.turn_worked();
-        // 9 us in which a task ran behind an idle turn, as the next turn learns.
+        // 9 us in which a task ran after an idle turn; the next turn finds that out.
         meter.turn_begins(at(5), false);
         meter.turn_begins(at(14), true);
-        // An idle one of 2 us, then asleep for 100.
+        // An idle turn of 2 us, then 100 us asleep.
         meter.falls_asleep(at(16));
         let asleep = load.snapshot();
         assert!(asleep.asleep);
         assert_eq!((asleep.sleeps, asleep.asleep_ns), (1, 0), "counted when it ends");
         meter.wakes(at(116));
-        // Waking up belongs to the turn that follows: 3 and 20 us of work.
+        // Waking up counts for the turn that follows: 3 and 20 us of work.
         meter.turn_begins(at(119), false);
         meter.turn_worked();
         meter.turn_begins(at(139), false);

@@ -27,7 +27,7 @@ pub type Job = Box<dyn FnOnce(&Shard) + Send>;
 #[derive(thiserror::Error)]
 #[error("shard {shard} {}", if *.stopped { "has stopped" } else { "has no free mailbox slot" })]
 pub struct MailboxFull {
-    /// The target shard.
+    /// The shard that did not take the job.
     pub shard: usize,
     /// The shard has stopped and will never accept the job.
     pub stopped: bool,
@@ -48,16 +48,16 @@ impl fmt::Debug for MailboxFull {
 pub(crate) struct Mailbox {
     shard: usize,
     jobs: ArrayQueue<Job>,
-    /// Jobs that were not refused although no slot was free. They run after those in `jobs`, which takes none while there
-    /// are any: so jobs run in the order in which their submissions happened one before the other.
+    /// Jobs that had to be accepted although no slot was free. They run after those in `jobs`, which takes none while this list is
+    /// not empty: so jobs run in the order in which they were submitted.
     overflow: Mutex<VecDeque<Job>>,
-    /// There are some; changed under the lock of `overflow`.
+    /// True while `overflow` is not empty; changed under its lock.
     overflows: AtomicBool,
     sleep: SleepFlag,
     doorbell: EventFd,
     stop: AtomicBool,
     closed: AtomicBool,
-    /// Wake-ups that other threads owe to tasks of this shard; at most one for each task.
+    /// Tasks of this shard that other threads have woken; each is in the list at most once.
     woken: Mutex<Vec<TaskKey>>,
     any_woken: AtomicBool,
     load: Arc<ShardLoad>,
@@ -105,7 +105,7 @@ impl ShardRef {
         let pushed = if mailbox.overflows.load(Ordering::Acquire) { Err(job) } else { mailbox.jobs.push(job) };
         pushed.map_err(|job| MailboxFull { shard: mailbox.shard, stopped: false, job })?;
         mailbox.ring_if_asleep();
-        // Either the closing shard saw the push, or this sees that it is closed; the fence is in `must_ring`.
+        // Either the closing shard saw the push, or this thread sees that it is closed; the fence is in `must_ring`.
         if mailbox.closed.load(Ordering::Relaxed) {
             mailbox.drop_jobs();
         }
@@ -131,12 +131,11 @@ impl ShardRef {
         }
     }
 
-    /// Whether both name the same shard of the same runtime.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Jobs that may wait at once.
+    /// Jobs that may wait at the same time.
     pub fn slots(&self) -> usize {
         self.0.jobs.capacity()
     }
@@ -146,7 +145,7 @@ impl ShardRef {
         self.0.stop_asked() || self.0.closed.load(Ordering::Acquire)
     }
 
-    /// How the shard's time goes.
+    /// How the shard spends its time.
     pub fn load(&self) -> Arc<ShardLoad> {
         Arc::clone(&self.0.load)
     }
@@ -167,18 +166,16 @@ impl Mailbox {
 
     fn ring_if_asleep(&self) {
         if self.sleep.must_ring() {
-            // It cannot fail but by a counter at its limit, which rings as well.
+            // It fails only if its counter is at its limit, and then it rings as well.
             let _ = self.doorbell.write(1);
         }
     }
 
-    /// Asks the shard to stop.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.ring_if_asleep();
     }
 
-    /// Tells the shard to wake a task.
     pub(crate) fn wake(&self, task: TaskKey) {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(task);
         self.any_woken.store(true, Ordering::Release);
@@ -196,7 +193,7 @@ impl Mailbox {
     }
 
     pub(crate) fn pop(&self) -> Option<Job> {
-        // First this, then the slots: so when they are found empty, all that came before the first of the overflow has run.
+        // Read before the slots: so once the slots are found empty, all jobs before the first of the overflow have run.
         let overflows = self.overflows.load(Ordering::Acquire);
         if let Some(job) = self.jobs.pop() {
             return Some(job);
@@ -222,7 +219,7 @@ impl Mailbox {
         std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Announces sleep. False if there is something to do after all; the shard then stays awake.
+    /// Announces sleep. False if work has arrived meanwhile; the shard then stays awake.
     pub(crate) fn try_sleep(&self) -> bool {
         self.sleep.announce();
         let idle = self.jobs.is_empty()
@@ -239,7 +236,7 @@ impl Mailbox {
         self.sleep.awake();
     }
 
-    /// Takes no more jobs and drops those that wait, so that those who wait for one are told.
+    /// Takes no more jobs and drops those that wait, so that their submitters are told.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -274,7 +271,7 @@ mod tests {
     #[test]
     fn a_job_that_may_not_be_refused_waits_outside_the_slots_and_keeps_its_place() {
         let shard = ShardRef::new(0, 1).unwrap();
-        /// Says which job was dropped.
+        /// Reports which job was dropped.
         struct Named(&'static str, Arc<Mutex<Vec<&'static str>>>);
         impl Drop for Named {
             fn drop(&mut self) {
@@ -290,7 +287,7 @@ mod tests {
         shard.submit(job("opens")).unwrap();
         shard.submit_always(job("closes"));
         pop().unwrap();
-        // There is a slot, but what comes now must not overtake what waits outside.
+        // A slot is free, but new jobs must not overtake those in the overflow.
         drop(shard.submit(job("refused")).unwrap_err());
         shard.submit_always(job("closes again"));
         assert!(!shard.0.try_sleep());

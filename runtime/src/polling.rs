@@ -1,4 +1,4 @@
-//! What threads do that find no work.
+//! What threads do when they find no work.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use std::time::Duration;
 pub enum Polling {
     /// Never sleep: lowest latency, one CPU always busy.
     Spin,
-    /// Spin for a while, then sleep until something happens. A shard whose CPU other threads want, too, sleeps at once for a while.
+    /// Spin for a while, then sleep until something happens. If other threads want the CPU too, a shard sleeps at once for a while.
     SpinThenPark {
-        /// How long nothing has to happen before the thread sleeps.
+        /// How long the thread spins without work before it sleeps.
         idle_spin: Duration,
     },
     /// Sleep as soon as there is nothing to do: least CPU time, tens of microseconds more latency.
@@ -17,8 +17,8 @@ pub enum Polling {
 }
 
 impl Polling {
-    /// How long an idle shard spins by default: several times a round trip in a data centre, so that the answer to a
-    /// request is met awake, and shorter than anyone notices as load.
+    /// How long an idle shard spins by default: several round trips in a data centre, so that the answer to a request finds it
+    /// awake, and too short to be noticed as load.
     pub const IDLE_SPIN: Duration = Duration::from_micros(200);
 
     /// Spins for `idle_spin` before it sleeps: `Park` for zero, `Spin` for [`Duration::MAX`].
@@ -32,7 +32,7 @@ impl Polling {
 }
 
 impl Default for Polling {
-    /// A shard's: `SpinThenPark` with [`IDLE_SPIN`](Self::IDLE_SPIN).
+    /// The default for a shard: `SpinThenPark` with [`IDLE_SPIN`](Self::IDLE_SPIN).
     fn default() -> Self {
         Self::SpinThenPark { idle_spin: Self::IDLE_SPIN }
     }

@@ -33,7 +33,7 @@ impl Interest {
     /// Readable or writable, reported as long as it lasts.
     pub const READ_WRITE: Self = Self { read: true, write: true, edge: false };
 
-    /// The same, each change reported once.
+    /// This interest, but each change is reported once.
     #[must_use]
     pub const fn edge(self) -> Self {
         Self { edge: true, ..self }
@@ -72,14 +72,14 @@ impl From<EpollFlags> for Readiness {
     }
 }
 
-/// One report: whose descriptor, under which token, what.
+/// One report: the source, its token, and what happened.
 pub(crate) type Report = (SourceId, u64, Readiness);
 
 pub(crate) struct EpollSet {
     epoll: Epoll,
-    /// Indexed by descriptor, which are small numbers, so that a report finds its watch without hashing.
+    /// Indexed by descriptor, a small number, so that a report finds its watch without hashing.
     watches: RefCell<Vec<Watch>>,
-    /// What the kernel reported last, and how much of it a sleep has left for the next look.
+    /// What the kernel reported last, and how many of the events a sleep has left for the next look.
     events: RefCell<[EpollEvent; EVENTS_PER_TURN]>,
     left: Cell<usize>,
 }
@@ -87,7 +87,7 @@ pub(crate) struct EpollSet {
 #[derive(Clone, Copy, Default)]
 struct Watch {
     target: Option<(SourceId, u64)>,
-    /// Tells a report about an earlier use of the same descriptor number apart; zero is for the shard's own.
+    /// Tells reports of an earlier use of the same descriptor number apart; zero stands for the shard's own descriptors.
     generation: u32,
 }
 
@@ -99,8 +99,7 @@ impl EpollSet {
         Ok(Self { epoll, watches: RefCell::default(), events, left: Cell::new(0) })
     }
 
-    /// Watches a descriptor of the shard itself, whose only message is that the shard must be awake. Edge-triggered,
-    /// so that nobody has to read it.
+    /// Watches a descriptor of the shard itself that only serves to wake it. Edge-triggered, so that nobody has to read it.
     pub(crate) fn watch_own(&self, fd: impl AsFd) -> Result<(), RuntimeError> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0);
         self.epoll.add(fd, event).map_err(RuntimeError::system("watching the shard's own descriptor"))
@@ -151,7 +150,7 @@ impl EpollSet {
         self.epoll.delete(fd).map_err(RuntimeError::system("ending the watch of a descriptor"))
     }
 
-    /// Blocks the thread until there is something to report, which the next look then does. A signal ends it, too.
+    /// Blocks the thread until there is something to report, which the next look then reads. A signal also ends it.
     ///
     /// # Errors
     /// Where the kernel refuses the wait.
@@ -268,7 +267,7 @@ mod tests {
             let writer = std::thread::spawn(move || remote.write_all(b"x").unwrap());
             set.sleep().unwrap();
             writer.join().unwrap();
-            // Another sleep before the look would be one too many.
+            // A second sleep before the readiness is read must return at once.
             set.sleep().unwrap();
             let readable = Readiness { readable: true, ..Readiness::default() };
             assert_eq!(reports(&set), [(source, token, readable)]);

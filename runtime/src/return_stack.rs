@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names a block; the two largest values are taken.
+/// Names a block; the two largest values are reserved.
 pub(crate) type Handle = u64;
 
 const EMPTY: Handle = u64::MAX;
@@ -45,7 +45,7 @@ impl ReturnStack {
         }
     }
 
-    /// Owner: whether there is nothing to take; a relaxed look that costs one load.
+    /// Owner: whether there is nothing to take. Costs one relaxed load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed) == EMPTY
@@ -57,7 +57,7 @@ impl ReturnStack {
         Self::walk(self.0.swap(EMPTY, Ordering::Acquire), link, block);
     }
 
-    /// Owner: as `take`, and refuses every later push.
+    /// Owner: like `take`, and then refuses every later push.
     pub(crate) fn close(&self, link: impl FnMut(Handle) -> u64, block: impl FnMut(Handle)) {
         // RETURN: see `push`.
         Self::walk(self.0.swap(CLOSED, Ordering::Acquire), link, block);
@@ -83,7 +83,7 @@ mod loom_tests {
 
     struct Model {
         stack: ReturnStack,
-        // Plain memory, so that loom reports a race on a link that the stack fails to order.
+        // Plain memory, so that loom reports a race if the stack does not order accesses to a link.
         links: [UnsafeCell<u64>; BLOCKS],
     }
 

@@ -1,4 +1,4 @@
-//! Rows of a table in memory that somebody else may write: gathered by number, and written in place.
+//! Rows of a table in memory that others may write meanwhile: gathered by number, and written in place.
 //!
 //! A row is copied whole or not at all where the table has [sequence locks](Stripe); without them a row that is written
 //! meanwhile may be half old. No allocation; bounded by the numbers that the caller gives.
@@ -11,20 +11,20 @@ use std::{
 
 use crate::{VolatileSlice, VolatileSliceMut, prefetch, stripes::Stripe};
 
-/// Rows ahead of the one that is copied, whose memory is asked for: a table is larger than the caches, and the processor cannot
+/// How many rows ahead of the one being copied memory is prefetched: a table is larger than the caches, and the processor cannot
 /// guess which row comes next.
 const AHEAD: usize = 20;
-/// Bytes of a row that are fetched so early: of a longer one, the processor sees by itself that it is read.
+/// Bytes of a row that are prefetched this way: in a longer row, the processor itself notices the sequential reads.
 const AHEAD_BYTES: usize = 256;
 
-/// Times that one row is looked at because it was written meanwhile, before its reader gives way.
+/// Attempts to copy one row that is being written, before the reader gives up.
 const LOOKS_MAX: usize = 64;
 
-/// Bytes of one row that these looks copy together at most, unless one look alone takes more: whoever can write the locks decides how
-/// many there are.
+/// Bytes of one row that these attempts copy together at most, unless a single one copies more: without this bound, the process
+/// that can write the locks would decide how many attempts there are.
 const LOOKS_BYTES: usize = 64 << 10;
 
-/// Most locks of one table. More would only be fewer rows that wait for the same writer.
+/// Most locks of one table. More would only mean that fewer rows wait for the same writer.
 pub const STRIPES_MAX: usize = 4096;
 
 /// A table in memory: rows of one size, one behind the other.
@@ -32,55 +32,55 @@ pub const STRIPES_MAX: usize = 4096;
 pub struct Rows<'a> {
     bytes: VolatileSlice<'a>,
     row_bytes: usize,
-    /// A power of two of them, or none.
+    /// The number of locks is a power of two, or zero.
     stripes: &'a [Stripe],
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of `row_bytes` each, and the memory of their locks, of which there may be none; any bytes will do.
+    /// Rows of `row_bytes` each, and the memory of their locks, which may be empty; it may hold any bytes.
     ///
     /// # Panics
-    /// Without bytes in a row.
+    /// If `row_bytes` is 0.
     pub fn new(bytes: VolatileSlice<'a>, row_bytes: usize, locks: VolatileSlice<'a>) -> Self {
         assert!(row_bytes > 0, "rows without bytes have no place");
         Self { bytes, row_bytes, stripes: stripes(locks) }
     }
 
-    /// How many.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.row_bytes
     }
 
-    /// True if there are none.
+    /// True if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The lock of a row, if there are any.
+    /// The lock that covers a row, if the table has locks.
     #[inline]
     fn stripe(&self, id: u64) -> Option<&'a Stripe> {
         self.stripes.get(id as usize & self.stripes.len().wrapping_sub(1))
     }
 
-    /// Copies the rows `ids` into `target`, one behind the other.
+    /// Copies the rows `ids` into `target`, one after the other.
     ///
     /// # Errors
-    /// How many were copied: the next was written at each try.
+    /// The number of rows copied: the next one was being written at every attempt.
     ///
     /// # Panics
-    /// If `target` has not just the room, or there is no such row.
+    /// If `target` has not exactly the room needed, or a row does not exist.
     pub fn gather(&self, ids: &[u64], target: VolatileSliceMut<'_>) -> Result<(), usize> {
         assert_eq!(Some(target.len()), ids.len().checked_mul(self.row_bytes), "a place for each row");
         self.copy(ids, |at| at, target)
     }
 
-    /// Copies the rows `ids` into `target`, each to its place of `places`, which are counted in rows.
+    /// Copies the rows `ids` into `target`, each to its place in `places`, counted in rows.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
     ///
     /// # Panics
-    /// If there are not as many places as rows, one lies outside `target`, or there is no such row.
+    /// If there are not as many places as rows, a place lies outside `target`, or a row does not exist.
     pub fn gather_to(&self, ids: &[u64], places: &[u32], target: VolatileSliceMut<'_>) -> Result<(), usize> {
         let room = target.len() / self.row_bytes;
         assert!(
@@ -90,17 +90,17 @@ impl<'a> Rows<'a> {
         self.copy(ids, |at| places[at] as usize, target)
     }
 
-    /// Rows of common sizes are copied without a call for each. `place` says where in `target` the row at a place of `ids` goes: there is
-    /// room.
+    /// Rows of common sizes are copied without a function call for each. `place` maps an index into `ids` to the row's place in
+    /// `target`, which has room for it.
     #[inline]
     fn copy(&self, ids: &[u64], place: impl Fn(usize) -> usize, mut target: VolatileSliceMut<'_>) -> Result<(), usize> {
         let len = self.len() as u64;
         assert!(ids.iter().all(|&id| id < len), "the caller has looked for rows that are not there");
         let to = target.as_mut_ptr();
-        // The compiler may read memory twice that it takes to be nobody else's: between the fences it does not.
+        // The compiler may read memory twice if it assumes that nobody else writes it: between the fences it does not.
         compiler_fence(Ordering::SeqCst);
-        // SAFETY: the numbers are below `len`, which was just checked, and `target` has room at each place, as the callers have checked.
-        // That the bytes can be read and written, whoever else writes them, the makers of the two slices have promised.
+        // SAFETY: the numbers are below `len`, which was just checked, and `target` has room at each place, as the callers have
+        // checked. The makers of the two slices have promised that the bytes can be read and written, whoever else writes them.
         let gathered = unsafe {
             match self.row_bytes {
                 16 => self.gather_of::<16>(ids, place, to),
@@ -141,7 +141,7 @@ impl<'a> Rows<'a> {
         let base = self.bytes.as_ptr();
         let row = |id: u64| base.wrapping_add(id as usize * self.row_bytes);
         let looks = (LOOKS_BYTES / self.row_bytes).clamp(1, LOOKS_MAX);
-        // Together they copy no more than twice what is asked for, and once what one row may take.
+        // All attempts together copy at most twice the bytes asked for, plus what one row may take.
         let mut left = 2 * ids.len() + looks;
         for (at, &id) in ids.iter().enumerate() {
             if let Some(&next) = ids.get(at + AHEAD) {
@@ -161,14 +161,14 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Lets `write` have each of the rows `ids` with its place among them, so that no reader takes one for whole that is half written.
-    /// One writer at a time: the caller sees to that.
+    /// Calls `write` with each of the rows `ids` and its index, so that no reader takes a half-written row for whole. The caller
+    /// ensures that there is one writer at a time.
     ///
     /// # Safety
-    /// The rows are of memory that this process may write, in which it has no reference.
+    /// This process may write the memory of the rows, and has no reference into it.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If a row does not exist.
     pub unsafe fn write(&self, ids: &[u64], mut write: impl FnMut(usize, VolatileSliceMut<'_>)) {
         for (at, &id) in ids.iter().enumerate() {
             assert!(id < self.len() as u64, "the caller has looked for rows that are not there");
@@ -187,7 +187,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Copies a row until nobody has written meanwhile; how many of `looks` that took, or none if somebody always has.
+/// Copies a row until no write has interfered; returns the attempts that took, or `None` if all `looks` failed.
 #[inline(always)]
 fn copy_whole(stripe: &Stripe, looks: usize, copy: impl Fn()) -> Option<usize> {
     for look in 1..=looks {
@@ -203,15 +203,15 @@ fn copy_whole(stripe: &Stripe, looks: usize, copy: impl Fn()) -> Option<usize> {
     None
 }
 
-/// The locks in a piece of memory: as many as the largest power of two that it holds.
+/// The locks in a piece of memory: the largest power of two that fits.
 fn stripes(locks: VolatileSlice<'_>) -> &[Stripe] {
     let fits = (locks.len() / size_of::<Stripe>()).min(STRIPES_MAX);
     if fits == 0 || !locks.as_ptr().cast::<Stripe>().is_aligned() {
         return &[];
     }
     let count = 1 << fits.ilog2();
-    // SAFETY: the memory can be read, holds as many of them, and is aligned; a lock is one atomic word, which any process may write
-    // at any time, and of which every value is legal.
+    // SAFETY: the memory can be read, holds that many locks, and is aligned; a lock is one atomic word, which any process may write
+    // at any time, and every value of it is legal.
     unsafe { std::slice::from_raw_parts(locks.as_ptr().cast(), count) }
 }
 
@@ -240,7 +240,7 @@ mod tests {
                 let wanted: Vec<u8> =
                     ids.iter().flat_map(|&id| &table[id as usize * row_bytes..][..row_bytes]).copied().collect();
                 assert_eq!(gathered(&rows, &ids), wanted, "rows of {row_bytes}");
-                // Each to a place of its own, and one more is left as it was.
+                // Each row to its own place; the one place left over stays unchanged.
                 let places: Vec<u32> = (0..70).map(|at| at * 3 % 71).collect();
                 let mut target = vec![0xee; 71 * row_bytes];
                 rows.gather_to(&ids, &places, (&mut target).into()).unwrap();
@@ -263,14 +263,14 @@ mod tests {
             let gather = || rows.gather(ids, (&mut target).into());
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(gather)).is_err(), "{ids:?} {room}");
         }
-        // A few bytes too many are no row.
+        // The extra bytes at the end are not a row.
         assert_eq!(Rows::new((&table).into(), 30, VolatileSlice::empty()).len(), 3);
     }
 
     #[test]
     fn a_row_that_is_always_written_is_given_up() {
         let (table, mut locks) = ([7; 100], [0_u32; 16]);
-        // The lock of the third row says that it is written.
+        // The lock of the third row says that the row is being written.
         locks[2] = 5;
         let bytes: Vec<u8> = locks.iter().flat_map(|lock| lock.to_ne_bytes()).collect();
         let mut room = vec![0_u8; bytes.len() + 4];
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_looks_at_a_row_are_bounded_by_its_bytes() {
-        // A row larger than what all looks may copy is copied once, however often its lock changes; a small one at most 64 times.
+        // A row too large for a second look is copied once, however often its lock changes; a small row at most 64 times.
         for (row_bytes, most) in [(LOOKS_BYTES * 4, 1), (LOOKS_BYTES, 1), (LOOKS_BYTES / 8, 8), (16, LOOKS_MAX)] {
             let table = vec![7_u8; row_bytes];
             let mut lock = [0_u32];
@@ -307,7 +307,7 @@ mod tests {
     fn no_reader_sees_half_of_a_row_while_others_write() {
         const ROWS: usize = 64;
         const WRITES: u64 = 50_000;
-        // 32 locks for 64 rows of 24 bytes: of an odd size, and two a lock.
+        // 32 locks for 64 rows of 24 bytes: an odd row size, and two rows per lock.
         let mut memory = vec![0_u64; ROWS * 3];
         let mut locks = vec![0_u32; 32];
         // SAFETY: both vectors outlive the scope below, in which they are used through volatile slices alone.

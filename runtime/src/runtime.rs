@@ -35,15 +35,15 @@ struct Inner {
     shards: Arc<[ShardRef]>,
     executor: ExecutorKind,
     cpus: Vec<Option<usize>>,
-    /// Those of the shards that run.
+    /// Claims of the running shards.
     claims: Vec<Weak<CpuClaim>>,
-    /// In the order of the shards; none once joined.
+    /// In the order of the shards; `None` once joined.
     threads: Mutex<Vec<Option<thread::JoinHandle<()>>>>,
     endings: Arc<Endings>,
     stop_within: Duration,
 }
 
-/// Which of the threads are done. A thread cannot be joined with a time limit, so it says so itself.
+/// Which threads are done. A thread cannot be joined with a time limit, so each reports its own end.
 struct Endings {
     done: Mutex<Vec<bool>>,
     changed: Condvar,
@@ -54,7 +54,7 @@ struct Start {
     index: usize,
     peers: Arc<[ShardRef]>,
     claim: Option<Arc<CpuClaim>>,
-    /// The CPU is another process's for now.
+    /// True while another process still uses the CPU.
     is_shared: bool,
     executor: ExecutorKind,
     polling: Polling,
@@ -71,14 +71,15 @@ impl Runtime {
     /// # Errors
     /// [`RuntimeError::Setting`] for settings that cannot work, [`RuntimeError::CpuNotAllowed`] or
     /// [`RuntimeError::CpuClaimed`] for [`Pin::Cpus`], [`RuntimeError::IoUring`] for
-    /// [`ExecutorChoice::IoUring`] where it cannot be used, and [`RuntimeError::System`] where the kernel refuses anything else. The shards that had started are stopped.
+    /// [`ExecutorChoice::IoUring`] where it cannot be used, and [`RuntimeError::System`] where the kernel refuses anything else.
+    /// The shards that had started are stopped.
     pub fn start(settings: RuntimeSettings) -> Result<Self, RuntimeError> {
         Self::start_with(&settings, &[])
     }
 
-    /// As [`start`](Self::start), beside a runtime of another process that is about to stop and shares its claims: these are
-    /// used first. Until [`pin`](Self::pin) the threads run on any CPU of the NUMA node of the one that they are to have, so
-    /// that what they set up does not keep the other process from its CPU, and lies in the right memory all the same.
+    /// Like [`start`](Self::start), but next to a runtime of another process that is about to stop and shares its claims, which are
+    /// used first. Until [`pin`](Self::pin) each thread runs on any CPU of the NUMA node of its future CPU: so its setup does not
+    /// disturb the other process there, and still allocates memory on the right node.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
@@ -187,7 +188,7 @@ impl Runtime {
         self.0.shards[index].clone()
     }
 
-    /// How one shard's time goes, to be read by any thread at any time.
+    /// How one shard spends its time; any thread may read it at any time.
     ///
     /// # Panics
     /// Where there is no shard of that number.
@@ -239,7 +240,7 @@ impl ShardRef {
         handle
     }
 
-    /// Likewise, also where the mailbox is full: for callers that wait for the handle, since there are no more of them than
+    /// Like `run`, but works even if the mailbox is full: for callers that wait for the handle, whose number is bounded by that of
     /// threads. See [`submit_always`](Self::submit_always).
     pub fn run_always<T, F>(&self, f: F) -> JoinHandle<T>
     where
@@ -281,7 +282,7 @@ impl Inner {
             if !self.endings.wait(shard, deadline) {
                 return Err(RuntimeError::StopTimedOut { shard, waited: self.stop_within });
             }
-            // The thread has said its last word, so this does not wait for long.
+            // The thread has reported its end, so this does not wait for long.
             if let Some(thread) = place.take() {
                 thread.join().map_err(|_panic| RuntimeError::ShardPanicked { shard })?;
             }
@@ -325,7 +326,7 @@ impl Endings {
 
 fn claims(settings: &RuntimeSettings, shared: &[CpuClaim]) -> Result<Vec<CpuClaim>, RuntimeError> {
     let directory = &settings.claim_directory;
-    // Kept by the caller, who may try again.
+    // The caller keeps the shared claims and may try again.
     let held = || -> Result<Vec<CpuClaim>, RuntimeError> {
         shared.iter().map(|claim| CpuClaim::share(directory, claim.cpu(), claim.duplicate()?)).collect()
     };
@@ -342,7 +343,7 @@ fn claims(settings: &RuntimeSettings, shared: &[CpuClaim]) -> Result<Vec<CpuClai
     }
 }
 
-/// What must happen when a shard's thread ends, however it ends: nobody may wait for it in vain.
+/// Runs when a shard's thread ends, in whatever way: nobody may wait for it in vain.
 struct LastWords {
     shard: ShardRef,
     claim: Option<Arc<CpuClaim>>,
@@ -358,7 +359,6 @@ impl Drop for LastWords {
     }
 }
 
-/// The body of a shard's thread.
 fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
     let Start { index, peers, claim, is_shared, executor, polling, stall_report, endings } = start;
     let cpu = claim.as_deref().map(CpuClaim::cpu);
@@ -374,7 +374,7 @@ fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
     })();
     match made {
         Ok((executor, reactor)) => {
-            // Nobody listens any more where another shard has failed; then a stop is on its way as well.
+            // If another shard has failed, nobody listens any more; then a stop is on its way as well.
             let _ = up.send(Ok(()));
             drop(up);
             executor.run(reactor.run());
@@ -385,7 +385,7 @@ fn run_shard(start: Start, up: mpsc::Sender<Result<(), RuntimeError>>) {
     }
 }
 
-/// Has the calling thread run on any CPU that is as near to its memory as this one.
+/// Lets the calling thread run on any CPU that is as near to memory as this one.
 fn stay_near(cpu: usize) -> Result<(), RuntimeError> {
     let mut set = CpuSet::new();
     let failed = || RuntimeError::system("keeping a shard's thread near its CPU");
@@ -393,7 +393,6 @@ fn stay_near(cpu: usize) -> Result<(), RuntimeError> {
     sched_setaffinity(Pid::from_raw(0), &set).map_err(failed())
 }
 
-/// Pins the calling thread.
 fn pin(cpu: usize) -> Result<(), RuntimeError> {
     if core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
         return Ok(());

@@ -43,16 +43,15 @@ pub struct RuntimeSettings {
 }
 
 impl RuntimeSettings {
-    /// Where CPUs are claimed by default: the same place for every user, session and environment, or two runtimes of a
+    /// Where CPUs are claimed by default: the same directory for every user, session and environment. Otherwise two runtimes of a
     /// host would not see each other's claims and pin to the same CPU.
     pub const CLAIM_DIRECTORY: &'static str = "/tmp/sealane";
 
-    /// Jobs that may wait in a mailbox by default: a burst of as many calls as may be queued for one link, each of which
-    /// is a job. 1.5 MiB a shard.
+    /// Jobs that may wait in a mailbox by default: as many as a burst of the calls that one link may queue, each of which is a job.
+    /// 1.5 MiB a shard.
     pub const MAILBOX_SLOTS: usize = 1 << 16;
 
-    /// Default of [`stall_report`](Self::stall_report): a shard that is held for as long has missed hundreds of round
-    /// trips.
+    /// Default of [`stall_report`](Self::stall_report): a shard held up for this long has missed hundreds of round trips.
     pub const STALL_REPORT: Duration = Duration::from_millis(100);
 }
 

@@ -36,7 +36,7 @@ thread_local! {
 #[derive(Clone)]
 pub struct Shard(pub(crate) Rc<State>);
 
-/// What the handles of a shard share with its reactor.
+/// State that the handles of a shard share with its reactor.
 pub(crate) struct State {
     pub(crate) index: usize,
     pub(crate) cpu: Option<usize>,
@@ -44,9 +44,9 @@ pub(crate) struct State {
     pub(crate) now: Cell<Instant>,
     /// When `set_up` last ended.
     pub(crate) set_up_until: Cell<Instant>,
-    /// Something was queued for the reactor since it last looked.
+    /// True if something was queued for the reactor since it last looked.
     pub(crate) notified: Cell<bool>,
-    /// The reactor sleeps, and `notify` must wake it.
+    /// True while the reactor sleeps, so that `notify` must wake it.
     pub(crate) parked: Cell<bool>,
     pub(crate) reactor: RefCell<Option<Waker>>,
     pub(crate) executor: Spawner,
@@ -80,14 +80,14 @@ impl Shard {
         })))
     }
 
-    /// The shard on whose thread this is called, if it is one's.
+    /// The shard whose thread this is called on, if any.
     pub fn current() -> Option<Self> {
         Self::with_current(Self::clone)
     }
 
-    /// Calls `f` with the shard on whose thread this is called.
+    /// Calls `f` with the current thread's shard, if any.
     pub(crate) fn with_current<T>(f: impl FnOnce(&Self) -> T) -> Option<T> {
-        // A thread that ends may drop wakers after this has gone.
+        // A thread that ends may drop wakers after this thread-local is gone.
         CURRENT.try_with(|current| current.borrow().as_ref().map(f)).ok().flatten()
     }
 
@@ -125,8 +125,8 @@ impl Shard {
         self.0.peers[index].clone()
     }
 
-    /// Runs what the shard needs before it can serve anybody, such as populating memory or opening a device. However long it
-    /// takes, it is not reported as a stall.
+    /// Runs what the shard needs before it can serve anyone, such as populating memory or opening a device. It is never reported as
+    /// a stall, however long it takes.
     pub fn set_up<T>(&self, f: impl FnOnce() -> T) -> T {
         let result = f();
         self.0.set_up_until.set(Instant::now());
@@ -145,11 +145,11 @@ impl Shard {
 
     /// Waits for at least `duration`, or a hundred years if that is less.
     pub fn sleep(&self, duration: Duration) -> Sleep {
-        // The turn's clock may be a turn old, and the sleep would be as much too short.
+        // The turn's clock may be a whole turn behind, and the sleep would be too short by as much.
         self.sleep_until(Instant::now() + duration.min(SLEEP_MAX))
     }
 
-    /// Waits until `deadline`; does not wait at all where that is past.
+    /// Waits until `deadline`; returns at once if that has passed.
     pub fn sleep_until(&self, deadline: Instant) -> Sleep {
         Sleep { shard: self.clone(), deadline, timer: None }
     }
@@ -188,8 +188,8 @@ impl Shard {
         id
     }
 
-    /// Removes and drops a source, at the latest at the start of the next turn; until then it may be called once
-    /// more. Does nothing where it is gone already. Its descriptors are not closed by this.
+    /// Removes and drops a source, at the latest at the start of the next turn; until then it may be called once more. Does nothing
+    /// if the source is already gone. Its descriptors are not closed.
     pub fn remove_source(&self, source: SourceId) {
         self.0.sources.remove(source);
         self.notify();
@@ -200,7 +200,7 @@ impl Shard {
     /// Closing the descriptor ends the watch, unless it was duplicated; then call [`unwatch`](Self::unwatch) first.
     ///
     /// # Errors
-    /// [`RuntimeError::System`] where the kernel refuses, for one because the descriptor is watched already.
+    /// [`RuntimeError::System`] if the kernel refuses, for example because the descriptor is already watched.
     pub fn watch(
         &self,
         source: SourceId,

@@ -24,11 +24,11 @@ pub trait Source {
         let _ = (token, readiness);
     }
 
-    /// Whether it would find work if polled now; cheap, and true when unsure. Asked before the shard sleeps.
+    /// Whether a poll now would find work; cheap, and true when unsure. Asked before the shard sleeps.
     fn has_work(&self) -> bool;
 
-    /// For a source that finds its work in memory, at any moment: whether there is some, in a few nanoseconds. An idle
-    /// shard then peeks at it between turns and calls epoll less often. `None`: no need to peek.
+    /// For a source whose work appears in memory at any moment: whether there is some, in a few nanoseconds. An idle shard then
+    /// peeks at it between turns and calls epoll less often. `None`: no need to peek.
     fn peek(&self) -> Option<bool> {
         None
     }
@@ -51,7 +51,7 @@ pub trait Source {
     }
 }
 
-/// Names a source of one shard; never names another one after its source is gone.
+/// Names a source of one shard; never reused for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SourceId {
     index: u32,
@@ -64,7 +64,7 @@ impl fmt::Debug for SourceId {
     }
 }
 
-/// Changes to the set of sources that wait for the reactor, and the names given out.
+/// Queued changes to the set of sources, and the names given out.
 #[derive(Default)]
 pub(crate) struct SourceChanges {
     queued: RefCell<Vec<Change>>,
@@ -119,8 +119,8 @@ struct Slot {
 }
 
 impl SourceTable {
-    /// Applies what was queued since the last call and returns the sources that were removed, for the caller to
-    /// drop when nothing is borrowed.
+    /// Applies the changes queued since the last call and returns the removed sources, for the caller to drop when nothing is
+    /// borrowed.
     pub(crate) fn apply(&mut self, changes: &SourceChanges) -> Vec<Box<dyn Source>> {
         changes.any.set(false);
         let queued = std::mem::take(&mut *changes.queued.borrow_mut());
@@ -153,7 +153,7 @@ impl SourceTable {
         Some(source)
     }
 
-    /// The source of that name, unless it is gone.
+    /// The source of that name, if it still exists.
     pub(crate) fn get_mut(&mut self, id: SourceId) -> Option<&mut Box<dyn Source>> {
         self.slots.get_mut(id.index as usize).filter(|slot| slot.id == id)?.source.as_mut()
     }

@@ -1,10 +1,10 @@
-//! Stall reports: who kept the shard from taking its turn. On the shard's thread; one log line a second at most.
+//! Stall reports: what kept the shard from taking its turn. On the shard's thread; one log line a second at most.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::STALL_REPORT_EVERY;
 
-/// Takes the time between the stations of a turn and notices when one takes too long.
+/// Measures the time between checkpoints of a turn and notices when it is too long.
 pub(crate) struct StallWatch {
     limit: Option<Duration>,
     last: Instant,
@@ -12,19 +12,19 @@ pub(crate) struct StallWatch {
     unreported: u64,
 }
 
-/// A stall that is due to be written.
+/// A stall that is to be logged now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stall {
     pub(crate) lasted: Duration,
-    /// Stalls since the last report that were not written.
+    /// Stalls since the last report that were not logged.
     pub(crate) unreported: u64,
 }
 
-/// What a station found.
+/// The result of a checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lap {
     Fine,
-    /// Too long, but the last report was just now.
+    /// Too long, but the last report is too recent.
     Counted,
     Report(Stall),
 }
@@ -35,12 +35,12 @@ impl StallWatch {
         Self { limit, last: now, reported: None, unreported: 0 }
     }
 
-    /// Whether the shard must read the clock at all between the turns' own readings.
+    /// Whether the shard must read the clock between the turns' own readings.
     pub(crate) fn is_on(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// The time since the last station is over at `now`; what came before `set_up_until` was setting up, which is no stall.
+    /// Ends the lap since the last checkpoint at `now`; time before `set_up_until` was spent setting up and is no stall.
     #[inline]
     pub(crate) fn lap(&mut self, now: Instant, set_up_until: Instant) -> Lap {
         let since = std::mem::replace(&mut self.last, now);

@@ -2,54 +2,53 @@
 //! 2005). One process writes the rows, any process reads them, and a reader notices that a row changed while it copied it.
 //!
 //! They lie in shared memory beside the rows. Every value is legal: a wrong one makes a reader copy again, a bounded number of
-//! times, or lets it have a row that is half old and half new.
+//! times, or gives it a row that is half old and half new.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// The lock of one stripe: odd while a row of it is written.
+/// The lock of one stripe: odd while one of its rows is written.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Stripe(AtomicU32);
 
 impl Stripe {
-    /// A lock that nobody holds.
     #[cfg(loom)]
     pub(crate) fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// Reader, before it copies: what [`is_unchanged`](Self::is_unchanged) is to be told; `None` while a row is written.
+    /// Reader, before it copies: the value to pass to [`is_unchanged`](Self::is_unchanged); `None` while a row is written.
     #[inline]
     pub fn begin_read(&self) -> Option<u32> {
-        // Pairs with the store in `end_write`: whoever reads its number reads the rows that it stands for, or newer ones.
-        // By a fence, for the lock may lie in memory that this process can only read.
+        // Pairs with the store in `end_write`: a reader that sees its number sees the rows written before it, or newer ones. It is
+        // a fence because the lock may lie in memory that this process can only read.
         let number = self.0.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         number.is_multiple_of(2).then_some(number)
     }
 
-    /// Reader, when it has copied: true if nobody has written meanwhile.
+    /// Reader, after it has copied: true if nobody has written meanwhile.
     #[inline]
     pub fn is_unchanged(&self, number: u32) -> bool {
-        // Pairs with the fence in `begin_write`: whoever has read a byte of a new row finds the odd number, or a later one.
+        // Pairs with the fence in `begin_write`: a reader that has read a byte of a new row sees the odd number, or a later one.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == number
     }
 
-    /// Writer, before it writes rows of the stripe. One at a time: the caller sees to that.
+    /// Writer, before it writes rows of the stripe. The caller ensures that there is one writer at a time.
     #[inline]
     pub fn begin_write(&self) {
-        // To the next odd number, also from the odd one of a writer that was stopped in the middle.
+        // Goes to the next odd number, also from an odd one left by a writer that was killed in the middle.
         let number = self.0.load(Ordering::Relaxed).wrapping_add(1) | 1;
         self.0.store(number, Ordering::Relaxed);
         // Pairs with the fence in `is_unchanged`.
         fence(Ordering::Release);
     }
 
-    /// Writer, when it has written them.
+    /// Writer, after it has written them.
     #[inline]
     pub fn end_write(&self) {
         let number = self.0.load(Ordering::Relaxed);

@@ -1,28 +1,28 @@
-//! When a table is walked for what has waited past its deadline.
+//! When a table must be searched for entries past their deadlines.
 
 use std::time::{Duration, Instant};
 
-/// How long a table is left alone after a walk, for each of its slots: a walk takes a tenth of that, or less.
+/// How long a table is left alone after a search, for each of its slots: a search takes at most a tenth of that.
 const REST_PER_SLOT: Duration = Duration::from_nanos(256);
 
-/// The earliest deadline in a table, and when the table may be walked again: entering a deadline costs a comparison, taking one out
-/// nothing, and walks take a bounded share of a shard's time, whatever deadlines its clients choose. What expires is told late by 256 ns
-/// for each slot of the table at most: 17 ms in one of 65,536.
+/// The earliest deadline in a table, and when the table may be searched again. Adding a deadline costs a comparison, removing one
+/// nothing, and searches take a bounded share of a shard's time, whatever deadlines its clients choose. An expiry is noticed late
+/// by at most 256 ns for each slot of the table: 17 ms in one of 65,536.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sweep {
-    /// None in the table is earlier; it may have left since.
+    /// No deadline in the table is earlier; the entry that had it may be gone.
     earliest: Option<Instant>,
     rests_until: Option<Instant>,
 }
 
 impl Sweep {
-    /// After a walk over a table of so many slots; what is left there is yet to be entered.
+    /// The state after a search of a table with that many slots; the deadlines left there must still be entered.
     pub fn after(now: Instant, slots: usize) -> Self {
         let rest = REST_PER_SLOT.saturating_mul(u32::try_from(slots).unwrap_or(u32::MAX));
         Self { earliest: None, rests_until: Some(now + rest) }
     }
 
-    /// Enters the deadline of something in the table.
+    /// Enters the deadline of an entry of the table.
     #[inline(always)]
     pub fn enter(&mut self, deadline: Instant) {
         if self.earliest.is_none_or(|earliest| deadline < earliest) {
@@ -30,26 +30,26 @@ impl Sweep {
         }
     }
 
-    /// Nothing in the table has a deadline any more.
+    /// Says that no entry of the table has a deadline any more.
     #[inline(always)]
     pub fn clear(&mut self) {
         self.earliest = None;
     }
 
-    /// When the table is to be walked; `None` if nothing has a deadline.
+    /// When the table must be searched next; `None` if no entry has a deadline.
     #[inline]
     pub fn next(&self) -> Option<Instant> {
         let earliest = self.earliest?;
         Some(self.rests_until.map_or(earliest, |until| earliest.max(until)))
     }
 
-    /// True if the table is to be walked now.
+    /// True if the table must be searched now.
     #[inline]
     pub fn is_due(&self, now: Instant) -> bool {
         self.next().is_some_and(|at| at <= now)
     }
 
-    /// True if a deadline will be looked at in time: it, or an earlier one, was entered.
+    /// True if a search will notice the deadline in time: it, or an earlier one, was entered.
     pub fn covers(&self, deadline: Instant) -> bool {
         self.earliest.is_some_and(|earliest| earliest <= deadline)
     }

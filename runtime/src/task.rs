@@ -1,9 +1,9 @@
 //! Tasks of a shard: spawned, woken from any thread, and, when the shard stops, dropped on their own. Not bounded
 //! here: a caller that spawns for each request must bound the requests.
 //!
-//! A task sees a waker of ours, never the executor's. A wake-up from another thread would otherwise wait until the
-//! executor next looks at its rings, which a shard that spins gives it no occasion for; so it goes through the
-//! shard's mailbox, where every turn looks.
+//! A task sees a waker of ours, never the executor's. Otherwise a wake-up from another thread would wait until the executor next
+//! looks at its rings, which it rarely does while the shard spins; so wake-ups go through the shard's mailbox, which every turn
+//! checks.
 
 use std::{
     cell::{Cell, RefCell},
@@ -36,7 +36,7 @@ struct Outcome<T> {
 }
 
 impl<T> TaskHandle<T> {
-    /// A handle, and what brings it its result.
+    /// A handle, and the function that delivers the result to it.
     pub(crate) fn new() -> (Self, impl FnOnce(Result<T, RuntimeError>)) {
         let outcome = Rc::new(RefCell::new(Outcome { result: None, waker: None }));
         let handle = Self(Rc::clone(&outcome));
@@ -53,7 +53,7 @@ impl<T> TaskHandle<T> {
         (handle, finish)
     }
 
-    /// Whether the task has ended and its result was not taken yet.
+    /// Whether the task has ended and its result has not been taken yet.
     pub fn is_finished(&self) -> bool {
         self.0.borrow().result.is_some()
     }
@@ -69,7 +69,7 @@ impl<T> Future for TaskHandle<T> {
         }
         let replaced = outcome.waker.replace(context.waker().clone());
         drop(outcome);
-        // Not while the outcome is borrowed: a waker may be foreign code.
+        // Not dropped while the outcome is borrowed: a waker may be foreign code.
         drop(replaced);
         Poll::Pending
     }
@@ -81,7 +81,7 @@ impl<T> fmt::Debug for TaskHandle<T> {
     }
 }
 
-/// The live tasks of a shard: how to wake each, and, when the shard stops, to end them.
+/// The live tasks of a shard: used to wake each, and to end them when the shard stops.
 #[derive(Default)]
 pub(crate) struct Tasks {
     entries: RefCell<Vec<Entry>>,
@@ -92,11 +92,11 @@ pub(crate) struct Tasks {
 
 #[derive(Default)]
 struct Entry {
-    /// Which of the tasks that had this place; tells a late wake-up apart.
+    /// How often this place was reused; identifies wake-ups that are too late.
     generation: u32,
-    /// None once the task has ended.
+    /// `None` once the task has ended.
     waker: Option<Arc<TaskWaker>>,
-    /// The task as the executor knows it, from right after its start until its end.
+    /// The task as the executor knows it, from right after its start to its end.
     task: Option<executor::Task>,
 }
 
@@ -111,7 +111,7 @@ pub(crate) struct TaskKey {
 struct TaskWaker {
     shard: ShardRef,
     key: TaskKey,
-    /// A wake-up is in flight in the mailbox, and another would be one too many.
+    /// True while a wake-up is on its way in the mailbox, so that no second one is sent.
     posted: AtomicBool,
 }
 
@@ -141,7 +141,7 @@ impl Tasks {
         self.live.get()
     }
 
-    /// Makes every task end at its next poll, which this asks for; tasks spawned from now on end unrun.
+    /// Makes every task end at its next poll, which it triggers; tasks spawned from now on end without running.
     pub(crate) fn end_all(&self) {
         self.ending.set(true);
         for entry in &*self.entries.borrow() {
@@ -151,7 +151,7 @@ impl Tasks {
         }
     }
 
-    /// Wakes a task, unless it has ended. That only queues the task, so the borrow is safe.
+    /// Wakes a task, unless it has ended. This only queues the task, so the borrow is safe.
     fn wake(&self, key: TaskKey) {
         if let Some(entry) = self.entries.borrow().get(key.place as usize)
             && entry.generation == key.generation
@@ -187,7 +187,7 @@ impl Tasks {
         (key, waker.into())
     }
 
-    /// The executor has taken the task, and has not run it yet.
+    /// Records the executor's task, which has not run yet.
     fn started(&self, key: TaskKey, task: executor::Task) {
         self.entries.borrow_mut()[key.place as usize].task = Some(task);
     }
@@ -204,8 +204,7 @@ impl Tasks {
     }
 }
 
-/// Hands a future to the executor. A panic ends the task alone, and so does the end of the shard; `finish` gets the
-/// result in any case.
+/// Hands a future to the executor. A panic ends only this task, and so does the end of the shard; `finish` always gets the result.
 pub(crate) fn spawn<T: 'static>(
     shard: &Shard,
     future: impl Future<Output = T> + 'static,
@@ -217,7 +216,7 @@ pub(crate) fn spawn<T: 'static>(
     let run = async move {
         let shard = here;
         let result = poll_fn(|_| {
-            // Whatever a task does may be work for a source, and a shard with a runnable task is not idle.
+            // Anything a task does may be work for a source, and a shard with a runnable task is not idle.
             shard.notify();
             if shard.0.tasks.ending.get() {
                 return Poll::Ready(Err(RuntimeError::ShardGone { shard: shard.index() }));
@@ -235,7 +234,7 @@ pub(crate) fn spawn<T: 'static>(
             }
         })
         .await;
-        // What the task owns goes before its result is seen.
+        // Drop what the task owns before its result is visible.
         let future = future.take();
         contain(&shard, "dropping a task", || drop(future));
         shard.0.tasks.leave(key);
@@ -245,7 +244,7 @@ pub(crate) fn spawn<T: 'static>(
     shard.0.tasks.started(key, task);
 }
 
-/// Runs foreign code; a panic is logged and ends that code alone.
+/// Runs foreign code; a panic is logged and ends only that code.
 pub(crate) fn contain<T>(shard: &Shard, what: &'static str, f: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(value) => Some(value),

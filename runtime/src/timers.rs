@@ -1,4 +1,4 @@
-//! The shard's timers: a heap of deadlines, judged once a turn by the turn's clock; one entry for each pending sleep.
+//! The shard's timers: a heap of deadlines, checked once a turn against the turn's clock; one entry for each pending sleep.
 
 use std::{
     cell::RefCell,
@@ -25,14 +25,14 @@ struct State {
     heap: BinaryHeap<Reverse<(Instant, TimerId)>>,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Entries of the heap whose timer was cancelled.
+    /// Heap entries whose timer was cancelled.
     stale: usize,
 }
 
 #[derive(Default)]
 struct Slot {
     generation: u64,
-    /// None once fired.
+    /// `None` once fired.
     waker: Option<Waker>,
 }
 
@@ -56,7 +56,7 @@ impl Timers {
         id
     }
 
-    /// Whether the timer has fired; if not, it will wake `waker` instead of the one it had.
+    /// Whether the timer has fired; if not, `waker` replaces its waker.
     pub(crate) fn poll(&self, id: TimerId, waker: &Waker) -> Poll<()> {
         match &mut self.0.borrow_mut().slots[id.index].waker {
             Some(old) => {
@@ -97,7 +97,7 @@ impl Timers {
             let Some(waker) = self.next_due(now) else {
                 break;
             };
-            // Not while the state is borrowed: a waker is foreign code.
+            // Not called while the state is borrowed: a waker is foreign code.
             waker.wake();
             fired += 1;
         }
@@ -121,7 +121,6 @@ impl Timers {
         None
     }
 
-    /// When the next timer is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let state = &mut *self.0.borrow_mut();
         while let Some(Reverse((deadline, id))) = state.heap.peek() {

@@ -1,9 +1,9 @@
 //! The reactor: the task that takes a shard's turns, and sleeps when the policy says so. The shard's thread runs it;
 //! the constants of `limits` bound each of its steps.
 //!
-//! An idle turn looks at epoll too, even though hot links don't need it: reading a socket in the tightest loop takes its lock
-//! from the very softirq that delivers to it (a writer's `send` costs 3.9 µs against a reader that never pauses, 1.3 µs against
-//! one that pauses for a hundred empty loops). Without that look the 64 B round trip went from 1.14 to 1.18 times the raw one.
+//! An idle turn checks epoll too, even though hot links do not need it: reading a socket in the tightest loop takes its lock from
+//! the very softirq that delivers to it (a writer's `send` costs 3.9 µs against a reader that never pauses, 1.3 µs against one that
+//! pauses for a hundred empty loops). Without that check the 64 B round trip went from 1.14 to 1.18 times the raw one.
 
 use std::{
     future::poll_fn,
@@ -34,7 +34,7 @@ pub(crate) struct Reactor {
     sources: SourceTable,
     reports: Vec<Report>,
     turns_since_look: u32,
-    /// The last peek found sources with memory to peek at.
+    /// True if the last peek found sources with memory to peek at.
     peeking: bool,
     idleness: Idleness,
     stalls: StallWatch,
@@ -80,14 +80,14 @@ impl Reactor {
                     std::thread::yield_now();
                     yield_now().await;
                 }
-                // Every runnable task goes once before the next turn: the executor's queue is first in, first out.
+                // Every runnable task runs once before the next turn: the executor's queue is first in, first out.
                 _ => yield_now().await,
             }
         }
         self.end().await;
     }
 
-    /// One pass over everything that can have work; true if anything had.
+    /// One pass over everything that can have work; true if any had.
     fn turn(&mut self) -> bool {
         let now = Instant::now();
         self.shard.0.now.set(now);
@@ -117,8 +117,8 @@ impl Reactor {
         work > 0 || notified
     }
 
-    /// Peeks at the memory of sources for a while, and polls the first that has something: a turn that began when there
-    /// was nothing ends with what came since.
+    /// Peeks at the memory of sources for a while, and polls the first that has work: so an idle turn ends with the work that
+    /// arrived meanwhile.
     fn peek(&mut self) -> usize {
         self.peeking = false;
         for (id, source) in self.sources.iter_mut() {
@@ -145,7 +145,7 @@ impl Reactor {
         0
     }
 
-    /// Applies what was asked for since the last time, and returns whether anything was, as work.
+    /// Applies queued changes to the sources; returns 1 if there were any, as an amount of work.
     fn change_sources(&mut self) -> usize {
         let mut changed = 0;
         while self.shard.0.sources.any() {
@@ -216,7 +216,7 @@ impl Reactor {
         work
     }
 
-    /// Gets everyone ready for sleep; if anyone has work after all, nobody is asleep when this returns false.
+    /// Prepares all sources for sleep. Returns false, with all awake again, if one has work after all.
     fn try_sleep(&mut self) -> bool {
         let mut due = self.shard.0.timers.next_deadline();
         for (id, source) in self.sources.iter() {
@@ -242,14 +242,13 @@ impl Reactor {
         idle
     }
 
-    /// Wakes the first `count` sources.
     fn wake_sources(&mut self, count: usize) {
         for (id, source) in self.sources.iter_mut().take(count) {
             guard(&self.shard, id, || source.wake());
         }
     }
 
-    /// Sleeps until the epoll set has something or a task of this shard says so.
+    /// Sleeps until the epoll set reports something or a task of this shard calls `notify`.
     async fn park(&mut self) {
         self.load.falls_asleep(Instant::now());
         let state = &*self.shard.0;
@@ -269,7 +268,7 @@ impl Reactor {
         state.parked.set(false);
         self.mailbox.awake();
         if let Err(error) = outcome {
-            // Without a descriptor for the wait the shard can only go on looking.
+            // Without a descriptor to wait with, the shard can only go on polling.
             tracing::warn!(shard = state.index, %error, "the shard cannot sleep");
             yield_now().await;
         }
@@ -291,7 +290,7 @@ impl Reactor {
         report(&self.shard, &mut self.stalls, now, culprit);
     }
 
-    /// Drops tasks, then sources, then whatever other threads still wait for.
+    /// Drops tasks, then sources, then the jobs that other threads still wait for.
     async fn end(mut self) {
         self.mailbox.close();
         let tasks = &self.shard.0.tasks;
@@ -301,7 +300,7 @@ impl Reactor {
                 break;
             }
             yield_now().await;
-            // Tasks that were not yet waiting at the first call are now, if they are still there.
+            // Tasks that were not waiting yet at the first call are now, if they still exist.
             tasks.end_all();
         }
         if tasks.live() > 0 {

@@ -1,8 +1,7 @@
-//! Bytes that somebody else may write at any time: of them there is a pointer and a length, never a `&[u8]`.
+//! Bytes that others may write at any time: handled by pointer and length, never as a `&[u8]`.
 //!
-//! What another process writes into memory that it shares may change between two looks at it, and a reference promises that
-//! it does not. So these bytes can be copied, or given to the kernel, and nothing else. As `VolatileSlice` of rust-vmm's
-//! vm-memory, whose copies are memmove above a word too.
+//! Memory that another process shares may change between two reads, and a reference promises that it does not. So these bytes can
+//! only be copied or given to the kernel. Like `VolatileSlice` of rust-vmm's vm-memory, whose copies are memmove above a word too.
 #![allow(unsafe_code)]
 
 use std::{
@@ -14,7 +13,7 @@ use std::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
-/// Bytes to read, laid out as `iovec`. Any `&[u8]` is one; memory of another process is only this.
+/// Bytes to read, laid out as `iovec`. Any `&[u8]` can be one; memory of another process can only be this.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct VolatileSlice<'a>(libc::iovec, PhantomData<&'a [u8]>);
@@ -30,8 +29,8 @@ impl<'a> VolatileSlice<'a> {
     /// Bytes at an address.
     ///
     /// # Safety
-    /// The `len` bytes at `start` can be read during `'a`. This process does not write there meanwhile but through
-    /// [`VolatileSliceMut`]; other processes may.
+    /// The `len` bytes at `start` can be read during `'a`. This process writes there meanwhile only through [`VolatileSliceMut`];
+    /// other processes may write as they like.
     pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }, PhantomData)
     }
@@ -53,16 +52,16 @@ impl<'a> VolatileSlice<'a> {
         self.len() == 0
     }
 
-    /// Where it begins; for devices, which read by address.
+    /// Address of the first byte; for devices, which read by address.
     #[inline]
     pub fn as_ptr(self) -> *const u8 {
         self.0.iov_base.cast()
     }
 
-    /// Some of the bytes.
+    /// The bytes in `range`.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range exceeds the bytes.
     #[inline]
     pub fn range(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
@@ -70,24 +69,24 @@ impl<'a> VolatileSlice<'a> {
         unsafe { Self::new(self.as_ptr().add(range.start), range.len()) }
     }
 
-    /// The first `len` bytes, or all.
+    /// The first `len` bytes, or all if there are fewer.
     #[inline]
     pub fn first(self, len: usize) -> Self {
         self.range(0..len.min(self.len()))
     }
 
-    /// Appends a copy to a vector.
+    /// Appends a copy of the bytes to a vector.
     #[inline]
     pub fn append_to(self, bytes: &mut Vec<u8>) {
         bytes.reserve(self.len());
-        // SAFETY: there was just made room for `len` bytes behind the vector's own, which nobody else sees.
+        // SAFETY: room for `len` bytes was just made behind the vector's own, which nobody else sees.
         unsafe {
             copy(self.as_ptr(), bytes.as_mut_ptr().add(bytes.len()), self.len());
             bytes.set_len(bytes.len() + self.len());
         }
     }
 
-    /// A copy.
+    /// A copy of the bytes.
     pub fn to_vec(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.append_to(&mut bytes);
@@ -104,7 +103,7 @@ impl<'a> VolatileSlice<'a> {
         self.as_ptr().addr()..self.as_ptr().addr() + self.len()
     }
 
-    /// Sends from the front of `slices` with sendmsg(2), or send(2) where there is one; the bytes that were taken.
+    /// Sends from the front of `slices` with sendmsg(2), or send(2) for a single slice; returns the number of bytes taken.
     ///
     /// # Errors
     /// Those of the kernel.
@@ -130,8 +129,8 @@ impl<'a> VolatileSliceMut<'a> {
     /// Bytes at an address.
     ///
     /// # Safety
-    /// The `len` bytes at `start` can be written during `'a`, and nothing else in this process uses them meanwhile but through
-    /// slices of this kind and [`VolatileSlice`]: what is in them is then one's bytes or the other's. Other processes may.
+    /// The `len` bytes at `start` can be written during `'a`, and meanwhile this process uses them only through slices of this kind
+    /// and [`VolatileSlice`], so that they hold one writer's bytes or the other's. Other processes may write as they like.
     pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.cast(), iov_len: len }, PhantomData)
     }
@@ -148,16 +147,16 @@ impl<'a> VolatileSliceMut<'a> {
         self.len() == 0
     }
 
-    /// Where it begins; for devices, which write by address.
+    /// Address of the first byte; for devices, which write by address.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.iov_base.cast()
     }
 
-    /// Some of the bytes.
+    /// The bytes in `range`.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range exceeds the bytes.
     #[inline]
     pub fn range(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
@@ -165,31 +164,31 @@ impl<'a> VolatileSliceMut<'a> {
         unsafe { Self::new(self.0.iov_base.cast::<u8>().add(range.start), range.len()) }
     }
 
-    /// The same bytes to read.
+    /// The same bytes, for reading.
     #[inline]
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
         VolatileSlice(self.0, PhantomData)
     }
 
-    /// The same bytes for a shorter time.
+    /// The same bytes, for a shorter lifetime.
     #[inline]
     pub fn reborrow(&mut self) -> VolatileSliceMut<'_> {
         VolatileSliceMut(self.0, PhantomData)
     }
 
-    /// Writes a copy of `bytes` over all of it. The two may overlap.
+    /// Overwrites all of it with a copy of `bytes`. The two may overlap.
     ///
     /// # Panics
-    /// If they are not of one length.
+    /// If the lengths differ.
     #[inline]
     pub fn copy_from<'b>(&mut self, bytes: impl Into<VolatileSlice<'b>>) {
         let bytes = bytes.into();
         assert_eq!(bytes.len(), self.len(), "a copy has the length of what is copied");
-        // SAFETY: as many bytes as can be read and written, as `new` asks of its callers.
+        // SAFETY: both sides have this many bytes, readable and writable, as `new` asks of its callers.
         unsafe { copy(bytes.as_ptr(), self.0.iov_base.cast(), bytes.len()) };
     }
 
-    /// Receives into one target after the other with readv(2), or recv(2) where there is one; how many bytes came.
+    /// Receives into one target after the other with readv(2), or recv(2) for a single one; returns the number of bytes received.
     ///
     /// # Errors
     /// Those of the kernel.
@@ -210,8 +209,8 @@ impl<'a> VolatileSliceMut<'a> {
 /// `len` bytes can be read at `from` and written at `to`.
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // The compiler may read memory twice that it takes to be nobody else's, and leave a copy out that it can do without:
-    // between the fences it does neither.
+    // The compiler may read memory twice, or leave out a copy, if it assumes that nobody else uses the memory: between the fences
+    // it does neither.
     compiler_fence(Ordering::SeqCst);
     // SAFETY: as this function asks of its caller.
     unsafe { libc::memmove(to.cast(), from.cast(), len) };
@@ -231,7 +230,7 @@ impl<'a, T: AsMut<[u8]> + ?Sized> From<&'a mut T> for VolatileSliceMut<'a> {
     #[inline]
     fn from(bytes: &'a mut T) -> Self {
         let bytes = bytes.as_mut();
-        // SAFETY: the slice is borrowed alone.
+        // SAFETY: the slice is borrowed exclusively.
         unsafe { Self::new(bytes.as_mut_ptr(), bytes.len()) }
     }
 }

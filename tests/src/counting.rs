@@ -1,22 +1,22 @@
-//! The system's allocator, which counts: for tests of what a process allocates and keeps. Such a test is the only one in its
-//! binary, since the allocator is the process's own.
+//! The system's allocator with counters, for tests of what a process allocates and keeps. Such a test is the only one in its binary, since
+//! the allocator is shared by the whole process.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// To be the `#[global_allocator]`.
+/// A counting allocator, for use as the `#[global_allocator]`.
 pub struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Allocations so far, growth of what was allocated included.
+/// Allocations so far, reallocations that grow included.
 pub fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-/// Bytes that are allocated now, as they were asked for.
+/// Bytes allocated now, by requested size.
 pub fn held_bytes() -> usize {
     HELD_BYTES.load(Ordering::Relaxed)
 }

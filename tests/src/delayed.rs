@@ -1,5 +1,5 @@
-//! A kind of link that exists only here: what a peer sends arrives late by a fixed time. It shows that a kind is a plug, and that
-//! engines and the simulation run on a link whose bytes no descriptor announces.
+//! A kind of link that exists only in tests: what a peer sends arrives late by a fixed time. It shows that link kinds can be plugged in,
+//! and that engines and the simulation work on a link whose bytes no file descriptor announces.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,12 +22,12 @@ use crate::simulation::Clock;
 pub const KIND: LinkKind = LinkKind::new("delayed");
 /// A feature bit that no real kind has.
 const FEATURE_DELAYED: u64 = 1 << 62;
-/// Bytes that one end holds back at most; more wait in the link below.
+/// Most bytes that one end holds back; further bytes wait in the link below.
 const HELD_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(HELD_BYTES_MAX > FRAME_HEADER_BYTES + FRAME_BODY_BYTES_MAX);
 
-/// The kind with its setting.
+/// The link kind and its setting.
 #[derive(Debug, Clone, Copy)]
 pub struct Delayed {
     /// How late bytes arrive.
@@ -53,7 +53,7 @@ impl LinkProvider for Delayed {
     }
 }
 
-/// When the links of a shard have bytes that are due, by their names.
+/// When links of a shard have bytes due, by link name.
 #[derive(Default)]
 struct Schedule {
     due: BTreeMap<u64, Instant>,
@@ -65,7 +65,7 @@ impl Schedule {
         self.due.values().min().copied()
     }
 
-    /// Tells of the links whose bytes are due; true if there is one.
+    /// Reports the links whose bytes are due; true if there are any.
     fn tell(&self, into: &mut Vec<Told>) -> bool {
         let now = Instant::now();
         let due = self.due.iter().filter(|&(_, &due)| due <= now);
@@ -115,7 +115,7 @@ impl LinkInterface for Interface {
     }
 }
 
-/// A link's entry in the schedule of its shard; it ends with the link.
+/// A link's entry in its shard's schedule, removed when dropped.
 struct Scheduled {
     schedule: Rc<RefCell<Schedule>>,
     name: Handle,
@@ -142,10 +142,10 @@ pub struct DelayedLink {
     link: Box<dyn Link>,
     delay: Duration,
     clock: Clock,
-    /// Bytes that have arrived, and when how many of them are due.
+    /// Bytes that have arrived; `due` says when how many of them are due.
     held: VecDeque<u8>,
     due: VecDeque<(Instant, usize)>,
-    /// How the link below ended; told once all bytes before it are.
+    /// How the link below ended; reported after all bytes before it.
     ended: Option<LinkError>,
     landing: Option<Landing>,
     /// `None` in the simulation, which polls every link.
@@ -159,7 +159,7 @@ impl DelayedLink {
         Self { link, delay, clock, held, due, ended: None, landing: None, scheduled: None }
     }
 
-    /// Holds back what has arrived.
+    /// Moves what has arrived into `held`.
     fn take_in(&mut self, now: Instant) {
         while self.ended.is_none() {
             let before = self.held.len();
@@ -180,12 +180,12 @@ impl DelayedLink {
         }
     }
 
-    /// Passes on what is due, at most about `budget` bytes; how many those were.
+    /// Passes on what is due, about `budget` bytes at most; returns the number of bytes.
     fn give_out(&mut self, receiver: &mut dyn Receiver, budget: usize, now: Instant) -> Result<usize, LinkError> {
         let due: usize = self.due.iter().take_while(|&&(due, _)| due <= now).map(|&(_, count)| count).sum();
         let mut total = 0;
         while total < due && total < budget {
-            // Whole frames may exceed the budget, by one.
+            // Whole frames may exceed the budget, by one frame.
             let room = (budget - total).max(FRAME_HEADER_BYTES + FRAME_BODY_BYTES_MAX);
             let ready = &self.held.make_contiguous()[..room.min(due - total)];
             let count = match self.landing.take() {
@@ -213,7 +213,7 @@ impl DelayedLink {
         Ok(total)
     }
 
-    /// The first bytes were passed on.
+    /// Removes the first bytes, which were passed on.
     fn forget(&mut self, mut count: usize) {
         while let Some((_, first)) = self.due.front_mut() {
             let taken = count.min(*first);
@@ -256,7 +256,7 @@ impl Link for DelayedLink {
         let now = (self.clock)();
         self.take_in(now);
         let total = self.give_out(receiver, budget, now)?;
-        // What was due and stays is the beginning of a frame, unless the budget is used up.
+        // Bytes that are due but stay are the beginning of a frame, unless the budget is used up.
         let next = self.due.iter().map(|&(due, _)| due).find(|&due| due > now || total >= budget);
         if let Some(scheduled) = &self.scheduled {
             scheduled.set(next);

@@ -1,4 +1,4 @@
-//! Engines to test with: one a task, joined by a map of the ports that they got.
+//! Engines for tests, one per task, joined by a map of the ports they got.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -11,16 +11,16 @@ use sealane_transport::PullOptions;
 use sealane_transport::wire::Hello;
 use socket2::{Domain, Socket, Type};
 
-/// A wait that is over by then has failed; far beyond what a loaded machine takes.
+/// A wait that takes this long has failed; far longer than a loaded machine needs.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// Of a pull that does not wait.
+/// Options of a pull that does not wait.
 pub const AT_ONCE: PullOptions = PullOptions { timeout: Some(Duration::ZERO), fail_if_gone: false };
 
 /// A pull of one tensor in progress.
 pub struct Pulling(Plan, Begun);
 
-/// Pulls a tensor of that version or newer.
+/// Pulls a tensor of version `min_version` or newer.
 ///
 /// # Panics
 /// If the key is too long.
@@ -31,10 +31,10 @@ pub fn pull(task: &Task, from: &str, key: &str, min_version: i64) -> Pulling {
 }
 
 impl Pulling {
-    /// What it brought.
+    /// Waits for the tensor.
     ///
     /// # Errors
-    /// The pull's.
+    /// The error of the pull.
     pub fn wait(self) -> Result<Pulled, Error> {
         let Pulling(mut plan, begun) = self;
         plan.end(begun.wait())?;
@@ -42,15 +42,15 @@ impl Pulling {
     }
 }
 
-/// A listening socket on a loopback port of the system's choice.
+/// A listening socket on a free loopback port.
 ///
 /// # Panics
-/// If there is none.
+/// If no port is free.
 pub fn listener() -> TcpListener {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port")
 }
 
-/// Its port.
+/// The port of a listener.
 ///
 /// # Panics
 /// If it has none.
@@ -58,14 +58,14 @@ pub fn port(listener: &TcpListener) -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
 }
 
-/// A loopback port that refuses whoever calls, until it listens: bound, so that nobody else gets it meanwhile.
+/// A loopback port that refuses callers until it listens: it is bound, so that nobody else gets it meanwhile.
 pub struct Refusing(Socket);
 
 impl Refusing {
-    /// One of the system's choice.
+    /// Binds a free port.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no port is free.
     #[expect(clippy::new_without_default, reason = "it takes a port of the system")]
     pub fn new() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
@@ -73,7 +73,7 @@ impl Refusing {
         Refusing(socket)
     }
 
-    /// Its number.
+    /// The port's number.
     ///
     /// # Panics
     /// Never: it is bound.
@@ -81,7 +81,7 @@ impl Refusing {
         self.0.local_addr().ok().and_then(|address| address.as_socket()).expect("bound").port()
     }
 
-    /// It refuses no more.
+    /// Starts to accept calls.
     ///
     /// # Panics
     /// Never: nobody else has the port.
@@ -91,12 +91,12 @@ impl Refusing {
     }
 }
 
-/// The name of a task.
+/// The name of task number `index`.
 pub fn task(index: usize) -> String {
     format!("task{index}:2222")
 }
 
-/// A map of `task0:2222` and so on to loopback ports.
+/// A map of `task0:2222` and so on to loopback ports, in order.
 ///
 /// # Panics
 /// Never: it is well-formed.
@@ -121,10 +121,10 @@ pub fn settings(map: EndpointMap, index: usize, listener: TcpListener) -> Engine
     settings
 }
 
-/// `count` engines, each with one task, that know each other; `tweak` changes the settings of each.
+/// `count` engines with one task each that know each other; `tweak` changes each one's settings.
 ///
 /// # Panics
-/// If one does not start.
+/// If one of them does not start.
 pub fn engines(count: usize, tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<Engine> {
     let listeners: Vec<_> = (0..count).map(|_| listener()).collect();
     let ports: Vec<_> = listeners.iter().map(port).collect();
@@ -139,13 +139,13 @@ pub fn engines(count: usize, tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<
 /// Two engines with default test settings.
 ///
 /// # Panics
-/// If one does not start.
+/// If one of them does not start.
 pub fn two() -> (Engine, Engine) {
     let mut engines = engines(2, |_, _| {}).into_iter();
     (engines.next().expect("two"), engines.next().expect("two"))
 }
 
-/// What a caller says that is no engine: it is at `address`, and serves these tasks.
+/// The greeting of a caller that is not an engine: it is reached at `address` and serves these tasks.
 pub fn hello(address: &str, tasks: Vec<String>) -> Hello {
     Hello {
         features: 0,
@@ -161,7 +161,7 @@ pub fn hello(address: &str, tasks: Vec<String>) -> Hello {
     }
 }
 
-/// A tensor of `len` bytes, [`bytes()`] of that seed.
+/// A tensor of `len` bytes, as [`bytes()`] makes them from `seed`.
 ///
 /// # Panics
 /// Never: the sizes agree.
@@ -169,12 +169,12 @@ pub fn tensor(len: usize, seed: u64) -> Tensor {
     Tensor::new(TensorMeta::new(DType::U8, &[len as u64]).expect("rank 1"), bytes(len, seed)).expect("sizes agree")
 }
 
-/// Bytes that no other seed has.
+/// Bytes that differ for each seed.
 pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(31) ^ seed ^ (at >> 8)) as u8).collect()
 }
 
-/// What all shards of an engine hold and have done, added up.
+/// The counters of all shards of an engine, added up.
 ///
 /// # Panics
 /// If the engine has stopped.
@@ -199,7 +199,7 @@ pub fn total(engine: &Engine) -> Counters {
     total
 }
 
-/// Looks at the counters until `done` holds.
+/// Polls the counters until `done` holds.
 ///
 /// # Panics
 /// If that takes longer than [`LONG`].
@@ -215,10 +215,10 @@ pub fn until(engine: &Engine, what: &str, done: impl Fn(&Counters) -> bool) {
     }
 }
 
-/// Nothing is left of anything: the memory is free, nobody waits.
+/// Waits until nothing is left: all memory is free, and nothing waits.
 ///
 /// # Panics
-/// If that is not so within [`LONG`].
+/// If something is left after [`LONG`].
 pub fn assert_empty(engine: &Engine) {
     until(engine, "memory or waiters leaked", |counters| {
         (counters.slab_send_bytes, counters.slab_receive_bytes, counters.pending_sends, counters.parked) == (0, 0, 0, 0)

@@ -1,4 +1,4 @@
-//! What tests that span crates share. The tests themselves are in `tests/`, one file a subject.
+//! Code shared by tests that span crates. The tests themselves are in `tests/`, one file per subject.
 
 pub mod client_simulation;
 pub mod counting;

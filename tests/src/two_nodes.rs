@@ -1,4 +1,4 @@
-//! One ps and one worker in one thread: two nodes, the links between them, and turns. No clock: time is what the wire says.
+//! One ps and one worker in one thread: two nodes, the links between them, and their turns. No clock: the wire says what time it is.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,22 +11,21 @@ use sealane_transport::wire::{Greeting, Hello, WireError};
 use sealane_transport::{Handle, Link, SessionLimits};
 
 const MAP: &str = "ps:1=10.0.0.1:7000\nworker:1=10.0.0.2:7000\n";
-/// The nodes' places.
 pub(crate) const PS: usize = 0;
 pub(crate) const WORKER: usize = 1;
 pub(crate) const SLAB_BYTES: usize = 1 << 20;
-/// Nothing is late here.
+/// Never reached here.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-/// The queue that is pushed into.
+/// The queue that tensors are pushed into.
 pub(crate) const QUEUE: &str = "parameters";
-/// Turns of one step at most: many times what any needs.
+/// Most turns of one step: many times what any step needs.
 const TURNS_MAX: usize = 10_000_000;
 
-/// What joins the nodes.
+/// Makes the links between the nodes and keeps the time.
 pub(crate) trait Wire {
     /// Both ends of a new link.
     fn link(&self) -> (Box<dyn Link>, Box<dyn Link>);
-    /// Since the nodes were made.
+    /// Time since the nodes were made.
     fn now(&self) -> Duration;
     /// Waits for what is in flight; false if nothing is.
     fn wait(&self) -> bool;
@@ -37,14 +36,14 @@ pub(crate) struct TwoNodes<W> {
     base: Instant,
     pub(crate) nodes: [Node; 2],
     links: [Vec<Handle>; 2],
-    /// The worker's.
+    /// The queue that the worker accepts from.
     pub(crate) queue: Arc<AcceptQueue>,
 }
 
 impl<W: Wire> TwoNodes<W> {
     pub(crate) fn new(wire: W, fuse: Fuse) -> Result<Self, String> {
         let mut nodes = [node(PS, "ps:1", fuse)?, node(WORKER, "worker:1", fuse)?];
-        // Whenever something came there is room, so that nobody waits for it.
+        // There is room whenever something comes, so that nobody waits for room.
         let queue = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
         nodes[WORKER].open_queue(0, QUEUE, queue.clone()).map_err(|error| error.to_string())?;
         Ok(Self { wire, base: Instant::now(), nodes, links: [Vec::new(), Vec::new()], queue })
@@ -54,7 +53,7 @@ impl<W: Wire> TwoNodes<W> {
         self.base + self.wire.now()
     }
 
-    /// The number of the pair at a node.
+    /// The number of the pair of tasks at a node.
     pub(crate) fn number(&mut self, node: usize) -> Result<u32, Error> {
         let (local, peer) = [("ps:1", "worker:1"), ("worker:1", "ps:1")][node];
         let local = self.nodes[node].local_task(local)?;
@@ -68,7 +67,7 @@ impl<W: Wire> TwoNodes<W> {
         Ok((self.nodes[WORKER].open_plan(pair, Arc::new(keys)), pull_buffer))
     }
 
-    /// Goes on until nothing moves any more; when `is_done` first said so.
+    /// Takes turns until nothing moves any more; returns the time at which `is_done` first held.
     pub(crate) fn run(
         &mut self,
         mut is_done: impl FnMut(&mut [Node; 2]) -> Result<bool, String>,
@@ -92,7 +91,7 @@ impl<W: Wire> TwoNodes<W> {
         Err(format!("{TURNS_MAX} turns and no end"))
     }
 
-    /// Goes on until that is done, and no further.
+    /// Takes turns until `is_done` holds.
     pub(crate) fn until(
         &mut self,
         mut is_done: impl FnMut(&mut [Node; 2]) -> Result<bool, String>,
@@ -122,7 +121,7 @@ impl<W: Wire> TwoNodes<W> {
         Ok(self.nodes[index].turn(now))
     }
 
-    /// A call, its answer and its welcome, one after the other: the steps that count come later.
+    /// Connects two nodes at once: call, answer and welcome. The steps that count come later.
     fn connect(&mut self, from: usize, peer: Handle, hello: &Hello) -> Result<(), String> {
         let (now, to) = (self.now(), 1 - from);
         let answer = self.nodes[to].called(now, 0, hello);
@@ -144,7 +143,7 @@ impl<W: Wire> TwoNodes<W> {
     }
 }
 
-/// The node in a place, which serves one task.
+/// The node with index `place`, which serves one task.
 pub(crate) fn node(place: usize, task: &str, fuse: Fuse) -> Result<Node, String> {
     let settings = NodeSettings {
         addresses: vec![format!("10.0.0.{}:7000", place + 1).parse().expect("an address")],
@@ -169,12 +168,12 @@ pub(crate) fn node(place: usize, task: &str, fuse: Fuse) -> Result<Node, String>
     Node::new(settings, Arc::new(map), slab("send")?, slab("receive")?).map_err(|error| error.to_string())
 }
 
-/// The worker's own, for one tensor.
+/// Memory of the worker's own for one tensor.
 pub(crate) fn memory(tensor: &Tensor) -> Buffer {
     Buffer::from_vec(vec![0; tensor.bytes().len()])
 }
 
-/// The welcome that has come, if one has.
+/// The welcome, if it has come.
 pub(crate) fn hear(link: &mut dyn Link) -> Result<Option<Hello>, String> {
     let mut ear = Ear(None);
     link.receive(&mut ear, usize::MAX).map_err(|error| error.to_string())?;
@@ -185,7 +184,7 @@ pub(crate) fn hear(link: &mut dyn Link) -> Result<Option<Hello>, String> {
     }
 }
 
-/// Hears a greeting and leaves what follows on the line.
+/// Takes a greeting and leaves what follows on the link.
 struct Ear(Option<Greeting>);
 
 impl Receiver for Ear {

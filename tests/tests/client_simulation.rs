@@ -1,8 +1,8 @@
-//! Attached clients on virtual time: a fixed set of seeds, each with other clients, lanes and calls.
+//! Attached clients on virtual time: a fixed set of seeds, each with different clients, lanes and calls.
 
 use sealane_tests::client_simulation::{TRACE_LINES, simulate};
 
-/// Seeds that the suite runs, from that of the environment on if it says one: so a person runs others.
+/// Seeds that the suite runs, starting at the one in the environment if it is set: that is how to run others by hand.
 const SEEDS: u64 = 600;
 
 #[test]
@@ -41,7 +41,7 @@ fn promises_to_clients_hold_whatever_they_do() {
     assert!(lanes_ended > seeds / 4 && deaths > seeds / 4);
 }
 
-/// Recvs that waited beside a tensor of their own which had just come, and tensors of a key that changed places.
+/// They once found recvs that waited although their tensor had just come, and tensors of a key in the wrong order.
 const FOUND: [u64; 5] = [1355, 5232, 6782, 8273, 11_226];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Peers that flood, send rubbish, or read nothing: what they cost is bounded, and the others go on. One after the other, since
+//! Peers that flood, send garbage, or never read: what they cost is bounded, and the others go on. The tests run one after the other, since
 //! they measure this process.
 
 use std::io::{Read, Write};
@@ -11,12 +11,12 @@ use sealane_transport::{Handle, PullOptions};
 
 use sealane_tests::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, until};
 
-/// What a hostile peer may make this process grow by, in bytes: far less than it sends, and far more than noise.
+/// Most memory that a hostile peer may make this process grow by, in bytes: far less than it sends, and far more than noise.
 const GROWTH_MAX: usize = 64 << 20;
-/// What it sends.
+/// Bytes that a hostile peer sends.
 const FLOOD_BYTES: usize = 256 << 20;
 
-/// A ps and a worker that talk, and a third task whose place the test takes.
+/// A ps and a worker that exchange tensors, and a third task that the test plays.
 struct Scene {
     ps: Engine,
     worker: Engine,
@@ -30,7 +30,7 @@ impl Scene {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let listeners = [listener(), listener()];
         let mut ports: Vec<u16> = listeners.iter().map(port).collect();
-        // Nobody listens there: the test calls, and is not called.
+        // No port listens for the third task: the test calls, and is not called.
         ports.push(1);
         let mut start = listeners.into_iter().enumerate().map(|(index, listener)| {
             let mut settings = settings(map(&ports), index, listener);
@@ -40,7 +40,7 @@ impl Scene {
         Scene { ps: start.next().expect("two"), worker: start.next().expect("two"), _alone: alone }
     }
 
-    /// A tensor goes from the ps to the worker.
+    /// Checks that a tensor still gets from the ps to the worker.
     fn goes_on(&self, step: i64) {
         let sending = self.ps.task(&task(0)).unwrap().send(&task(1), step, "w", tensor(1000, step as u64));
         let arrived = self.worker.task(&task(1)).unwrap().recv(&task(0), step, "w").wait().unwrap();
@@ -48,12 +48,12 @@ impl Scene {
         sending.wait().unwrap();
     }
 
-    /// A connection to the ps that was welcomed as task 2.
+    /// A connection to the ps, welcomed as task 2.
     fn intruder(&self) -> TcpStream {
         self.intruder_of(0, 1)
     }
 
-    /// The same of one of the shards that it says it has.
+    /// As `intruder`, welcomed as shard `shard` of the `shards` that it claims to have.
     fn intruder_of(&self, shard: u16, shards: u16) -> TcpStream {
         let mut stream = TcpStream::connect(self.ps.addresses()[0].to_string()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -69,14 +69,14 @@ impl Scene {
     }
 }
 
-/// Resident memory of this process, which does nothing else meanwhile.
+/// Resident memory of this process; nothing else runs in it meanwhile.
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
     pages * 4096
 }
 
-/// Writes until the engine has hung up, does not take any more, or `FLOOD_BYTES` have gone.
+/// Writes until the engine hangs up, takes no more, or has been sent `FLOOD_BYTES`.
 fn flood(stream: &mut TcpStream, bytes: &[u8]) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (mut sent, mut refused) = (0, 0);
@@ -93,7 +93,7 @@ fn flood(stream: &mut TcpStream, bytes: &[u8]) -> usize {
     sent
 }
 
-/// Writes all of `bytes` and a ping, and reads what the engine says until it answers that: it has heard all.
+/// Writes all of `bytes` and a ping, and reads until the engine answers the ping: then it has received everything.
 fn say_all(stream: &mut TcpStream, bytes: &mut Vec<u8>) {
     FrameWriter(bytes).ping(1);
     let mut ear = stream.try_clone().unwrap();
@@ -115,7 +115,7 @@ fn say_all(stream: &mut TcpStream, bytes: &mut Vec<u8>) {
     listening.join().unwrap();
 }
 
-/// Requests for a tensor of that key, of one step after the other.
+/// Requests for a tensor of that key, one for each of many steps.
 fn requests(count: u32, key: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for index in 0..count {
@@ -159,7 +159,7 @@ fn a_peer_that_reads_nothing_holds_up_itself_alone() {
         scene.goes_on(step);
     }
     drop(intruder);
-    // Nobody took them: they are there for whoever asks next, until the engine stops.
+    // Nobody took the tensors: they stay for the next recv until the engine stops.
     scene.ps.stop().unwrap();
     for sending in sending {
         let code = sending.wait().unwrap_err().code();
@@ -167,7 +167,7 @@ fn a_peer_that_reads_nothing_holds_up_itself_alone() {
     }
 }
 
-/// Names plans of long keys and opens streams into queues of long names, no name twice: an eighth of `FLOOD_BYTES`.
+/// Plans with long keys and streams into queues with long names, no name twice: an eighth of `FLOOD_BYTES`.
 fn name_names(link: u16, bytes: &mut Vec<u8>) {
     bytes.clear();
     for number in 0.. {
@@ -230,7 +230,7 @@ fn rubbish_of_every_kind_costs_its_sender_the_link_and_nobody_else() {
             })
             .collect();
         flood(&mut intruder, &rubbish);
-        // It is hung up on: the end comes, whatever was said before.
+        // The engine hangs up: the end comes, whatever it said before.
         intruder.set_nonblocking(false).unwrap();
         let _ = intruder.read_to_end(&mut Vec::new());
         scene.goes_on(i64::from(seed) + 2);
@@ -244,7 +244,7 @@ fn rubbish_of_every_kind_costs_its_sender_the_link_and_nobody_else() {
 fn a_peer_that_ends_step_after_step_makes_nobody_wait() {
     let scene = Scene::new(|_| {});
     let ps = scene.ps.task(&task(0)).unwrap();
-    // What waits at the ps for others.
+    // Recvs that wait at the ps for another task.
     let waiting: Vec<_> = (0..2000).map(|step| ps.recv(&task(1), 1_000_000 + step, "late")).collect();
     let mut intruder = scene.intruder();
     let mut aborts = Vec::new();

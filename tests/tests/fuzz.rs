@@ -1,20 +1,20 @@
-//! Every fuzz target over its seeds, its corpus, and inputs made at random from them. `cargo xtask fuzz` searches on.
+//! Runs every fuzz target on its seeds, its corpus, and inputs made at random from these. `cargo xtask fuzz` searches further.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sealane_tests::fuzz::corpus::{corpora, pack};
 use sealane_tests::fuzz::{TARGETS, Target};
 
-/// Inputs made at random, for each target.
+/// Random inputs for each target.
 const CASES: u32 = 15_000;
-/// Changes to one input at most.
+/// Most changes to one input.
 const CHANGES_MAX: usize = 6;
 
-/// Inputs that the corpora keep, for each target, with those that once broke a promise, and bytes of all of them.
+/// Most inputs that a target's corpus keeps, including those that once broke a promise; and most bytes of all of them.
 const KEPT_MAX: usize = 160;
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// What is done to an input that was kept.
+/// A change to a kept input.
 #[derive(Debug, Clone)]
 enum Change {
     Set(prop::sample::Index, u8),
@@ -22,7 +22,7 @@ enum Change {
     Insert(prop::sample::Index, Vec<u8>),
     Remove(prop::sample::Index, usize),
     Repeat(prop::sample::Index, usize),
-    /// One of the target's words is written over what is there.
+    /// Overwrites part of the input with one of the target's words.
     Write(prop::sample::Index, prop::sample::Index),
 }
 

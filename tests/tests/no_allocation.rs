@@ -1,6 +1,6 @@
-//! After warm-up the data path allocates nothing: counted, not believed.
+//! After a warm-up the data path allocates nothing: this is measured.
 //!
-//! The counting allocator is the process's own, so this is the only test in its binary.
+//! The counting allocator is the whole process's, so this is the only test in its binary.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -14,13 +14,13 @@ static ALLOCATOR: Counting = Counting;
 const TENSORS: i64 = 6_000;
 const WARM_UP: i64 = 2_000;
 
-/// One engine with a ps and a worker, or two engines: the tensors cross a socket.
+/// One engine with a ps and a worker, or two engines, so that the tensors cross a socket.
 fn engine(map: &str, task: &str, listener: TcpListener) -> Engine {
     let map = EndpointMap::parse(map, "test").expect("well-formed");
     let mut settings = EngineSettings::new(map, &[task]).expect("a well-formed name");
     settings.listeners = vec![listener];
     settings.runtime.pin = Pin::Off;
-    // To sleep costs the executor a few allocations, per sleep; here only the data path is counted.
+    // Each sleep costs the executor a few allocations; here only the data path is counted.
     settings.runtime.polling = Polling::Spin;
     (settings.slab_send_bytes, settings.slab_receive_bytes) = (1 << 20, 1 << 20);
     Engine::start(settings).expect("an engine starts")
@@ -44,7 +44,7 @@ async fn produce(shard: sealane_fusion::LocalEngine, size: usize) -> Result<(), 
     Ok(())
 }
 
-/// Receives into one buffer of its own, over and over; the allocations of the whole process after the warm-up.
+/// Receives into one buffer of its own, over and over; returns the allocations of the whole process after the warm-up.
 async fn consume(pair: LocalPair, size: usize) -> Result<u64, Error> {
     let mut buffer = Buffer::from_vec(vec![0; size]);
     let mut before = 0;
@@ -57,7 +57,7 @@ async fn consume(pair: LocalPair, size: usize) -> Result<u64, Error> {
     Ok(allocations() - before)
 }
 
-/// The same into the receive slab.
+/// As `consume`, into the receive slab.
 async fn consume_slab(pair: LocalPair) -> Result<u64, Error> {
     let mut before = 0;
     for step in 0..TENSORS {
@@ -84,7 +84,7 @@ fn tensors_cost_no_allocation() {
         });
         let allocations = consuming.wait().expect("the shard runs").expect("every tensor arrives");
         drop(producing);
-        // Both engines, all threads: nothing that grows with the tensors. A table that doubles once is allowed for.
+        // Both engines, all threads: nothing may grow with the number of tensors. A table that doubles once is allowed for.
         assert!(allocations <= 16, "{allocations} allocations for {} tensors of {size} bytes", TENSORS - WARM_UP);
     }
 }

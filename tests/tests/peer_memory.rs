@@ -1,7 +1,7 @@
-//! What an engine keeps for a peer that asks for nothing: counted, for peers that have only greeted, for those that have been
-//! answered much, and for attached clients.
+//! What an engine keeps for a peer that asks for nothing: measured for peers that have only greeted, for peers that were sent many answers,
+//! and for attached clients.
 //!
-//! The counting allocator is the process's own, so these are the only tests in their binary, one after the other.
+//! The counting allocator is the whole process's, so these are the only tests in their binary, one after the other.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -22,22 +22,22 @@ static ALLOCATOR: Counting = Counting;
 static ALONE: Mutex<()> = Mutex::new(());
 
 const PEERS: usize = 128;
-/// Keys of each peer's plan, and bytes of each of its tensors: what they come to together is more than a turn sends.
+/// Keys of each peer's plan, and bytes of each of its tensors: in total more than a turn sends.
 const KEYS: usize = 400;
 const TENSOR_BYTES: usize = 1000;
 
-/// Bytes that a peer may take of the heap.
+/// Most heap bytes per peer.
 const IDLE_BYTES_MAX: usize = 8 << 10;
-/// The same once it has been answered, with the numbers of its plan's keys.
+/// Most heap bytes per peer that was sent answers; includes the numbers of its plan's keys.
 const ANSWERED_BYTES_MAX: usize = 20 << 10;
 
 const CLIENTS: usize = 32;
 /// The default of `daemon.area_bytes`.
 const AREA_BYTES: u64 = 64 << 20;
-/// Bytes that an attached client may take of the daemon's heap, on each shard.
+/// Most bytes of the daemon's heap per attached client, on each shard.
 const CLIENT_BYTES_MAX: usize = 8 << 10;
 
-/// A connection to the ps that was welcomed as a task of its own.
+/// A connection to the ps, welcomed as a task of its own.
 fn greet(ps: &Engine, peer: usize) -> TcpStream {
     let mut stream = TcpStream::connect(ps.addresses()[0].to_string()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -56,7 +56,7 @@ fn key(number: usize) -> String {
     format!("variable{number}")
 }
 
-/// Names a plan and pulls it; reads until all of it has come.
+/// Names a plan and pulls it; reads until everything has come.
 fn pull_all(stream: &mut TcpStream, heard: &mut Vec<u8>) {
     let (set, id) = (Handle::from_bits(1 << 32), Handle::from_bits(2 << 32));
     let keys: Vec<String> = (0..KEYS).map(key).collect();
@@ -86,7 +86,7 @@ fn pull_all(stream: &mut TcpStream, heard: &mut Vec<u8>) {
 fn an_idle_peer_takes_little_memory_also_after_it_was_busy() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let listener = listener();
-    // Nobody listens where the peers are: they call, and are not called.
+    // Nothing listens where the peers are: they call, and are not called.
     let ports: Vec<u16> = std::iter::once(port(&listener)).chain(1..=PEERS as u16).collect();
     let ps = Engine::start(settings(map(&ports), 0, listener)).expect("an engine starts");
     let publishing: Vec<_> = {
@@ -108,7 +108,7 @@ fn an_idle_peer_takes_little_memory_also_after_it_was_busy() {
     assert!(each <= ANSWERED_BYTES_MAX, "{each} bytes for each peer that has pulled and asks for nothing more");
 }
 
-/// What the daemon has of a client.
+/// What the daemon holds of a client.
 fn ends(task: String) -> ClientEnds {
     let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
     let (segment, _) = DaemonEnd::create(AREA_BYTES, false).unwrap();

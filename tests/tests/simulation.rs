@@ -1,4 +1,4 @@
-//! Clusters on virtual time: a fixed set of seeds, each a different cluster, weather and work. `cargo xtask sim` runs more.
+//! Clusters on virtual time: a fixed set of seeds, each with a different cluster, weather and workload. `cargo xtask sim` runs more.
 
 use std::time::Duration;
 

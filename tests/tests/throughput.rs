@@ -1,4 +1,4 @@
-//! The protocol's cost on a simulated network, against the table that is committed.
+//! The protocol's cost on a simulated network, compared with the committed table.
 
 use std::path::Path;
 

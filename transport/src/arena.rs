@@ -1,4 +1,4 @@
-//! Slots addressed by generational handles, which go over the wire or to a device instead of pointers.
+//! Slots addressed by generational handles, which are sent to peers or devices instead of pointers.
 //!
 //! Lives on one shard; bounded by the limit given at construction; allocates only while it grows.
 
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use crate::limits::SPARE_KEY_BYTES;
 
-/// Names one entry of one [`Arena`], and never a later entry in the same slot.
+/// Identifies one entry of one [`Arena`], and never a later entry in the same slot.
 ///
 /// 63 bits: the slot's index in the low 32, its generation (1 to 2^31 - 1) above. Zero is never a valid handle.
 /// A generational index, as in ECS libraries.
@@ -50,11 +50,11 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Above every generation: the slot is free.
+/// Larger than every generation: the slot is free.
 const FREE: u64 = 1 << 32;
 
 struct Slot<T> {
-    /// The generation of the value; of the next one, and [`FREE`], while there is none.
+    /// The generation of the value; in a free slot, the generation of the next value, with [`FREE`] added.
     tag: u64,
     /// In a free slot, what [`retire`](Arena::retire) has left.
     value: Option<T>,
@@ -69,7 +69,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// Handles of ended values that a queue may keep besides.
+/// Handles of ended values that a queue may hold in addition.
 const QUEUE_SLACK: usize = 256;
 
 /// A bounded set of values with stable generational handles.
@@ -90,7 +90,7 @@ impl<T> Arena<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Number of values that there were at most at a time: what a walk over them passes.
+    /// The largest number of values that there were at a time: iteration visits this many slots.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -105,8 +105,8 @@ impl<T> Arena<T> {
         self.len() >= self.limit
     }
 
-    /// Clears a queue of handles whose values are gone, once they are more than half of it: a peer or client that ends what waits before
-    /// its turn comes makes no queue grow.
+    /// Removes from a queue the handles whose values are gone, once they are more than half of it: so a peer or client that
+    /// ends values before their turn cannot make the queue grow.
     #[inline]
     pub fn prune(&self, queue: &mut VecDeque<Handle>) {
         if queue.len() > 2 * self.len() + QUEUE_SLACK {
@@ -169,8 +169,8 @@ impl<T> Arena<T> {
         Some(value)
     }
 
-    /// A value where one was [retired](Self::retire) or, if there is none, that `make` creates, to be given what is its own.
-    /// `None` if the arena is full. For values that are expensive to move.
+    /// Reuses a [retired](Self::retire) value or, if there is none, stores one from `make`; the caller then fills it in. `None`
+    /// if the arena is full. For values that are expensive to move.
     #[inline]
     pub fn renew(&mut self, make: impl FnOnce() -> T) -> Option<(Handle, &mut T)> {
         if self.is_full() {
@@ -188,8 +188,8 @@ impl<T> Arena<T> {
         Some((Handle::new(index, slot.tag), slot.value.get_or_insert_with(make)))
     }
 
-    /// Lets `f` take what it needs from the value of `handle`, which becomes invalid. What `f` leaves stays for the next that is
-    /// [renewed](Self::renew) there.
+    /// Lets `f` take what it needs from the value of `handle`, which becomes invalid. What `f` leaves is reused by
+    /// [`renew`](Self::renew).
     #[inline]
     pub fn retire<R>(&mut self, handle: Handle, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let slot = self.slots.get_mut(handle.index())?;
@@ -220,13 +220,13 @@ impl<T> Arena<T> {
             .filter_map(|(index, slot)| Some((Handle::new(index as u32, slot.tag), slot.value.as_mut()?)))
     }
 
-    /// The handles of all values for which `pick` says yes, in slot order.
+    /// The handles of all values for which `pick` returns true, in slot order.
     pub fn select(&self, mut pick: impl FnMut(&T) -> bool) -> Vec<Handle> {
         self.iter().filter(|(_, value)| pick(value)).map(|(handle, _)| handle).collect()
     }
 }
 
-/// Empties a key that is retired. The memory of a long one is not kept.
+/// Empties the key of a retired value. The memory of a long key is not kept.
 #[inline]
 pub fn reuse_key(key: &mut String) {
     key.clear();

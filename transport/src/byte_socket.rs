@@ -1,8 +1,9 @@
-//! A connected TCP socket for the bytes of one stream each way, and nothing else. Never blocks; any thread.
+//! A connected TCP socket for one stream of bytes in each direction, and nothing else. Never blocks; any thread.
 //!
-//! Two counts of the kernel's say what became of bytes. Those that it calls *unacknowledged* may be lost with the connection; all others
-//! that were sent are in the queue of the other host's kernel, where they can be read also when the connection has been reset. So who keeps
-//! the unacknowledged ones can send them again another way, once the other end says how many it has.
+//! Two counts of the kernel tell what became of bytes. Bytes that it reports as *unacknowledged* may be lost with the
+//! connection. All others that were sent are in the other host's kernel, where they can be read even after the connection
+//! was reset. So a sender that keeps the unacknowledged bytes can send them again another way, once the other end says how
+//! many it has.
 #![allow(unsafe_code)]
 
 use std::{
@@ -15,18 +16,18 @@ use std::{
 
 use socket2::{Socket, TcpKeepalive, Type};
 
-/// After so much silence the kernel asks the other host whether it is there; one that does not answer for as long again is gone.
+/// After this much silence the kernel probes the other host; if it does not answer for as long again, it is gone.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// A connected TCP socket for the bytes of one stream; see the module's documentation.
 #[derive(Debug)]
 pub struct ByteSocket(Socket);
 
 impl ByteSocket {
-    /// Takes over a connected socket. The kernel finds out by itself whether the other host is there.
+    /// Takes over a connected socket. The kernel will detect by itself that the other host is gone.
     ///
     /// # Errors
-    /// It is no connected stream socket, or the system refuses an option.
+    /// It is not a connected stream socket, or the system refuses an option.
     pub fn new(socket: OwnedFd) -> io::Result<ByteSocket> {
         let socket = Socket::from(socket);
         if socket.r#type()? != Type::STREAM {
@@ -36,30 +37,30 @@ impl ByteSocket {
         socket.set_nonblocking(true)?;
         let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 4).with_retries(4);
         socket.set_tcp_keepalive(&keepalive)?;
-        // A reader that pauses is no reason to end it, which a user timeout would be. What is not acknowledged at all is sent again for as
-        // long as the kernel does.
+        // A reader that pauses must not end the connection, which a user timeout would do. What is never acknowledged is sent
+        // again for as long as the kernel does.
         socket.set_tcp_user_timeout(None)?;
         Ok(ByteSocket(socket))
     }
 
-    /// Most bytes that the kernel keeps of what was sent.
+    /// Most bytes that the kernel buffers for sending.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn send_buffer_bytes(&self) -> io::Result<usize> {
         self.0.send_buffer_size()
     }
 
-    /// Has the kernel keep no more of what was sent than so many bytes.
+    /// Limits the kernel's send buffer to `most` bytes.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn limit_send_buffer(&self, most: usize) -> io::Result<()> {
-        // The kernel doubles what it is told.
+        // The kernel doubles the value that it is given.
         if self.send_buffer_bytes()? > most { self.0.set_send_buffer_size(most / 2) } else { Ok(()) }
     }
 
-    /// Gives the kernel bytes to send; how many it has taken, `None` if it has no room.
+    /// Gives the kernel bytes to send; returns how many it accepted, or `None` if it has no room.
     ///
     /// # Errors
     /// The connection is broken.
@@ -74,10 +75,11 @@ impl ByteSocket {
         }
     }
 
-    /// Reads what has come; how many bytes, `None` if nothing has, 0 if the other end sends no more (or `into` is empty).
+    /// Reads what has come; returns the number of bytes, `None` if nothing has come, 0 if the other end sends no more (or
+    /// `into` is empty).
     ///
     /// # Errors
-    /// The connection is broken, and all that had come was read.
+    /// The connection is broken, and everything that had come was read.
     pub fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             let received = nix::sys::socket::recv(self.0.as_raw_fd(), into, nix::sys::socket::MsgFlags::MSG_DONTWAIT);
@@ -90,24 +92,24 @@ impl ByteSocket {
         }
     }
 
-    /// Nothing more is sent: the other end reads to the end.
+    /// Ends sending: the other end can read up to here.
     pub fn finish(&self) {
-        // A connection that is broken has ended anyway.
+        // A broken connection has ended anyway.
         let _ = self.0.shutdown(Shutdown::Write);
     }
 
-    /// Bytes that were sent and that the other host's kernel has not acknowledged.
+    /// Number of bytes that were sent and not acknowledged by the other host's kernel.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn unacknowledged(&self) -> io::Result<u64> {
         self.count(libc::TIOCOUTQ)
     }
 
-    /// Bytes that have come and were not read.
+    /// Number of bytes that have come and were not read.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn unread(&self) -> io::Result<u64> {
         self.count(libc::FIONREAD)
     }
@@ -119,12 +121,12 @@ impl ByteSocket {
         if asked < 0 { Err(io::Error::last_os_error()) } else { Ok(u64::try_from(count).unwrap_or(0)) }
     }
 
-    /// Ends both ways at once, as a connection that breaks: what comes from now on is not acknowledged.
+    /// Ends both directions at once, like a broken connection: what comes from now on is not acknowledged.
     pub fn break_off(&self) {
         let _ = self.0.shutdown(Shutdown::Both);
     }
 
-    /// The connection is no more: both ways have ended, or it broke.
+    /// True if the connection is gone: both directions have ended, or it broke.
     pub fn is_closed(&self) -> bool {
         /// TCP_CLOSE in the kernel's net/tcp_states.h.
         const CLOSED: u8 = 7;
@@ -159,7 +161,7 @@ mod tests {
         (ByteSocket::new(one.into()).unwrap(), ByteSocket::new(other.into()).unwrap())
     }
 
-    /// Waits until the kernel has taken note of what the other end did.
+    /// Waits until the kernel has seen what the other end did.
     #[track_caller]
     fn until(mut is_so: impl FnMut() -> bool) {
         let begun = std::time::Instant::now();
@@ -185,7 +187,7 @@ mod tests {
         until(|| reader.send(&[0]).is_err());
         assert_eq!(reader.unread().unwrap(), acknowledged);
         let (mut read, mut into) = (0, [0; 4096]);
-        // The write before has taken the error: what follows is an end.
+        // The failed write above has consumed the error: the reads end without one.
         while let Ok(Some(count @ 1..)) = reader.receive(&mut into) {
             read += count as u64;
         }
@@ -229,7 +231,7 @@ mod tests {
         until(|| other.unacknowledged().unwrap() == 0);
         assert!(!one.is_closed() && !other.is_closed());
         other.finish();
-        // Who has finished last waits for nothing.
+        // The end that finishes last waits for nothing.
         until(|| other.is_closed() && other.unacknowledged().unwrap() == 0);
     }
 

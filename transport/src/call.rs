@@ -1,4 +1,4 @@
-//! Options and outcomes of calls: the same whether the engine is in the caller's process or in the daemon.
+//! Options and outcomes of calls, the same whether the engine is in the caller's process or in the daemon.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 pub struct RecvOptions {
     /// How long to wait; default the engine's `request_timeout`, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
-    /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error. An embedded engine takes
-    /// a [device's](Buffer::on_device) too.
+    /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error. An embedded engine also
+    /// accepts a [device's](Buffer::on_device).
     pub destination: Option<Buffer>,
-    /// Ends with Unavailable as soon as the producer's process is known to have ended, or to have detached, also if it had before;
-    /// a producer that was never there is waited for. Default: one that has left is waited for too, since it may come back. What
-    /// waits at the moment when its producer leaves ends in either case.
+    /// Fail with Unavailable as soon as the producer's process is known to have ended or detached, even if that was earlier; a
+    /// producer that was never there is waited for. Default: a producer that has left is waited for too, since it may come
+    /// back. A recv that waits at the moment when its producer leaves fails in either case.
     pub fail_if_gone: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct RecvOptions {
 pub struct PullOptions {
     /// How long to wait; default the engine's `request_timeout`, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
-    /// As in [`RecvOptions`]: a publisher that has left is not waited for.
+    /// As in [`RecvOptions`]: fail if the publisher has left.
     pub fail_if_gone: bool,
 }
 

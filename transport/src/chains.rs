@@ -1,5 +1,5 @@
-//! Values of an [`Arena`](crate::Arena), chained by owner and step, so that all of one kind are found without visiting the
-//! others.
+//! Values of an [`Arena`](crate::Arena), chained by owner and step, so that all values of one kind are found without
+//! visiting the others.
 //!
 //! Kept next to the arena, by slot: chaining and unchaining cost a few nanoseconds, and allocate only while the arena grows.
 //! Bounded by the arena: 24 bytes per slot and 8 for its share of the buckets. Two kinds may share a bucket; an attacker cannot
@@ -26,10 +26,10 @@ struct Link {
 /// The key of a chain: the owner's number and the step.
 pub type Kind = (u32, i64);
 
-/// See the module.
+/// Chains of an arena's values; see the module's documentation.
 pub struct Chains {
     seeds: [u64; 2],
-    /// The first slot of each bucket; a power of two of them, as many as there are slots at least.
+    /// The first slot of each bucket. Their number is a power of two, and at least the number of slots.
     firsts: Vec<u32>,
     links: Vec<Link>,
 }
@@ -43,11 +43,11 @@ impl Default for Chains {
 
 impl Chains {
     fn seeded(seeds: [u64; 2]) -> Self {
-        // What is multiplied by an odd number keeps its last bits apart, whatever the seed: those choose the bucket.
+        // Multiplying by an odd number keeps the low bits distinct, whatever the seed; they choose the bucket.
         Chains { seeds: [seeds[0] | 1, seeds[1]], firsts: Vec::new(), links: Vec::new() }
     }
 
-    /// Chains a value to those of its kind.
+    /// Adds a value to the chain of its kind.
     ///
     /// # Panics
     /// If the value is in a chain already (only with debug assertions).
@@ -61,7 +61,7 @@ impl Chains {
         self.put_first(handle, hash);
     }
 
-    /// Takes a value out of its chain; nothing if it is in none.
+    /// Removes a value from its chain; does nothing if it is in none.
     #[inline]
     pub fn remove(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle.index()) else { return };
@@ -81,7 +81,7 @@ impl Chains {
         }
     }
 
-    /// The handles of one kind in slot order; with a probability of one in four billion, also those of another.
+    /// The handles of one kind in slot order; with a probability of one in four billion, also handles of another.
     pub fn of(&self, kind: Kind) -> Vec<Handle> {
         let hash = self.hash(kind);
         let mut found = Vec::new();
@@ -93,12 +93,12 @@ impl Chains {
             }
             next = link.behind;
         }
-        // The order in which they were chained is turned round when the chains grow.
+        // Growing the chains reverses the order of insertion.
         found.sort_unstable_by_key(|handle| handle.index());
         found
     }
 
-    /// False if there is none of this kind, as most often there is none.
+    /// False if there is none of this kind, which is the usual case.
     #[inline]
     pub fn may_have(&self, kind: Kind) -> bool {
         self.firsts.get(self.bucket(self.hash(kind))).is_some_and(|first| *first != NOTHING)
@@ -106,7 +106,7 @@ impl Chains {
 
     #[inline]
     fn hash(&self, kind: Kind) -> u32 {
-        // A multiplication, folded, as in wyhash: a third of what the table's hash costs.
+        // A folded multiplication, as in wyhash: a third of the cost of the table's hash.
         let (whose, step) = ((u64::from(kind.0) << 1) ^ self.seeds[0], kind.1 as u64 ^ self.seeds[1]);
         let product = u128::from(whose) * u128::from(step);
         (product >> 64) as u32 ^ product as u32
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn whatever_the_number_of_kinds_only_few_links_are_walked() {
-        // Seeds of which one in some thousand is, too.
+        // Unlucky seeds, too; one in some thousand is like these.
         for mut chains in [Chains::default(), Chains::seeded([7 ^ (1 << 20), 0]), Chains::seeded([14 ^ (1 << 20), 0])] {
             let mut arena = Arena::new(4096);
             for step in 0..4096i64 {
@@ -181,7 +181,7 @@ mod tests {
                 let first = Some(chains.firsts[bucket]).filter(|first| *first != super::NOTHING);
                 std::iter::successors(first, next).count()
             });
-            // 4,096 in as many buckets: chance puts no more than some ten into one.
+            // 4,096 entries in 4,096 buckets: by chance, about ten share one at most.
             assert!(longest.max() < Some(30));
         }
     }

@@ -1,10 +1,10 @@
-//! Errors of calls, in gRPC's canonical codes, and of links.
+//! Errors of calls, in gRPC's canonical codes, and errors of links.
 
 use std::{fmt, time::Duration};
 
 use sealane_runtime::DeviceError;
 
-/// gRPC's canonical codes that Sealane answers with; the number is the one on the wire.
+/// gRPC's canonical codes that Sealane uses; the number is the one on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "each is gRPC's code of that name")]
@@ -19,22 +19,22 @@ pub enum Code {
     Unavailable = 14,
 }
 
-/// A kind of call; the number is the one that clients are told.
+/// A kind of call; the number is the one reported to clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Operation {
-    /// A recv; measured until its tensor, zero if that was available.
+    /// A recv; measured until its tensor is there, zero if it was available.
     Recv,
-    /// A send; measured to the consumer's release.
+    /// A send; measured until the consumer's release.
     Send,
-    /// A pull; measured to the last of its tensors.
+    /// A pull; measured until the last of its tensors.
     Pull,
     /// A push; measured until the queue has taken all of it.
     Push,
 }
 
 impl Operation {
-    /// All of them, by their numbers.
+    /// All operations, in the order of their numbers.
     pub const ALL: [Operation; 4] = [Operation::Recv, Operation::Send, Operation::Pull, Operation::Push];
 
     /// The name used in messages and metrics.
@@ -61,9 +61,9 @@ pub enum Error {
     /// The task is not in the endpoint map, or not served at its address.
     #[error("task {task} is not known: {reason}")]
     NotFound {
-        /// The task that was named.
+        /// The requested task.
         task: Box<str>,
-        /// What was looked at, and what to do.
+        /// What was checked, and what to do.
         reason: Box<str>,
     },
     /// The peer cannot be reached, or was lost.
@@ -74,18 +74,18 @@ pub enum Error {
         /// What happened.
         reason: Box<str>,
     },
-    /// The peer's process has ended, or has detached from its daemon; its code is Unavailable.
+    /// The peer's process has ended or has detached from its daemon; the code is Unavailable.
     #[error("{task} has left ({reason})")]
     Left {
         /// The peer.
         task: Box<str>,
-        /// How it went, as its daemon knows.
+        /// How it left, as far as its daemon knows.
         reason: Box<str>,
     },
     /// The deadline passed first.
     #[error("{0}")]
     DeadlineExceeded(Box<Late>),
-    /// What a thread waited for at a stream did not happen in the time that it was given.
+    /// What a thread waited for on a stream did not happen in time.
     #[error("{reason}")]
     TimedOut {
         /// What was waited for, and for how long.
@@ -104,7 +104,7 @@ pub enum Error {
     ResourceExhausted {
         /// The limit's name, as in the settings.
         limit: Box<str>,
-        /// Its value, and what asked for more.
+        /// Its value, and what exceeded it.
         reason: Box<str>,
     },
     /// The call is invalid, whatever the state.
@@ -127,7 +127,7 @@ pub enum Error {
     },
 }
 
-// The outcome of every call is as large as this, and is moved several times.
+// The outcome of every call is this large, and is moved several times.
 const _: () = assert!(size_of::<Error>() <= 48);
 
 impl Error {
@@ -145,7 +145,7 @@ impl Error {
         }
     }
 
-    /// A limit that was reached, by its setting's name.
+    /// The error for a limit that was reached; `limit` is its setting's name.
     pub fn full(limit: &str, reason: impl Into<Box<str>>) -> Self {
         Error::ResourceExhausted { limit: limit.into(), reason: reason.into() }
     }
@@ -155,7 +155,7 @@ impl Error {
         Error::InvalidArgument { reason: reason.into() }
     }
 
-    /// A deadline that passed before the tensor was in transit; `awaited` says what was waited for.
+    /// The error for a deadline that passed before the tensor was in transit; `awaited` says what was waited for.
     pub fn late(
         operation: Operation,
         step: i64,
@@ -173,7 +173,7 @@ impl Error {
     }
 }
 
-/// A call that its deadline has ended.
+/// A call that ended by its deadline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Late {
     /// Which call.
@@ -184,9 +184,9 @@ pub struct Late {
     pub key: Box<str>,
     /// How long it was allowed to wait.
     pub waited: Duration,
-    /// A send or push whose tensor was on its way: nobody knows yet whether it arrived.
+    /// A send or push whose tensor was in transit: it is not known whether it arrived.
     pub delivery_unknown: bool,
-    /// What it waited for, such as the peer, its address, and why there is no connection; empty if nobody said.
+    /// What it waited for, such as the peer, its address, and why there is no connection; empty if unknown.
     pub awaited: Box<str>,
 }
 
@@ -210,12 +210,12 @@ impl From<Late> for Error {
     }
 }
 
-/// The code on the wire of [`Error::Left`], whose text is the task and the reason, apart by a line feed. Who does not know it reads
-/// Unavailable.
+/// The code on the wire of [`Error::Left`], whose text is the task and the reason, separated by a line feed. A peer that
+/// does not know it reads Unavailable.
 #[cfg(feature = "network")]
 const LEFT: u8 = 78;
 
-/// Which one was wanted: for a pull the number is a version, and the least says that any would do.
+/// What was requested: for a pull the number is a version, and the smallest number means that any version would do.
 fn wanted(operation: Operation, step: i64) -> String {
     match (operation, step) {
         (Operation::Pull, i64::MIN) => String::new(),
@@ -224,7 +224,7 @@ fn wanted(operation: Operation, step: i64) -> String {
     }
 }
 
-/// A copy to or from a device's memory has failed: that ends one call, and no link.
+/// A copy to or from device memory has failed: that ends one call, but no link.
 impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Error {
         Error::unavailable("device memory", error.to_string())
@@ -233,13 +233,13 @@ impl From<DeviceError> for Error {
 
 #[cfg(feature = "network")]
 impl Error {
-    /// The error that a peer put on the wire. An unknown code reads as Unavailable: the request has ended, and trying
-    /// again elsewhere is all that a caller of an older version can do.
+    /// The error that a peer sent. An unknown code reads as Unavailable: the request has ended, and an older version can only
+    /// try again elsewhere.
     pub(crate) fn from_wire(code: u8, peer: &str, step: i64, message: &str) -> Self {
         let reason: Box<str> = given(message).into();
         match code {
             3 => Error::InvalidArgument { reason },
-            // The peer's own clock ran out; ours is about to.
+            // The peer's own deadline passed; ours is about to.
             4 => Error::Aborted { step, reason },
             5 => Error::NotFound { task: peer.into(), reason },
             7 => Error::PermissionDenied { reason },
@@ -253,17 +253,17 @@ impl Error {
         }
     }
 
-    /// The code on the wire.
+    /// The code to send.
     pub(crate) fn wire_code(&self) -> u8 {
         match (self, self.code()) {
             (Error::Left { .. }, _) => LEFT,
-            // This side's own deadline is its own to report.
+            // Each side reports its own deadlines only.
             (_, Code::DeadlineExceeded) => Code::Aborted as u8,
             (_, code) => code as u8,
         }
     }
 
-    /// The text that goes with the code on the wire: the bare reason where there is one.
+    /// The text to send with the code: only the reason if there is one.
     pub(crate) fn wire_reason(&self) -> String {
         match self {
             Error::Aborted { reason, .. } => reason.to_string(),
@@ -274,7 +274,7 @@ impl Error {
     }
 }
 
-/// A reason from outside, which may be missing: every error has something to say.
+/// A reason from outside, or a default text if it is missing.
 pub(crate) fn given(reason: &str) -> &str {
     if reason.is_empty() { "no reason was given" } else { reason }
 }
@@ -291,9 +291,9 @@ pub enum LinkError {
     Io {
         /// The system call.
         operation: &'static str,
-        /// The system's words.
+        /// The system's message.
         message: String,
-        /// True if nobody listens there, which for a link that once stood means that the peer is gone.
+        /// True if nobody listens there; for a link that was once up, this means that the peer is gone.
         refused: bool,
     },
     /// The peer violated the protocol.

@@ -1,5 +1,5 @@
-//! A device for tests, with memory that the host cannot read: it is kept scrambled, and only the two copies know the key, and fake
-//! RDMA devices that have registered it.
+//! A device for tests, with memory that the host cannot read: it is kept scrambled, and only the two copy functions know
+//! the key, and fake RDMA devices that have registered it.
 //!
 //! Used from any thread; bounded by what tests allocate.
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use sealane_runtime::{Block, Buffer, DeviceError, DeviceMemory, DmaBuf, Extents, VolatileSlice, VolatileSliceMut};
 
-/// A device. A clone is another handle to the same.
+/// A device. Clones are handles to the same device.
 #[derive(Debug, Clone, Default)]
 pub struct FakeDevice(Arc<State>);
 
@@ -22,11 +22,12 @@ struct State {
     to_host: AtomicU64,
     from_host: AtomicU64,
     flushes: AtomicU64,
-    /// The copies after so many fail, this many; and every copy whose number this divides, unless it is 0.
+    /// After this many copies, this many fail; in addition every copy whose number is a multiple of the third number fails,
+    /// unless it is 0.
     failing: Mutex<(u64, u64, u64)>,
 }
 
-/// Copies of a device that have succeeded.
+/// Number of successful copies of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Copies {
     /// To the host.
@@ -44,53 +45,53 @@ impl FakeDevice {
         Buffer::on_device(Arc::new(FakeMemory::new(self, len, Cells::Own(vec![0; len].into()))))
     }
 
-    /// An allocation of `bytes` that is exported, and of which tensors can be parts.
+    /// An allocation of `bytes` bytes that is exported, for tensors that are parts of it.
     pub fn export(&self, bytes: usize) -> FakeExport {
         let file = memfd_create(c"fake-device", MFdFlags::MFD_CLOEXEC).expect("memory");
         let file = File::from(file);
         file.set_len(bytes as u64).expect("memory");
         let descriptor = file.try_clone().expect("a descriptor").into();
-        // Where no host has memory: an address that is looked at ends the test.
+        // An address at which no host has memory: accessing it ends the test.
         let region = DmaBuf::new(descriptor, 0, 0xdead_0000_0000_0000, bytes as u64).expect("bytes");
         let extents = Mutex::new(Extents::new(bytes));
         FakeExport { device: self.clone(), memory: Arc::new(Exported { file, region, extents }) }
     }
 
-    /// How often what a link wrote was made visible.
+    /// How often a link's writes were flushed.
     pub fn flushes(&self) -> u64 {
         self.0.flushes.load(Ordering::Relaxed)
     }
 
-    /// A buffer with a copy of `bytes` in the device's memory, which does not count.
+    /// A buffer in device memory with a copy of `bytes`; this copy is not counted.
     pub fn with(&self, bytes: &[u8]) -> Buffer {
         let memory = FakeMemory::new(self, bytes.len(), Cells::Own(vec![0; bytes.len()].into()));
         memory.put(0, bytes);
         Buffer::on_device(Arc::new(memory))
     }
 
-    /// Bytes of buffers that have not been dropped.
+    /// Bytes of buffers that were not dropped yet.
     pub fn in_use_bytes(&self) -> usize {
         self.0.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// Copies so far.
+    /// The copies so far.
     pub fn copies(&self) -> Copies {
         let [to_host, from_host] = [&self.0.to_host, &self.0.from_host].map(|count| count.load(Ordering::Relaxed));
         Copies { to_host, from_host }
     }
 
-    /// After `passing` copies, `count` fail.
+    /// Lets `passing` copies succeed and then `count` fail.
     pub fn fail_after(&self, passing: u64, count: u64) {
         let mut failing = self.0.failing.lock().unwrap_or_else(PoisonError::into_inner);
         (failing.0, failing.1) = (passing, count);
     }
 
-    /// Of every `period` copies one fails; 0 for none.
+    /// Lets one of every `period` copies fail; 0 for none.
     pub fn fail_each(&self, period: u64) {
         self.0.failing.lock().unwrap_or_else(PoisonError::into_inner).2 = period;
     }
 
-    /// A copy or a flush is made, unless it fails.
+    /// Counts a copy or a flush, unless it should fail.
     fn copies_one(&self, count: &AtomicU64, what: &str) -> Result<(), DeviceError> {
         let mut failing = self.0.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let (passing, to_fail, period) = *failing;
@@ -110,14 +111,14 @@ impl FakeDevice {
     }
 }
 
-/// The bytes of a buffer, wherever it is. A copy that fails is tried again.
+/// The bytes of a buffer, wherever it is. A failed copy is repeated.
 pub fn bytes_of(buffer: &Buffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.len()];
     while buffer.read(0, (&mut bytes).into()).is_err() {}
     bytes
 }
 
-/// An allocation of a [`FakeDevice`] that is exported. It lives as long as a handle to it or to one of its buffers.
+/// An exported allocation of a [`FakeDevice`]. It lives as long as a handle to it or to one of its buffers.
 #[derive(Clone)]
 pub struct FakeExport {
     device: FakeDevice,
@@ -131,12 +132,12 @@ struct Exported {
 }
 
 impl FakeExport {
-    /// A buffer of `len` bytes of it, with arbitrary contents; `None` if there is no room, or there are no bytes.
+    /// A buffer of `len` bytes in it, with arbitrary contents; `None` if there is no room, or `len` is 0.
     pub fn allocate(&self, len: usize) -> Option<Buffer> {
         self.memory_of(len).map(|memory| Buffer::on_device(Arc::new(memory)))
     }
 
-    /// A buffer with a copy of `bytes`, which does not count.
+    /// A buffer with a copy of `bytes`; this copy is not counted.
     pub fn with(&self, bytes: &[u8]) -> Option<Buffer> {
         let memory = self.memory_of(bytes.len())?;
         memory.put(0, bytes);
@@ -156,7 +157,6 @@ impl FakeExport {
     }
 }
 
-/// Memory of a [`FakeDevice`].
 struct FakeMemory {
     device: FakeDevice,
     len: usize,
@@ -166,14 +166,14 @@ struct FakeMemory {
 /// Scrambled bytes.
 enum Cells {
     Own(Mutex<Vec<u8>>),
-    /// Part of what is exported.
+    /// Part of an exported allocation.
     Exported {
         of: Arc<Exported>,
         block: Block,
     },
 }
 
-/// Scrambles bytes that lie at this offset of their memory, or makes them plain again.
+/// Scrambles bytes that are at this offset of their memory, or restores them.
 pub(crate) fn scramble(start: u64, bytes: &mut [u8]) {
     for (at, byte) in (start..).zip(bytes) {
         *byte ^= (at.wrapping_mul(167) >> 3) as u8 ^ 0xa5;

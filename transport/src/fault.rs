@@ -16,7 +16,7 @@ pub struct Faults {
     pub reset: u32,
     /// A call moves nothing, as on a slow network.
     pub delay: u32,
-    /// From this call on, everything sent is lost and nothing arrives, as when the peer's host is gone.
+    /// From this call on, everything sent is lost and nothing arrives, as if the peer's host were gone.
     pub blackout: u32,
     /// A receive has a budget of one byte: it moves as little as the link can.
     pub dribble: u32,

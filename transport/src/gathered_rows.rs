@@ -1,7 +1,7 @@
-//! The rows that answer a request: one tensor of bytes, in which each table that the request has named has its part. First stand the
-//! heads of all parts, then their rows.
+//! The rows that answer a request: one tensor of bytes with a part for each table named in the request. The heads of all
+//! parts come first, then their rows.
 //!
-//! Pure. A reader checks all of it: it comes from another process.
+//! Pure. A reader checks everything: it comes from another process.
 
 use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::limits::META_BYTES_MAX;
 use crate::tensor::{DType, TensorMeta};
 
-/// The rows of each part begin at a multiple of this: those of 64 bytes are one cache line each.
+/// The rows of each part begin at a multiple of this: rows of 64 bytes take exactly one cache line each.
 const ALIGNMENT: usize = 64;
 
-/// Behind it comes the metadata, padded to 8 bytes.
+/// Followed by the metadata, padded to 8 bytes.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Head {
@@ -25,19 +25,19 @@ struct Head {
 /// The rows of one table in an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part<R> {
-    /// Rows of the whole table: those that were named and lie beyond are not in the answer.
+    /// Rows of the whole table: requested rows beyond this are not in the answer.
     pub table_rows: u64,
-    /// Of the others together, in the order in which they were named.
+    /// Metadata of the other rows together, in the order in which they were named.
     pub meta: TensorMeta,
-    /// Where they lie in the answer, or their bytes.
+    /// Where they are in the answer, or their bytes.
     pub rows: R,
 }
 
-/// Where rows lie in an answer.
+/// Where rows are in an answer.
 pub type Place = std::ops::Range<usize>;
 
 impl Part<Place> {
-    /// What a part begins with: so many bytes of rows, which [`lay_out`] finds a place for.
+    /// A part without a place: [`lay_out`] finds one for its `bytes` bytes of rows.
     pub fn new(table_rows: u64, meta: TensorMeta, bytes: usize) -> Self {
         Self { table_rows, meta, rows: 0..bytes }
     }
@@ -47,7 +47,7 @@ impl Part<Place> {
     }
 }
 
-/// Gives each part its place; the bytes of the answer, or `None` if they do not fit into this computer's numbers.
+/// Gives each part its place; returns the size of the answer, or `None` if it overflows `usize`.
 pub fn lay_out<'p>(mut parts: impl Iterator<Item = &'p mut Part<Place>>, heads: usize) -> Option<usize> {
     parts.try_fold(heads, |end, part| {
         let at = end.checked_next_multiple_of(ALIGNMENT)?;
@@ -56,12 +56,13 @@ pub fn lay_out<'p>(mut parts: impl Iterator<Item = &'p mut Part<Place>>, heads: 
     })
 }
 
-/// The bytes of the heads of all parts.
+/// Size of the heads of all parts, in bytes.
 pub fn heads<'p>(parts: impl Iterator<Item = &'p Part<Place>>) -> usize {
     parts.map(Part::head_bytes).sum()
 }
 
-/// Writes the heads of all parts, which have their places, and zeros between the parts: `write` gets bytes, and where they go.
+/// Writes the heads of all parts, which must have their places, and zeros between the parts: `write` gets an offset and
+/// bytes.
 pub fn write_heads<'p>(parts: impl Iterator<Item = &'p Part<Place>> + Clone, mut write: impl FnMut(usize, &[u8])) {
     let mut heads = Vec::with_capacity(self::heads(parts.clone()));
     for part in parts.clone() {
@@ -80,18 +81,18 @@ pub fn write_heads<'p>(parts: impl Iterator<Item = &'p Part<Place>> + Clone, mut
     }
 }
 
-/// The metadata of an answer of so many bytes.
+/// The metadata of an answer of `bytes` bytes.
 ///
 /// # Errors
-/// InvalidArgument for more than a tensor can have.
+/// InvalidArgument if a tensor cannot be that large.
 pub fn meta(bytes: usize) -> Result<TensorMeta, Error> {
     TensorMeta::new(DType::U8, &[bytes as u64])
 }
 
-/// The metadata of rows at the front, of so many bytes and padded to 8, and what follows.
+/// Splits off the metadata of rows, `meta_bytes` long and padded to 8; also returns the rest.
 ///
 /// # Errors
-/// InvalidArgument: it is too long, cut off, or of no rows of a fixed size.
+/// InvalidArgument: it is too long, cut off, or not for rows of a fixed size.
 pub(crate) fn split_meta(bytes: &[u8], meta_bytes: U64) -> Result<(TensorMeta, &[u8]), Error> {
     let meta_bytes = usize::try_from(meta_bytes.get()).unwrap_or(usize::MAX);
     if meta_bytes > META_BYTES_MAX {
@@ -106,7 +107,7 @@ pub(crate) fn split_meta(bytes: &[u8], meta_bytes: U64) -> Result<(TensorMeta, &
     }
 }
 
-/// Reads an answer to a request that has named so many tables.
+/// Reads an answer to a request for `tables` tables.
 ///
 /// # Errors
 /// InvalidArgument saying what is wrong with it.
@@ -175,7 +176,7 @@ mod tests {
         assert!(read(&[&bytes[..], &[0]].concat(), 2).is_err());
         assert!(read(&bytes, 1).is_err());
         assert!(read(&bytes, 3).is_err());
-        // Each length, forged.
+        // Forges each length.
         for at in (0..heads(answer(&[(10, &[2, 3], 24), (7, &[1], 4)]).1.iter())).step_by(8) {
             for forged in [1_u64, u64::MAX, 1 << 63, u64::MAX - 64] {
                 let mut forgery = bytes.clone();

@@ -1,25 +1,26 @@
-//! What becomes of a request when the task that it asks leaves: the consumer's half of that protocol. Pure; the producer's half,
-//! and the test of both, are in `fusion/src/presence.rs`.
+//! What happens to a request when its producer's task leaves: the consumer's half of that protocol. Pure; the producer's
+//! half, and the test of both, are in `fusion/src/presence.rs`.
 //!
-//! A task may have been attached before, and may be again: each attachment has a number. A request that is to fail when the task
-//! is gone is told the number of the attachment that it waits for, and says it when it is asked again on another link. So what
-//! waited for a process that has ended does not wait for the next one, whatever was lost with the link.
+//! A task may have been attached before, and may be again: each attachment has a number. A request that should fail when
+//! the task is gone is told the number of the attachment that it waits for, and includes it when it is sent again on
+//! another link. So a request that waited for a process that has ended never waits for the next one, whatever was lost with
+//! the link.
 
-/// What becomes of a request when the task that it asks leaves.
+/// What happens to a request when its producer's task leaves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum IfGone {
-    /// It waits for whoever attaches next.
+    /// It waits for the next attachment.
     #[default]
     Waits,
-    /// It fails, also if the task had left before.
+    /// It fails, also if the task had already left.
     Fails {
-        /// The attachment that it waits for; 0 if it was told of none yet.
+        /// The attachment that it waits for; 0 if it was told none yet.
         attachment: u32,
     },
 }
 
 impl IfGone {
-    /// That of a request that was not sent yet.
+    /// For a request that was not sent yet.
     pub fn new(fails: bool) -> IfGone {
         if fails { IfGone::Fails { attachment: 0 } } else { IfGone::Waits }
     }
@@ -39,7 +40,7 @@ impl IfGone {
         }
     }
 
-    /// The producer says for which attachment the request waits: the first one that it names is the one.
+    /// The producer says for which attachment the request waits: the first number counts.
     pub fn told(&mut self, number: u32) {
         if let IfGone::Fails { attachment: attachment @ 0 } = self {
             *attachment = number;

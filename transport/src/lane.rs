@@ -18,9 +18,9 @@ pub fn shard_of(lane: u32, shards: usize) -> usize {
     lane as usize % shards.max(1)
 }
 
-/// The lane by which shard `shard` of a side with `shards` pulls for a pair whose lane is `lane`: that lane itself on the
-/// shard that serves the pair, else a near one that leads back to `shard`. The shards of a side thus reach different shards of
-/// the other side, as many as that has.
+/// The lane by which shard `shard` of a side with `shards` shards pulls for a pair whose lane is `lane`: on the shard that
+/// serves the pair this lane itself, otherwise a near one that leads back to `shard`. So the shards of a side reach
+/// different shards of the other side, as many as it has.
 pub fn lane_by(lane: u32, shard: usize, shards: usize) -> u32 {
     let shards = shards.max(1) as u64;
     let near = u64::from(lane) - u64::from(lane) % shards + shard as u64;

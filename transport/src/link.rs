@@ -1,4 +1,4 @@
-//! The contract of every kind of link: move bytes for one session, in order, both ways.
+//! The contract of every kind of link: move bytes for one session, in order, in both directions.
 //!
 //! The session makes all decisions (what to send, what a frame means, where a tensor goes); a link only moves bytes, and is
 //! called once per batch, not once per message. One conformance suite (`tests/`) checks all links, with
@@ -23,12 +23,12 @@ use crate::wire::WireError;
 pub struct LinkKind(&'static str);
 
 impl LinkKind {
-    /// Within one shard, by copy. The reference.
+    /// Within one shard, by copy. The reference link.
     pub const LOOPBACK: LinkKind = LinkKind::new("loopback");
-    /// A TCP socket: what all peers have.
+    /// A TCP socket: available to all peers.
     pub const TCP: LinkKind = LinkKind::new("tcp");
 
-    /// A kind with this name, which no other has: a word of lower-case letters.
+    /// A kind with this unique name: a word of lower-case letters.
     pub const fn new(name: &'static str) -> Self {
         LinkKind(name)
     }
@@ -48,8 +48,8 @@ pub struct Traits {
     pub aside: bool,
     /// The link reports itself when it can take more; its descriptor must not be watched for writing.
     pub tells_of_room: bool,
-    /// Payloads outside the stream of frames may be in the memory of a device that this has registered, and so may their
-    /// destinations: the link reads and writes it itself. Any other such memory a session copies through the host's.
+    /// Payloads outside the stream of frames, and their destinations, may be in device memory that this has registered: the
+    /// link accesses it directly. A session copies any other device memory through host memory.
     pub reacher: Option<Reacher>,
 }
 
@@ -58,22 +58,22 @@ impl Traits {
     pub const STREAM: Traits = Traits { open: true, aside: false, tells_of_room: false, reacher: None };
 }
 
-/// Where bytes lie, for a link that moves them by their address.
+/// Where bytes are, for a link that moves them by their address.
 #[derive(Debug, Clone)]
 pub(crate) struct Spot {
-    /// Of the host; or that of a device's memory, for whoever has registered it.
+    /// A host address; or an address in device memory, for a device that has registered it.
     pub(crate) address: u64,
     pub(crate) bytes: usize,
     pub(crate) memory: MemoryKind,
-    /// What is registered of a device's memory.
+    /// For device memory: what to register.
     pub(crate) direct: Option<Arc<DmaBuf>>,
 }
 
 impl Spot {
-    /// That of a buffer that a link may write.
+    /// The spot of a buffer that a link may write to.
     ///
     /// # Panics
-    /// If it is in the memory of a device that is not exported.
+    /// If it is in device memory that is not exported.
     pub(crate) fn of(buffer: &mut Buffer) -> Self {
         let (bytes, memory) = (buffer.len(), buffer.memory());
         match buffer.direct() {
@@ -88,23 +88,23 @@ pub trait Link {
     /// What carries the bytes.
     fn kind(&self) -> LinkKind;
 
-    /// Why it is of its kind, for a link that negotiated it.
+    /// Why it is of this kind, for a link that negotiated its kind.
     fn reason(&self) -> Option<&str> {
         None
     }
 
-    /// True if it uses TCP where another kind was wanted, and [`reason`](Self::reason) says why.
+    /// True if it uses TCP where another kind was wanted; [`reason`](Self::reason) says why.
     fn fell_back(&self) -> bool {
         false
     }
 
-    /// For a link that fell back because of this side: whether one to the same peer would not do so now, and is worth giving this
-    /// one up. `None` for any other link.
+    /// For a link that fell back because of this side: whether a new link to the same peer would not fall back now, so that it
+    /// is worth giving this one up. `None` for any other link.
     fn can_do_better(&self, _now: Instant) -> Option<bool> {
         None
     }
 
-    /// What its owner must know; may change once, when the link opens.
+    /// Its traits; they may change once, when the link opens.
     fn traits(&self) -> Traits {
         Traits::STREAM
     }
@@ -112,7 +112,7 @@ pub trait Link {
     /// Sets the name under which its owner knows it, for a link that reports events itself.
     fn adopt(&mut self, _name: Handle) {}
 
-    /// Its descriptor was found readable, or broken: for a link that does not read it at every call.
+    /// Its descriptor is readable or broken: for a link that does not read it on every call.
     fn descriptor_ready(&mut self) {}
 
     /// Writes from the front of the outbox until it is empty, `budget` bytes are written or the link takes no more. Completed
@@ -131,32 +131,32 @@ pub trait Link {
     /// The link is dead, or the receiver rejected the bytes.
     fn receive(&mut self, receiver: &mut dyn Receiver, budget: usize) -> Result<usize, LinkError>;
 
-    /// What to wait for when polling ends: readable, and writable while the outbox is not empty. `None` for a link
-    /// that only its own shard can make ready.
+    /// What to wait for when polling ends: readable, and writable while the outbox is not empty. `None` for a link that only
+    /// its own shard can make ready.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
     /// Closes the link: once this returns, the peer can no longer write to this side's memory. Payloads in flight into landings
-    /// are returned, outgoing ones go back through the outbox.
+    /// are returned; outgoing ones go back through the outbox.
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing>;
 }
 
 /// The receiving side of a session.
 pub trait Receiver {
-    /// Takes whole frames off the front of `bytes`. If the last one announces a payload that is only partly in `bytes`, that
-    /// part is taken and the rest must be written to the landing.
+    /// Consumes whole frames at the front of `bytes`. If the last one announces a payload that is only partly in `bytes`, that
+    /// part is consumed and the rest must be written to the landing.
     ///
     /// # Errors
     /// The bytes violate the protocol.
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError>;
 
-    /// Completes a landing that has all bytes before the next frame.
+    /// Completes a landing that has all its bytes before the next frame.
     fn landed(&mut self, landing: Landing);
 }
 
-/// What [`Receiver::frames`] took.
+/// What [`Receiver::frames`] consumed.
 #[derive(Debug)]
 pub struct Frames {
-    /// Bytes taken.
+    /// Bytes consumed.
     pub consumed: usize,
     /// Where the next bytes belong, if not to a frame.
     pub landing: Option<Landing>,
@@ -167,27 +167,27 @@ pub struct Frames {
 pub struct Landing {
     /// The request that it answers.
     pub(crate) request: Handle,
-    /// The producer's handle of it.
+    /// The producer's handle for the tensor.
     pub(crate) token: Handle,
     pub(crate) meta: Meta,
     pub(crate) of: LandingOf,
     pub(crate) place: Place,
     pub(crate) filled: usize,
-    /// Where the bytes that come without a frame between them end: those of a chunk, or of all.
+    /// Where the bytes that come without a frame in between end: the end of a chunk, or of the payload.
     pub(crate) end: usize,
     pub(crate) total: usize,
     /// The transfer in whose chunks it comes; 0 if it comes at once.
     pub(crate) transfer: u16,
-    /// The link has closed the place that was announced for it: the peer reaches it no more.
+    /// The link has closed the place announced for it: the peer can no longer access it.
     pub(crate) is_closed: bool,
 }
 
 /// What a payload belongs to.
 #[derive(Debug, Clone)]
 pub(crate) enum LandingOf {
-    /// The tensor that a request asked for.
+    /// The tensor of a request.
     Response,
-    /// A tensor of a pull, by its number, its version, and what it looks like.
+    /// A tensor of a pull, by its number and version, with its metadata.
     Part { index: u32, version: i64, known: Known },
     /// A tensor of a pull that nobody waits for any more.
     GivenUp,
@@ -200,14 +200,14 @@ pub(crate) enum LandingOf {
 pub(crate) enum Place {
     /// Into memory: the consumer's own or the slab's.
     Buffer(Buffer),
-    /// Into host memory first, since the consumer's own is a device's, which the link cannot write.
+    /// Into host memory first, since the consumer's own memory is a device's that the link cannot write to.
     Bounce(Box<Buffer>),
-    /// Nowhere: it is no longer wanted, or there is no room. It goes back to the producer.
+    /// Nowhere: it is no longer wanted, or there is no room. It is returned to the producer.
     Nowhere,
 }
 
 impl Landing {
-    /// Nothing of it has come.
+    /// A landing with no bytes yet.
     pub(crate) fn new(
         (request, token): (Handle, Handle),
         (of, meta): (LandingOf, Meta),
@@ -219,7 +219,7 @@ impl Landing {
         Self { request, token, meta, of, place, filled: 0, end, total, transfer, is_closed: false }
     }
 
-    /// True if it is the same tensor that goes to the same place.
+    /// True if it is the same tensor for the same place.
     pub(crate) fn collides_with(&self, other: &Landing) -> bool {
         let is_same = match (&self.of, &other.of) {
             (LandingOf::Response, LandingOf::Response) => true,
@@ -230,7 +230,7 @@ impl Landing {
         is_same && self.memory().is_some() && other.memory().is_some() && self.request == other.request
     }
 
-    /// What kind of memory it goes into; `None` if it is to be discarded.
+    /// The kind of memory that it goes into; `None` if it is discarded.
     pub fn memory(&self) -> Option<MemoryKind> {
         match &self.place {
             Place::Buffer(buffer) => Some(buffer.memory()),
@@ -239,20 +239,20 @@ impl Landing {
         }
     }
 
-    /// Bytes that are still to come before the next frame.
+    /// Bytes still to come before the next frame.
     pub fn missing(&self) -> usize {
         self.end - self.filled
     }
 
-    /// True if all bytes before the next frame are there.
+    /// True if all bytes before the next frame have come.
     pub fn is_complete(&self) -> bool {
         self.missing() == 0
     }
 
-    /// The memory for the next bytes; `None` if they are to be discarded.
+    /// The memory for the next bytes; `None` if they are discarded.
     ///
     /// # Panics
-    /// If it is a device's, which only a link gets that [has registered it](Traits::reacher).
+    /// If it is device memory, which only a link gets that [has registered it](Traits::reacher).
     pub fn target(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.place {
             Place::Buffer(buffer) => Some(buffer.volatile_mut().range(self.filled..self.end)),
@@ -261,7 +261,7 @@ impl Landing {
         }
     }
 
-    /// Where the next bytes go, for a link that moves them by address; `None` if they are to be discarded.
+    /// Where the next bytes go, for a link that moves them by address; `None` if they are discarded.
     pub(crate) fn spot(&mut self) -> Option<Spot> {
         let spot = match &mut self.place {
             Place::Buffer(buffer) => Spot::of(buffer),
@@ -271,7 +271,7 @@ impl Landing {
         Some(Spot { address: spot.address + self.filled as u64, bytes: self.missing(), ..spot })
     }
 
-    /// Notes that `count` bytes were written to [`target`](Self::target), or thrown away.
+    /// Notes that `count` bytes were written to [`target`](Self::target), or discarded.
     ///
     /// # Panics
     /// If that is more than is missing.
@@ -280,7 +280,7 @@ impl Landing {
         self.filled += count;
     }
 
-    /// Copies from the front of `bytes`; how many were taken.
+    /// Copies from the front of `bytes`; returns how many were consumed.
     pub fn take(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.missing());
         if count > 0
@@ -292,10 +292,10 @@ impl Landing {
         count
     }
 
-    /// The same where they may belong into the memory of a device, to which they are copied.
+    /// Like [`take`](Self::take), also for a destination in device memory, to which the bytes are copied.
     ///
     /// # Errors
-    /// The device could not.
+    /// The device failed to copy.
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> Result<usize, DeviceError> {
         let count = bytes.len().min(self.missing());
         match &mut self.place {

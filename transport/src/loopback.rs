@@ -1,5 +1,5 @@
-//! The reference link: two ends in one shard. Frames change hands with the memory in which they are; payloads, and what does not fit, are
-//! copied.
+//! The reference link: two ends in one shard. Frames are handed over together with their memory; payloads, and what does
+//! not fit, are copied.
 //!
 //! Bounded by [`LOOPBACK_BYTES`] per direction, as a socket is by its buffers.
 
@@ -15,7 +15,7 @@ use crate::link::{Landing, Link, LinkKind, Receiver};
 use crate::outbox::Outbox;
 use crate::wire::FRAME_HEADER_BYTES;
 
-/// Bytes in flight in one direction at most.
+/// Most bytes in flight in one direction.
 pub const LOOPBACK_BYTES: usize = 1 << 20;
 
 const _: () = assert!(LOOPBACK_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTES);
@@ -23,7 +23,7 @@ const _: () = assert!(LOOPBACK_BYTES >= FRAME_BODY_BYTES_MAX + FRAME_HEADER_BYTE
 #[derive(Default)]
 struct Pipe {
     bytes: Vec<u8>,
-    /// So many of them were read.
+    /// How many of `bytes` were read.
     read: usize,
     closed: bool,
 }

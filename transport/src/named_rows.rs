@@ -1,7 +1,7 @@
-//! The rows that a request names, as they lie in a frame or in a record: of one table, or of several that one task has. One request for
-//! many small tables costs what one for a large table does.
+//! The rows that a request names, in the format of a frame or a record: rows of one table, or of several tables of one
+//! task. One request for many small tables costs as much as one for a large table.
 //!
-//! Pure. A reader checks all of it before it looks at one number.
+//! Pure. A reader checks everything before it uses any number.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,13 +10,13 @@ use crate::limits::{NAMED_ROWS_BYTES_MAX, NAMED_TABLES_MAX, TABLE_KEY_BYTES_MAX}
 use crate::row_ids::{self, RowIds};
 use crate::wire::WireError;
 
-/// What stands before the key and the numbers of each table.
+/// The head of each table, before its key and row numbers.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Head {
     key_bytes: U16,
     ids_bytes: U16,
-    /// How often the consumer's caller has named these rows; for counters alone.
+    /// How often the consumer's caller has named these rows; only for counters.
     named: U32,
 }
 
@@ -27,11 +27,11 @@ pub struct OfTable<'a> {
     pub key: &'a str,
     /// Its rows.
     pub ids: RowIds<'a>,
-    /// How often whoever asks has named these, each of which is asked for once; not checked.
+    /// How often the caller has named these rows, each of which is requested only once; unchecked.
     pub named: u32,
 }
 
-/// Rows of tables, checked: of at most [`NAMED_TABLES_MAX`], in at most [`NAMED_ROWS_BYTES_MAX`] bytes.
+/// Checked rows of tables: at most [`NAMED_TABLES_MAX`] tables, in at most [`NAMED_ROWS_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamedRows<'a> {
     bytes: &'a [u8],
@@ -39,10 +39,10 @@ pub struct NamedRows<'a> {
 }
 
 impl<'a> NamedRows<'a> {
-    /// Reads bytes, which may be anything.
+    /// Parses bytes, which may hold anything.
     ///
     /// # Errors
-    /// They name no rows of tables, or too many.
+    /// They do not name rows of tables, or name too many.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         if bytes.len() > NAMED_ROWS_BYTES_MAX {
             let (found, limit) = (bytes.len() as u64, NAMED_ROWS_BYTES_MAX as u64);
@@ -67,25 +67,25 @@ impl<'a> NamedRows<'a> {
         }
     }
 
-    /// Tables, at least one; a table may be there more than once.
+    /// Number of tables, at least one; a table may occur more than once.
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(self) -> usize {
         self.tables
     }
 
-    /// As they came; [`parse`](Self::parse) reads them.
+    /// The bytes, as [`parse`](Self::parse) reads them.
     pub fn as_bytes(self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Each table with how often its rows were named, in the order in which they were: their numbers are not read for it.
+    /// Each table with how often its rows were named, in the order of the request; does not read the row numbers.
     pub fn tables(self) -> impl Iterator<Item = (&'a str, u32)> {
         self.raw().filter_map(|Raw { key, named, .. }| Some((str::from_utf8(key).ok()?, named)))
     }
 
-    /// The rows of each table, in the order in which they were named. Reads all numbers.
+    /// The rows of each table, in the order of the request. Reads all numbers.
     pub fn iter(self) -> impl Iterator<Item = OfTable<'a>> {
-        // Both were read before.
+        // Both were checked by `parse`.
         self.raw().filter_map(|Raw { key, ids, named }| {
             Some(OfTable { key: str::from_utf8(key).ok()?, ids: RowIds::parse(ids).ok()?, named })
         })
@@ -100,7 +100,7 @@ impl<'a> NamedRows<'a> {
         })
     }
 
-    /// What to call them in a message: the first key, and how many more there are.
+    /// A title for messages: the first key, and how many more there are.
     pub fn title(self) -> String {
         let key = self.tables().next().map_or("", |(key, _)| key);
         match self.tables - 1 {
@@ -111,14 +111,14 @@ impl<'a> NamedRows<'a> {
     }
 }
 
-/// What is named of one table, not looked at.
+/// The entry of one table, unchecked.
 struct Raw<'a> {
     key: &'a [u8],
     ids: &'a [u8],
     named: u32,
 }
 
-/// What is named of the first table, and what follows.
+/// The entry of the first table, and what follows.
 fn split(bytes: &[u8]) -> Option<(Raw<'_>, &[u8])> {
     let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
     let (key, rest) = rest.split_at_checked(head.key_bytes.get().into())?;
@@ -126,7 +126,7 @@ fn split(bytes: &[u8]) -> Option<(Raw<'_>, &[u8])> {
     Some((Raw { key, ids, named: head.named.get() }, rest))
 }
 
-/// Rows of tables that were checked once, kept until they are needed; or that are being written.
+/// Rows of tables that were checked once and are kept until needed; or that are being written.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NamedRowsBuf {
     bytes: Vec<u8>,
@@ -134,7 +134,7 @@ pub struct NamedRowsBuf {
 }
 
 impl NamedRowsBuf {
-    /// As they were.
+    /// The rows of tables.
     ///
     /// # Panics
     /// If no table was [named](Self::name).
@@ -148,8 +148,8 @@ impl NamedRowsBuf {
         self.tables == 0
     }
 
-    /// Names as many of `ids`, from the first on, as there is room for; how many those were, and `None` if there is none for the table.
-    /// `named` says of the first so many how often they were named.
+    /// Names as many of `ids`, from the first on, as there is room for; returns how many, or `None` if there is no room for the
+    /// table. `named` is called with this number and says how often these rows were named.
     ///
     /// # Panics
     /// If the key is longer than [`TABLE_KEY_BYTES_MAX`].
@@ -223,7 +223,7 @@ mod tests {
         let wrong: [&[u8]; 7] = [
             &[],
             &[0, 0, 1],
-            // A key that ends early, numbers that do, numbers that are none, a key that is no text.
+            // A truncated key, truncated numbers, invalid numbers, a key that is not text.
             &[2, 0, 0, 0, 0, 0, 0, 0, b'k'],
             &[1, 0, 2, 0, 0, 0, 0, 0, b'k', 2],
             &[1, 0, 1, 0, 0, 0, 0, 0, b'k', 9],

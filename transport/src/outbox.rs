@@ -1,7 +1,7 @@
 //! A session's outgoing data: staged frame bytes with tensor payloads between them, in order.
 //!
-//! Lives on one shard; bounded by bytes of frames and by payloads between them, past which [`Outbox::is_full`] is true and
-//! the session waits for the link. Payloads of more than a chunk are interleaved, a chunk at a time.
+//! Lives on one shard; bounded by the bytes of frames and by the payloads between them: at the limit [`Outbox::is_full`] is
+//! true and the session waits for the link. Payloads larger than a chunk are interleaved, a chunk at a time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -17,38 +17,38 @@ use crate::spares;
 use crate::transfers::Transfers;
 use crate::wire::{Chunk, FrameWriter};
 
-/// The owner of a payload, to which it is returned when the link is done with it.
+/// The owner of a payload, to which it returns when the link is done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
-    /// The answer to a request, by the producer's handle of it.
+    /// The answer to a request, by the producer's handle.
     Response(Handle),
-    /// A push, by its stream and its number there.
+    /// A push, by its stream and its number in that stream.
     Push {
         /// The stream.
         stream: Handle,
         /// The number.
         number: u64,
     },
-    /// Nobody's: shared bytes of a published tensor.
+    /// Nobody: shared bytes of a published tensor.
     Nobody,
 }
 
 /// Frames and payloads in the order in which they must reach the peer.
 pub struct Outbox {
-    /// Without memory while nothing is staged.
+    /// Has no allocation while nothing is staged.
     staged: Vec<u8>,
     /// Bytes of `staged` already written.
     head: usize,
     segments: VecDeque<Segment>,
     payloads: usize,
-    /// Bytes of these payloads that wait to be written.
+    /// Bytes of payloads that wait to be sent.
     payload_bytes: usize,
     transfers: Transfers,
-    /// Large payloads travel beside the frames: none leaves in chunks, and places for answers are announced.
+    /// Large payloads are sent outside the stream of frames: none leaves in chunks, and places for answers are announced.
     aside: bool,
-    /// Who reads and writes the memory of devices for the link, where it has registered that.
+    /// Who reads and writes device memory for the link, if it has registered that memory.
     reacher: Option<Reacher>,
-    /// Memory of devices that it is to register.
+    /// Device memory that the link should register.
     unregistered: Vec<Weak<DmaBuf>>,
     copies: HostCopies,
     announced: Vec<Announcement>,
@@ -60,14 +60,14 @@ pub struct Outbox {
     payloads_max: usize,
 }
 
-/// Copies in host memory of payloads in a device's. The slab bounds them.
+/// Host copies of payloads in device memory, bounded by the slab.
 #[derive(Default)]
 struct HostCopies {
-    /// Where they are made; without it, only small ones are.
+    /// Where copies are allocated; without it, only small ones are made.
     slab: Option<Slab>,
-    /// Each copy has a clone of it.
+    /// Each copy holds a clone, so that copies can be counted.
     counted: Arc<()>,
-    /// As many copies were there when there was no room for one more; it is tried again when they are fewer.
+    /// The number of copies when there was no room for another; retried when there are fewer.
     awaited: Option<usize>,
 }
 
@@ -80,52 +80,52 @@ impl HostCopies {
 /// Why a link cannot read a payload.
 #[derive(Debug)]
 pub(crate) enum Unreadable {
-    /// There is no room now for a copy in host memory, and there may be when one that stands is dropped.
+    /// There is no room for a host copy now, but there may be once an existing one is dropped.
     Waits,
     /// The copy cannot be made.
     Fails(Error),
 }
 
-/// The place where the answer to a request is to go: said before the request. Made by sessions alone, which keep the memory.
+/// The place where the answer to a request should be written, announced before the request. Only sessions make these; they
+/// keep the memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Announcement {
-    /// The request.
     pub(crate) request: Handle,
-    /// The consumer's memory. It stays where it is until the answer has come, or the place was revoked.
+    /// The consumer's memory. It stays in place until the answer has come or the place was revoked.
     pub(crate) spot: Spot,
 }
 
-/// An announced place that no answer may reach any more.
+/// An announced place that no answer may be written to any more.
 #[derive(Debug)]
 pub(crate) struct Revocation {
     /// The request that it was announced for.
     pub(crate) request: Handle,
-    /// What lies there.
+    /// What the link keeps until then.
     pub(crate) kept: Kept,
 }
 
-/// What a link keeps until the peer can no longer reach it.
+/// What a link keeps until the peer has lost access to it.
 #[derive(Debug)]
 pub(crate) enum Kept {
-    /// The memory of a request that has ended, to be dropped then. The peer may be writing there at this moment.
+    /// The memory of a request that has ended, to be dropped then. The peer may be writing there right now.
     Memory(Buffer),
-    /// An answer that lies there though it did not come as announced, to be handed to the receiver then. Nothing more of
-    /// an honest peer's is on its way.
+    /// An answer in that memory that did not come as announced, to be handed to the receiver then. An honest peer sends nothing
+    /// more to it.
     Answer(Landing),
 }
 
-/// A payload that travels beside the frames.
+/// A payload that is sent outside the stream of frames.
 #[derive(Debug)]
 pub struct Aside {
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
-    /// The request that it answers, if it answers one.
+    /// The request that it answers, if any.
     pub request: Handle,
     /// The bytes.
     pub payload: Payload,
 }
 
-/// What is to leave next.
+/// What to send next.
 #[derive(Debug)]
 pub enum Front<'a> {
     /// Frames.
@@ -157,8 +157,8 @@ enum Segment {
 }
 
 impl Outbox {
-    /// An empty outbox that is full at this many bytes of frames, this many payloads between them, or as many payload bytes as
-    /// [`CHUNKS_AHEAD`](crate::limits::CHUNKS_AHEAD) chunks have.
+    /// An empty outbox. It is full at `staged_max` bytes of frames, at `payloads_max` payloads between them, or at as many
+    /// payload bytes as [`CHUNKS_AHEAD`](crate::limits::CHUNKS_AHEAD) chunks have.
     pub fn new(staged_max: usize, payloads_max: usize, chunk_bytes: usize) -> Self {
         Self {
             staged: Vec::new(),
@@ -181,7 +181,7 @@ impl Outbox {
         }
     }
 
-    /// True if nothing waits to be written.
+    /// True if nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
@@ -193,7 +193,7 @@ impl Outbox {
         self.staged.len() - self.head >= self.staged_max || payloads_full
     }
 
-    /// Bytes that wait to be written.
+    /// Number of bytes that wait to be sent.
     pub fn pending_bytes(&self) -> usize {
         let bytes = |segment: &Segment| match segment {
             Segment::Staged(length) => *length,
@@ -215,35 +215,36 @@ impl Outbox {
         self.lengthen(self.staged.len() - before);
     }
 
-    /// Frames that were ever staged.
+    /// Number of frames staged so far.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Tensors that were ever staged or posted.
+    /// Number of tensors staged or posted so far.
     pub fn tensors(&self) -> u64 {
         self.tensors
     }
 
-    /// Counts small tensors, which are inside of a frame that was [staged](Self::stage).
+    /// Counts small tensors within a frame that was [staged](Self::stage).
     #[inline]
     pub fn count_small(&mut self, tensors: u64) {
         self.tensors += tensors;
     }
 
-    /// The link is such a one that takes what is put in here from now on.
+    /// Sets what the link does with what is put in from now on.
     pub fn set_traits(&mut self, traits: Traits) {
         self.aside = traits.aside;
         self.reacher = traits.reacher;
     }
 
-    /// Where payloads in the memory of a device are copied for links that cannot read it. Without it, large ones are refused.
+    /// Sets the slab to which payloads in device memory are copied for links that cannot read it. Without it, large ones are
+    /// refused.
     pub fn set_copy_slab(&mut self, slab: Slab) {
         self.copies.slab = Some(slab);
     }
 
-    /// True if a payload of so many bytes goes from or to this memory of a device's as it is. What is in a frame never does, nor
-    /// from memory that the link has not registered: it is to do so now.
+    /// True if the link moves a payload of `bytes` bytes directly from or to this device memory. False for what fits in a
+    /// frame, and for memory that the link has not registered: it is now asked to.
     #[cold]
     pub(crate) fn reaches(&mut self, direct: Option<(&Arc<DmaBuf>, u64)>, bytes: usize) -> bool {
         let (Some((region, _)), Some(reacher)) = (direct, self.reacher) else { return false };
@@ -257,19 +258,19 @@ impl Outbox {
         reach == Reach::Yes
     }
 
-    /// Memory of devices that the link is to register, since it last looked.
+    /// Device memory that the link should register, collected since it last looked.
     pub(crate) fn unregistered(&mut self) -> &mut Vec<Weak<DmaBuf>> {
         &mut self.unregistered
     }
 
-    /// True while nothing of a device's can leave, before others of this outbox have dropped their copies.
+    /// True while no device payload can be sent until other payloads of this outbox drop their copies.
     #[inline]
     pub fn awaits_copies(&self) -> bool {
         self.copies.awaited.is_some_and(|awaited| self.copies.count() >= awaited)
     }
 
-    /// Makes sure that the link can read a payload before it is put in here: one in the memory of a device that it cannot read
-    /// gets a copy in host memory, until the session drops that.
+    /// Makes sure that the link can read a payload before it is put in: one in device memory that the link cannot read gets a
+    /// host copy, until the session drops it.
     #[inline]
     pub(crate) fn make_readable(&mut self, payload: &mut Payload) -> Result<(), Unreadable> {
         if payload.host_bytes().is_some() || self.reaches(payload.direct(), payload.len()) {
@@ -278,8 +279,8 @@ impl Outbox {
         self.copy_to_host(payload)
     }
 
-    /// Copies a payload in the memory of a device. An asynchronous copy would begin here, and [wait](Unreadable::Waits) until
-    /// it has completed.
+    /// Copies a payload from device memory. An asynchronous copy would begin here, and [wait](Unreadable::Waits) until it has
+    /// completed.
     #[cold]
     pub(crate) fn copy_to_host(&mut self, payload: &mut Payload) -> Result<(), Unreadable> {
         let len = payload.len();
@@ -306,28 +307,28 @@ impl Outbox {
         Ok(())
     }
 
-    /// True if places for answers are to be announced.
+    /// True if places for answers should be announced.
     #[inline]
     pub fn announces(&self) -> bool {
         self.aside
     }
 
-    /// Says where an answer is to go, before its request is staged.
+    /// Announces where an answer should be written, before its request is staged.
     pub(crate) fn announce(&mut self, announcement: Announcement) {
         self.announced.push(announcement);
     }
 
-    /// Places that were announced since the link last looked, to be told before any frame.
+    /// Places announced since the link last looked, to be sent before any frame.
     pub(crate) fn announced(&mut self) -> &mut Vec<Announcement> {
         &mut self.announced
     }
 
-    /// Places that no answer may reach any more, since the link last looked.
+    /// Places revoked since the link last looked: no answer may be written there any more.
     pub(crate) fn revoked(&mut self) -> &mut Vec<Revocation> {
         &mut self.revoked
     }
 
-    /// What to send next, for a link that takes payloads outside the stream.
+    /// What to send next, for a link that sends payloads outside the stream.
     pub fn front(&self) -> Option<Front<'_>> {
         match self.segments.front()? {
             Segment::Staged(length) => Some(Front::Staged(&self.staged[self.head..self.head + length])),
@@ -336,7 +337,7 @@ impl Outbox {
         }
     }
 
-    /// Takes the payload that is to leave next; the link gives it back with [`give_back`](Self::give_back).
+    /// Takes the next payload to send; the link returns it with [`give_back`](Self::give_back).
     pub fn take_aside(&mut self) -> Option<Aside> {
         let Some(Segment::Payload { .. }) = self.segments.front() else { return None };
         let Some(Segment::Payload { owner, request, payload, written }) = self.segments.pop_front() else {
@@ -352,8 +353,8 @@ impl Outbox {
         self.returned.push((owner, payload));
     }
 
-    /// Appends a payload. A small one is copied and given straight back; a large one stays until the link wrote it and
-    /// then comes out of [`returned`](Self::returned) under its owner.
+    /// Appends a payload. A small one is copied and returned at once; a large one stays until the link has sent it, and then
+    /// appears in [`returned`](Self::returned) under its owner.
     #[inline]
     pub fn push(&mut self, owner: Owner, payload: Payload) -> Option<Payload> {
         self.append(owner, Handle::NONE, payload)
@@ -373,24 +374,24 @@ impl Outbox {
         None
     }
 
-    /// True if what follows a payload of so many bytes may arrive before it: it leaves in chunks, or beside the frames.
+    /// True if later data may arrive before a payload of `bytes` bytes: it leaves in chunks, or outside the stream of frames.
     #[inline]
     pub fn is_overtaken(&self, bytes: usize) -> bool {
         if self.aside { bytes > INLINE_PAYLOAD_BYTES } else { self.transfers.takes(bytes) }
     }
 
-    /// True if one more answer may begin to leave in chunks.
+    /// True if one more answer may start to leave in chunks.
     pub fn has_room_for_answer(&self) -> bool {
         self.aside || self.transfers.has_room_for_answer()
     }
 
-    /// True if one more push may begin to leave in chunks.
+    /// True if one more push may start to leave in chunks.
     pub fn has_room_for_push(&self) -> bool {
         self.aside || self.transfers.has_room_for_push()
     }
 
-    /// Appends the frame that `write` writes and its payload, as [`push`](Self::push) does; or begins a transfer of it,
-    /// whose number `write` is given instead of 0. `request` is what it answers, or none.
+    /// Appends the frame that `write` writes and its payload, as [`push`](Self::push) does; or starts a transfer of the
+    /// payload, whose number is passed to `write` instead of 0. `request` is the request that it answers, if any.
     ///
     /// # Panics
     /// If the payload leaves in chunks and there is no room for one more of its kind.
@@ -411,7 +412,7 @@ impl Outbox {
         self.append(owner, request, payload)
     }
 
-    /// Appends the next chunk of a payload; false if there is none, or enough of them wait to be written.
+    /// Appends the next chunk of a payload; false if there is none, or enough of them wait to be sent.
     #[inline]
     pub fn stage_chunk(&mut self) -> bool {
         let Some((transfer, range)) = self.transfers.next_chunk() else { return false };
@@ -420,7 +421,7 @@ impl Outbox {
         true
     }
 
-    /// True while there are chunks that were not appended.
+    /// True while there are chunks not appended yet.
     #[inline]
     pub fn has_chunks(&self) -> bool {
         self.transfers.has_more()
@@ -435,12 +436,12 @@ impl Outbox {
         }
     }
 
-    /// Fills `slices` with what is to be written first; the number filled.
+    /// Fills `slices` with what to send first; returns the number filled.
     pub fn gather<'a>(&'a self, slices: &mut [VolatileSlice<'a>]) -> usize {
         self.gather_within(slices, usize::MAX)
     }
 
-    /// Fills `slices` with at most `budget` bytes of what is to be written first; the number filled.
+    /// Fills `slices` with at most `budget` bytes of what to send first; returns the number filled.
     pub fn gather_within<'a>(&'a self, slices: &mut [VolatileSlice<'a>], mut budget: usize) -> usize {
         let mut at = self.head;
         let mut count = 0;
@@ -463,8 +464,8 @@ impl Outbox {
         count
     }
 
-    /// Swaps the first frames with `empty`, for a link in memory, if the link is to write nothing but them: at most `budget` bytes. How many
-    /// it has written so.
+    /// For a link in memory: swaps the staged frames with `empty` if nothing but frames waits to be sent, at most `budget`
+    /// bytes. Returns the number of bytes sent this way.
     pub(crate) fn swap_frames(&mut self, empty: &mut Vec<u8>, budget: usize) -> usize {
         debug_assert!(empty.is_empty(), "what is there would be sent after what follows it");
         let Some(&Segment::Staged(length)) = self.segments.front() else { return 0 };
@@ -477,7 +478,7 @@ impl Outbox {
         length
     }
 
-    /// Notes that the link has written the first `count` bytes.
+    /// Notes that the link has sent the first `count` bytes.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {
             match self.segments.front_mut().expect("a link writes no more than there is") {
@@ -520,7 +521,7 @@ impl Outbox {
         self.compact();
     }
 
-    /// Gives back memory that holds nothing, and keeps the written prefix from growing without bound while the outbox never runs empty.
+    /// Frees memory that holds nothing, and bounds the already written prefix while the outbox never runs empty.
     fn compact(&mut self) {
         if self.head == self.staged.len() {
             spares::give_back(&mut self.staged);
@@ -531,13 +532,13 @@ impl Outbox {
         }
     }
 
-    /// Payloads that the link is done with, to be taken by the session.
+    /// Payloads that the link is done with; the session takes them.
     pub fn returned(&mut self) -> &mut Vec<(Owner, Payload)> {
         &mut self.returned
     }
 
-    /// Drops staged bytes and returns every payload: the link is gone. Memory that was announced stays with the session
-    /// and in what is revoked.
+    /// The link is gone: drops staged bytes and returns every payload. Announced memory stays with the session and in the
+    /// revoked places.
     pub fn clear(&mut self) {
         for segment in self.segments.drain(..) {
             if let Segment::Payload { owner, payload, .. } = segment {

@@ -9,15 +9,15 @@ use sealane_runtime::{Buffer, DeviceError, DeviceMemory, DmaBuf, MemoryKind, Vol
 /// Metadata of a tensor as the transport carries it: opaque bytes, not allocated up to rank 4.
 pub type Meta = smallvec::SmallVec<[u8; 48]>;
 
-/// Bytes to send: a slab or heap buffer that this tensor alone owns, or memory shared with other tensors.
+/// Bytes to send: a slab or heap buffer that only this tensor owns, or memory shared with other tensors.
 ///
-/// Moves into a link and comes back from it; never copied on the way, except where small bytes are staged, and where the
+/// Moves into a link and comes back from it; never copied on the way, except if small bytes are staged, or if the
 /// [memory](Self::memory) is a device's that the link cannot read.
 #[derive(Debug)]
 pub enum Payload {
     /// Owned by this tensor: a slab block or a heap vector.
     Owned(Buffer),
-    /// Shared by many: one parameter that many workers pull.
+    /// Shared by many: for example one parameter that many workers pull.
     Shared(Arc<Buffer>),
     /// Shared and immutable, in the caller's memory.
     Bytes(Bytes),
@@ -44,7 +44,7 @@ impl Payload {
         }
     }
 
-    /// True if the memory is lent, and given back when it is dropped.
+    /// True if the memory is lent, and returned to its owner when dropped.
     #[inline]
     pub fn is_lent(&self) -> bool {
         match self {
@@ -54,7 +54,7 @@ impl Payload {
         }
     }
 
-    /// The device's memory that the bytes are in, if they are.
+    /// The device memory that holds the bytes, if any.
     #[inline]
     pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
         match self {
@@ -77,7 +77,7 @@ impl Payload {
     /// Where the bytes are, for a link that moves them by address.
     ///
     /// # Panics
-    /// If they are in the memory of a device that is not exported.
+    /// If they are in device memory that is not exported.
     #[cfg(feature = "network")]
     pub(crate) fn spot(&self) -> crate::link::Spot {
         let (bytes, memory) = (self.len(), self.memory());
@@ -87,7 +87,7 @@ impl Payload {
         }
     }
 
-    /// The bytes, if they lie in host memory that nobody writes to while this is held: as [`Buffer::private_bytes`].
+    /// The bytes, if they are in host memory that nobody writes to while this is held: as [`Buffer::private_bytes`].
     #[inline]
     pub fn private_bytes(&self) -> Option<&[u8]> {
         match self {
@@ -97,7 +97,7 @@ impl Payload {
         }
     }
 
-    /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
+    /// The bytes, if they are anywhere in host memory; `None` if they are only in device memory.
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
         match self {
@@ -107,10 +107,10 @@ impl Payload {
         }
     }
 
-    /// [`host_bytes`](Self::host_bytes), where they are known to be there.
+    /// [`host_bytes`](Self::host_bytes) of a payload that is known to have them.
     ///
     /// # Panics
-    /// If they are not.
+    /// If it has none.
     #[inline]
     pub fn volatile(&self) -> VolatileSlice<'_> {
         match self {
@@ -123,10 +123,10 @@ impl Payload {
     /// Copies the bytes from offset `from` on into all of `to`, whatever memory they are in.
     ///
     /// # Errors
-    /// The device could not.
+    /// The device failed to copy.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the payload has fewer bytes.
     pub fn read(&self, from: usize, mut to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
         match self {
             Payload::Owned(buffer) => buffer.read(from, to),
@@ -138,14 +138,14 @@ impl Payload {
         }
     }
 
-    /// Copies some of the bytes to the same place in `target`, whatever memory each is in; from a device to a device through the
-    /// host.
+    /// Copies a range of the bytes to the same place in `target`, whatever memory each is in; from a device to a device through
+    /// the host.
     ///
     /// # Errors
-    /// A device could not.
+    /// A device failed to copy.
     ///
     /// # Panics
-    /// If they are not all there, or there is no room for them.
+    /// If the payload has fewer bytes, or there is no room for them.
     #[inline]
     pub fn copy_to(&self, target: &mut Buffer, range: Range<usize>) -> Result<(), DeviceError> {
         match (self.host_bytes(), target.device()) {
@@ -159,11 +159,10 @@ impl Payload {
         }
     }
 
-    /// Keeps a copy of a device's bytes with them, to be read in their place until it is
-    /// [dropped](Self::drop_host_copy).
+    /// Attaches a host copy of device bytes, which is read instead of them until it is [dropped](Self::drop_host_copy).
     ///
     /// # Panics
-    /// If the bytes are not a device's.
+    /// If the bytes are not in device memory.
     #[cfg(feature = "network")]
     pub(crate) fn set_host_copy(&mut self, copy: sealane_runtime::HostCopy) {
         if let Payload::Shared(buffer) = self {
@@ -173,7 +172,7 @@ impl Payload {
         buffer.set_host_copy(copy);
     }
 
-    /// Drops the copy in host memory, if there is one: the bytes are the device's again.
+    /// Drops the host copy, if there is one: the device's bytes are used again.
     #[cfg(feature = "network")]
     #[inline]
     pub(crate) fn drop_host_copy(&mut self) {
@@ -182,7 +181,7 @@ impl Payload {
         }
     }
 
-    /// The same bytes in memory that many may read; those that fit into a buffer itself stay there.
+    /// The same bytes in memory that many may read; bytes that fit into the buffer value itself stay there.
     pub fn into_shared(self) -> Payload {
         match self {
             Payload::Owned(buffer) if buffer.len() > Buffer::OWN_BYTES => Payload::Shared(Arc::new(buffer)),
@@ -190,7 +189,7 @@ impl Payload {
         }
     }
 
-    /// The same bytes once more, without a copy where they are shared or a device's.
+    /// Another handle to the same bytes, without a copy if they are shared or in device memory.
     pub fn share(&self) -> Payload {
         match self {
             Payload::Owned(buffer) => Payload::Owned(buffer.duplicate()),

@@ -18,7 +18,7 @@ use crate::tensor::{Tensor, TensorMeta};
 pub struct Keys(Box<[Box<str>]>);
 
 impl Keys {
-    /// A set of these keys; a key may be there twice.
+    /// A set of these keys; duplicates are allowed.
     ///
     /// # Errors
     /// InvalidArgument for over [`SET_KEYS_MAX`](crate::limits::SET_KEYS_MAX) keys, or one of over
@@ -36,7 +36,7 @@ impl Keys {
         Ok(Keys(keys))
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -46,10 +46,10 @@ impl Keys {
         self.0.is_empty()
     }
 
-    /// The key of that number.
+    /// The key with this number.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there is no such key.
     pub fn get(&self, index: usize) -> &str {
         &self.0[index]
     }
@@ -60,17 +60,18 @@ impl Keys {
     }
 }
 
-/// What the tensors of one number look like, as their producer last said.
+/// Metadata and size of the tensors of one number, as their producer last said.
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
-    /// Names this metadata; another stamp, other metadata. Never 0.
+    /// Identifies this metadata: other metadata has another stamp. Never 0.
     pub(crate) stamp: u64,
     pub(crate) meta: TensorMeta,
     /// Bytes of the payload.
     pub(crate) len: usize,
 }
 
-/// A number that no metadata of this process has yet, by which a pull buffer knows whether a tensor is of the kind that it has.
+/// A stamp not used before in this process; by it a pull buffer recognizes whether a tensor is of the kind that it already
+/// has.
 pub fn next_stamp() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -79,9 +80,9 @@ pub fn next_stamp() -> u64 {
 #[derive(Debug)]
 enum Holding {
     Nothing,
-    /// The caller's own, for whatever comes.
+    /// The caller's own, for any tensor.
     Memory(Buffer),
-    /// What came last.
+    /// The tensor that came last.
     Tensor(Tensor),
 }
 
@@ -94,7 +95,7 @@ enum State {
 
 #[derive(Debug)]
 struct Item {
-    /// The stamp of the metadata that the tensor has; 0 for none.
+    /// The stamp of the tensor's metadata; 0 for none.
     stamp: u64,
     version: i64,
     state: State,
@@ -117,23 +118,23 @@ pub struct Stored<'a> {
     pub version: i64,
     /// Its metadata.
     pub meta: &'a [u8],
-    /// Another number whenever the metadata or the payload's length is another. Never 0.
+    /// Changes whenever the metadata or the payload's length changes. Never 0.
     pub stamp: u64,
     /// Its bytes.
     pub bytes: StoredBytes<'a>,
 }
 
-/// Where a published tensor's bytes lie.
+/// Where the bytes of a published tensor are.
 #[derive(Debug, Clone, Copy)]
 pub enum StoredBytes<'a> {
-    /// In memory of the store's own, with others; at most [`INLINE_BYTES_MAX`](crate::shm::limits::INLINE_BYTES_MAX).
+    /// In the store's own memory, together with others; at most [`INLINE_BYTES_MAX`](crate::shm::limits::INLINE_BYTES_MAX).
     Packed(&'a [u8]),
-    /// By themselves: shared where they are more than travel with a frame, else in host memory.
+    /// In a payload of its own: shared if too large to travel within a frame, else in host memory.
     Payload(&'a Payload),
 }
 
 impl StoredBytes<'_> {
-    /// How many there are.
+    /// Number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -147,7 +148,7 @@ impl StoredBytes<'_> {
         self.len() == 0
     }
 
-    /// Those that lie in host memory; `None` if they are in a device's alone.
+    /// The bytes if they are in host memory; `None` if they are only in device memory.
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
         match self {
@@ -157,7 +158,7 @@ impl StoredBytes<'_> {
     }
 }
 
-/// See the module.
+/// A place for each tensor of a key set, reused by the next pull; see the module's documentation.
 #[derive(Debug, Default)]
 pub struct PullBuffer {
     items: Vec<Item>,
@@ -165,13 +166,13 @@ pub struct PullBuffer {
 }
 
 impl PullBuffer {
-    /// Places for `len` tensors, without memory: it is taken from the receiving task's as they come.
+    /// Places for `len` tensors, without memory: it is allocated by the receiving task as they come.
     pub fn new(len: usize) -> PullBuffer {
         let item = |_| Item { stamp: 0, version: 0, state: State::Missing, holding: Holding::Nothing };
         PullBuffer { items: (0..len).map(item).collect(), missing: len }
     }
 
-    /// Gives a place memory of the caller's, which the next tensor there is written to if it fits.
+    /// Gives a place memory of the caller's; the next tensor for it is written there if it fits.
     ///
     /// # Panics
     /// If there is no such place.
@@ -180,7 +181,7 @@ impl PullBuffer {
         (item.stamp, item.holding) = (0, Holding::Memory(memory));
     }
 
-    /// How many places there are.
+    /// Number of places.
     pub fn len(&self) -> usize {
         self.items.len()
     }
@@ -190,7 +191,7 @@ impl PullBuffer {
         self.items.is_empty()
     }
 
-    /// The tensor of that number, as the last pull left it.
+    /// The tensor with this number, as the last pull left it.
     ///
     /// # Errors
     /// Why it did not come; Unavailable before the first pull.
@@ -206,7 +207,7 @@ impl PullBuffer {
         }
     }
 
-    /// The version of that tensor; meaningless where [`get`](Self::get) fails.
+    /// The version of this tensor; meaningless where [`get`](Self::get) fails.
     ///
     /// # Panics
     /// If there is no such place.
@@ -214,7 +215,7 @@ impl PullBuffer {
         self.items[index].version
     }
 
-    /// Takes a tensor out; the next pull takes new memory for it.
+    /// Takes a tensor out; the next pull allocates new memory for it.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -232,7 +233,7 @@ impl PullBuffer {
         }
     }
 
-    /// [`take`](Self::take), with the version.
+    /// Like [`take`](Self::take), with the version.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -244,7 +245,7 @@ impl PullBuffer {
         self.take(index).map(|tensor| Pulled { tensor, version })
     }
 
-    /// Lets go of memory that is shared with others.
+    /// Drops memory that is shared with others.
     pub fn drop_shared(&mut self) {
         for item in &mut self.items {
             let is_shared = |tensor: &Tensor| !matches!(tensor.payload(), Payload::Owned(_));
@@ -256,7 +257,7 @@ impl PullBuffer {
         }
     }
 
-    /// The first that did not come, and why.
+    /// The first tensor that did not come, and why.
     pub fn first_error(&self) -> Option<(usize, &Error)> {
         self.items.iter().enumerate().find_map(|(index, item)| match &item.state {
             State::Failed(error) => Some((index, &**error)),
@@ -264,7 +265,7 @@ impl PullBuffer {
         })
     }
 
-    /// How many tensors have come, and their bytes.
+    /// How many tensors have come, and their total bytes.
     pub fn came(&self) -> (usize, usize) {
         self.items.iter().fold((0, 0), |(count, bytes), item| match (&item.state, &item.holding) {
             (State::Here, Holding::Tensor(tensor)) => (count + 1, bytes + tensor.len()),
@@ -272,9 +273,10 @@ impl PullBuffer {
         })
     }
 
-    /// Everything is to come again.
+    /// Starts a new pull: every tensor is missing again.
     pub fn begin(&mut self) {
-        // Then each is missing: one that has come or failed is counted once, and `take` counts nothing back.
+        // If all are missing already, nothing is to do: a tensor that comes or fails is counted once, and `take` does not
+        // change the count.
         if self.missing == self.items.len() {
             return;
         }
@@ -295,14 +297,14 @@ impl PullBuffer {
         matches!(self.items[index].state, State::Missing)
     }
 
-    /// One will not come.
+    /// A tensor will not come.
     pub fn fail(&mut self, index: usize, error: Error) {
         let item = &mut self.items[index];
         self.missing -= usize::from(matches!(item.state, State::Missing));
         item.state = State::Failed(Box::new(error));
     }
 
-    /// What is missing will not come; `error` says why, by number.
+    /// No missing tensor will come; `error` gives the reason by number.
     pub fn fail_missing(&mut self, error: impl Fn(usize) -> Error) {
         for index in 0..self.items.len() {
             if matches!(self.items[index].state, State::Missing) {
@@ -311,7 +313,7 @@ impl PullBuffer {
         }
     }
 
-    /// Takes a tensor in, by copy.
+    /// Takes in a tensor by copying it.
     #[cfg(feature = "network")]
     #[inline]
     pub(crate) fn put(
@@ -328,7 +330,7 @@ impl PullBuffer {
         }
     }
 
-    /// Writes over a tensor of the same kind; false if there is none.
+    /// Overwrites a tensor of the same kind; false if there is none.
     #[inline(always)]
     fn overwrite(&mut self, index: usize, stamp: u64, version: i64, bytes: VolatileSlice<'_>) -> bool {
         let item = &mut self.items[index];
@@ -368,16 +370,17 @@ impl PullBuffer {
         }
     }
 
-    /// One will not come; this is the memory that was [lent](Self::lend) for it.
+    /// A tensor will not come; `memory` is what was [lent](Self::lend) for it.
     pub fn fail_with(&mut self, index: usize, memory: Buffer, error: Error) {
         self.take_back(index, memory);
         self.fail(index, error);
     }
 
-    /// Memory of exactly `len` bytes for a tensor, out of its place or new; to be [filled](Self::fill). It may be a device's.
+    /// Lends memory of exactly `len` bytes for a tensor, from its place or new; to be [filled](Self::fill). It may be device
+    /// memory.
     ///
     /// # Errors
-    /// Those of `allocate`.
+    /// As `allocate`.
     pub fn lend(
         &mut self,
         index: usize,
@@ -397,8 +400,8 @@ impl PullBuffer {
         }
     }
 
-    /// The same for a link. Unless it reaches a device's memory itself, such a place stays as it is, and is written when the new
-    /// memory [comes back](Self::land).
+    /// Like [`lend`](Self::lend), for a link. If the place has device memory that the link cannot reach, it keeps that memory,
+    /// which is written when the newly allocated memory [comes back](Self::land).
     #[cfg(feature = "network")]
     pub(crate) fn lend_for(
         &mut self,
@@ -413,7 +416,7 @@ impl PullBuffer {
         }
     }
 
-    /// The memory of a device in a place, if it is there and has room for `len` bytes.
+    /// A place's device memory, if it has any, with room for `len` bytes.
     #[cfg(feature = "network")]
     fn device_at(&mut self, index: usize, len: usize) -> Option<&mut Buffer> {
         let held = match &mut self.items[index].holding {
@@ -424,10 +427,10 @@ impl PullBuffer {
         held.filter(|memory| memory.device().is_some() && memory.len() >= len)
     }
 
-    /// Takes a tensor in from a store, by copy.
+    /// Takes in a tensor from a store by copying it.
     ///
     /// # Panics
-    /// If it is in the memory of a device, which has the memory [lent](Self::lend) to copy it.
+    /// If it is in device memory: copy it to [lent](Self::lend) memory instead.
     #[inline]
     pub fn copy_in(
         &mut self,
@@ -448,14 +451,16 @@ impl PullBuffer {
         }
     }
 
-    /// Takes a tensor in that lies in its memory already. Memory that is shared is never written to: the next pull takes other.
+    /// Takes in a tensor that is already in its memory. Shared memory is never written to: the next pull allocates other
+    /// memory.
     pub fn fill(&mut self, index: usize, stamp: u64, meta: TensorMeta, version: i64, memory: impl Into<Payload>) {
         let memory = memory.into();
         let len = memory.len();
         self.give_back(index, &Known { stamp, meta, len }, version, memory);
     }
 
-    /// Takes memory back that was [lent to a link](Self::lend_for), filled: what came for a device's memory is copied there.
+    /// Takes back filled memory that was [lent to a link](Self::lend_for). If the place has device memory, the tensor is copied
+    /// there.
     #[cfg(feature = "network")]
     pub(crate) fn land(&mut self, index: usize, known: &Known, version: i64, memory: Buffer) {
         if memory.device().is_none()
@@ -477,7 +482,7 @@ impl PullBuffer {
         self.give_back(index, known, version, memory);
     }
 
-    /// Takes memory back that was lent, filled.
+    /// Takes back lent memory that was filled.
     fn give_back(&mut self, index: usize, known: &Known, version: i64, memory: impl Into<Payload>) {
         let item = &mut self.items[index];
         item.holding = Holding::Tensor(Tensor::from_parts(known.meta.clone(), memory));
@@ -486,7 +491,7 @@ impl PullBuffer {
         item.state = State::Here;
     }
 
-    /// Takes memory back that was lent and not filled. A place that kept a device's memory has no use for it.
+    /// Takes back lent memory that was not filled. A place that kept its device memory does not need it.
     pub(crate) fn take_back(&mut self, index: usize, memory: Buffer) {
         let item = &mut self.items[index];
         if matches!(item.holding, Holding::Nothing) {

@@ -1,38 +1,39 @@
-//! The rows of a table that a request names, as they lie in a frame or in a record: numbers of 4 or 8 bytes, or, where they
+//! The rows of a table that a request names, in the format of a frame or a record: numbers of 4 or 8 bytes or, if they
 //! ascend, the differences between them as varints.
 //!
-//! Pure. The sender decides which form it is, and a reader checks all of it before it looks at one number.
+//! Pure. The sender chooses the form, and a reader checks everything before it uses any number.
 
 use crate::limits::{ROW_IDS_BYTES_MAX, ROW_IDS_MAX};
 use crate::wire::WireError;
 
-/// The first byte: what the others are.
+/// The first byte: the form of the others.
 const FORM_32: u8 = 0;
 const FORM_64: u8 = 1;
-/// The first number, then how much larger each is than the one before it, in LEB128.
+/// The first number, then the difference of each to the one before it, in LEB128.
 const FORM_ASCENDING: u8 = 2;
 
 /// Most bytes of a number in LEB128.
 const VARINT_BYTES_MAX: usize = 10;
 
-/// Most bytes of a number that is read without a look at each: two million are the difference between two rows then, at most.
+/// Most bytes per number if numbers are to be read without checking each: differences between rows are then at most two
+/// million.
 const SHORT_BYTES: usize = 3;
 
 const _: () = assert!(ROW_IDS_BYTES_MAX < 1 << (63 - 7 * SHORT_BYTES), "a sum of short numbers could overflow");
 
-/// Bytes in which [`encode`] has room for one number, whatever it is.
+/// Room that [`encode`] needs for one number, whatever it is.
 pub const ID_BYTES_MAX: usize = 1 + VARINT_BYTES_MAX;
 
-/// Numbers of rows, checked: at most [`ROW_IDS_MAX`], in at most [`ROW_IDS_BYTES_MAX`] bytes.
+/// Checked numbers of rows: at most [`ROW_IDS_MAX`], in at most [`ROW_IDS_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowIds<'a> {
-    /// As they came, the form included.
+    /// As received, including the form.
     bytes: &'a [u8],
     count: usize,
 }
 
 impl<'a> RowIds<'a> {
-    /// Reads bytes, which may be anything.
+    /// Parses bytes, which may hold anything.
     ///
     /// # Errors
     /// They are not numbers of rows, too many, or too long.
@@ -47,7 +48,7 @@ impl<'a> RowIds<'a> {
             FORM_32 if numbers.len().is_multiple_of(4) => numbers.len() / 4,
             FORM_64 if numbers.len().is_multiple_of(8) => numbers.len() / 8,
             FORM_32 | FORM_64 => return Err(truncated),
-            // The sum of what so many bytes can hold in numbers this short is far from overflowing.
+            // The sum of as many numbers this short as fit into the bytes is far from overflowing.
             FORM_ASCENDING if are_short(numbers) => numbers.iter().filter(|&&byte| byte < 0x80).count(),
             FORM_ASCENDING => {
                 let (mut rest, mut last, mut count) = (numbers, 0_u64, 0);
@@ -66,7 +67,7 @@ impl<'a> RowIds<'a> {
         Ok(Self { bytes, count })
     }
 
-    /// How many.
+    /// Number of rows.
     pub fn len(self) -> usize {
         self.count
     }
@@ -76,19 +77,20 @@ impl<'a> RowIds<'a> {
         self.count == 0
     }
 
-    /// As they came; [`parse`](Self::parse) reads them.
+    /// The bytes, as [`parse`](Self::parse) reads them.
     pub fn as_bytes(self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Puts the numbers behind what `into` holds.
+    /// Appends the numbers to `into`.
     pub fn decode(self, into: &mut Vec<u64>) {
         let Some((&form, numbers)) = self.bytes.split_first() else { return };
         match form {
             FORM_32 => into.extend(numbers.as_chunks().0.iter().map(|id| u64::from(u32::from_le_bytes(*id)))),
             FORM_64 => into.extend(numbers.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id))),
             _ => {
-                // A number is written at each of its bytes, and kept at its last: no branch has to guess which one that is.
+                // A number is written at each of its bytes, and the write at the last one stays: no branch has to predict which
+                // one that is.
                 let start = into.len();
                 into.resize(start + self.count + 1, 0);
                 let (mut place, mut last, mut step, mut shift) = (start, 0_u64, 0_u64, 0);
@@ -107,7 +109,7 @@ impl<'a> RowIds<'a> {
     }
 }
 
-/// Numbers of at most [`SHORT_BYTES`] each, and none that ends early.
+/// True if all numbers have at most [`SHORT_BYTES`] bytes, and none is cut off.
 fn are_short(numbers: &[u8]) -> bool {
     let goes_on = |bytes: &[u8; SHORT_BYTES]| bytes.iter().fold(0x80, |all, byte| all & byte);
     numbers.last().is_none_or(|&last| last < 0x80)
@@ -127,7 +129,7 @@ fn next_varint(rest: &mut &[u8]) -> Option<u64> {
         let (&byte, tail) = rest.split_first()?;
         *rest = tail;
         let bits = u64::from(byte & 0x7f);
-        // The last byte has the one bit that is left.
+        // The tenth byte holds only the one remaining bit.
         if at == VARINT_BYTES_MAX - 1 && byte > 1 {
             return None;
         }
@@ -148,8 +150,8 @@ fn put_varint(mut number: u64, into: &mut Vec<u8>) {
     into.push(number as u8);
 }
 
-/// Writes as many of `ids` behind what `into` holds, from the first on, as fit into `room` bytes and one request names; how many those
-/// were. Ids that ascend take one to three bytes each in most tables, others four, or eight if one needs more than 32 bits.
+/// Appends to `into` as many of `ids`, from the first on, as fit into `room` bytes and into one request; returns how many.
+/// Ascending ids take one to three bytes each in most tables, others four, or eight if one needs more than 32 bits.
 ///
 /// # Panics
 /// If there is no room for one number, which takes [`ID_BYTES_MAX`].
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(there_and_back(&[1 << 40, 1]).0.len(), 17);
         there_and_back(&[0, u64::MAX]);
         there_and_back(&[u64::MAX, 0, 1]);
-        // Differences of every length beside every other.
+        // Differences of every length, next to those of every other length.
         let steps =
             |bits: u32| (0..bits).flat_map(move |one| (0..bits).map(move |other| [1_u64 << one, 1 << other])).flatten();
         for bits in [7, 14, 21, 28, 50] {

@@ -7,11 +7,11 @@ use crate::error::Error;
 use crate::limits::SLICES_MAX;
 use crate::tensor::TensorMeta;
 
-/// A cut of a tensor along its first dimension into slices, each of which is published by one task and lies behind the one
-/// before. Publishers and pullers make it alike, from the whole tensor's type and shape and the owners in their order.
+/// A cut of a tensor along its first dimension into consecutive slices, each published by one task. Publishers and pullers
+/// compute the same cut from the whole tensor's type and shape and the owners in order.
 ///
-/// A slice is a published tensor like any other, under a [key](Self::key) that says which rows of how many it has: those who
-/// cut a tensor differently never get each other's rows.
+/// A slice is a published tensor like any other, under a [key](Self::key) that says which rows of how many it has: if two
+/// sides cut a tensor differently, they never get each other's rows.
 ///
 /// ```
 /// # use sealane_transport::{Slicing, TensorMeta, tensor::DType};
@@ -36,8 +36,8 @@ struct Slice {
 }
 
 impl Slicing {
-    /// One slice for each owner, as equal as whole rows allow. An owner may be named more than once: its large slices are then
-    /// pulled over different shards. Where there are more of them than rows, some get none.
+    /// One slice per owner, as equal as whole rows allow. An owner may be named more than once: its large slices are then
+    /// pulled over different shards. If there are more owners than rows, some get none.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -50,11 +50,11 @@ impl Slicing {
         Self::new(meta, shares)
     }
 
-    /// Slices of so many rows, each with its owner, in the order of the rows.
+    /// Slices of the given numbers of rows, each with its owner, in the order of the rows.
     ///
     /// # Errors
-    /// InvalidArgument if the tensor has no dimension, no bytes, strings, or rows that are not whole bytes; if the slices do not
-    /// have all of its rows, or one has none; or if there are more than [`SLICES_MAX`].
+    /// InvalidArgument if the tensor has no dimension, no bytes, strings, or rows that are not whole bytes; if the slices do
+    /// not cover all of its rows, or one has none; or if there are more than [`SLICES_MAX`].
     pub fn new<O: AsRef<str>>(meta: TensorMeta, slices: impl IntoIterator<Item = (O, u64)>) -> Result<Slicing, Error> {
         let shape = meta.shape();
         let (Some(&rows), false) = (shape.first(), meta.is_strings() || meta.is_dead()) else {
@@ -84,7 +84,7 @@ impl Slicing {
         Ok(Slicing { meta, slices: cut.into(), row_bytes: (row_bits / 8) as usize })
     }
 
-    /// How many slices there are; one at least.
+    /// Number of slices, at least one.
     #[expect(clippy::len_without_is_empty, reason = "there is never none")]
     pub fn len(&self) -> usize {
         self.slices.len()
@@ -103,7 +103,7 @@ impl Slicing {
     /// The task that publishes a slice.
     ///
     /// # Panics
-    /// If there are fewer slices.
+    /// If there is no such slice.
     pub fn owner(&self, index: usize) -> &str {
         &self.slices[index].owner
     }
@@ -111,15 +111,15 @@ impl Slicing {
     /// The rows of a slice.
     ///
     /// # Panics
-    /// If there are fewer slices.
+    /// If there is no such slice.
     pub fn rows(&self, index: usize) -> Range<u64> {
         self.slices[index].rows.clone()
     }
 
-    /// Where in the bytes of the whole a slice lies.
+    /// The range of a slice in the bytes of the whole tensor.
     ///
     /// # Panics
-    /// If there are fewer slices.
+    /// If there is no such slice.
     pub fn bytes_of(&self, index: usize) -> Range<usize> {
         let Range { start, end } = self.rows(index);
         start as usize * self.row_bytes..end as usize * self.row_bytes
@@ -128,38 +128,38 @@ impl Slicing {
     /// Type and shape of a slice.
     ///
     /// # Panics
-    /// If there are fewer slices.
+    /// If there is no such slice.
     pub fn meta_of(&self, index: usize) -> TensorMeta {
         let rows = self.rows(index);
         self.with_rows(rows.end - rows.start)
     }
 
-    /// Type and shape of so many rows.
+    /// Type and shape of `rows` rows.
     fn with_rows(&self, rows: u64) -> TensorMeta {
         let mut shape = self.meta.shape();
         shape[0] = rows;
         TensorMeta::new(self.meta.dtype(), &shape).expect("no larger than the whole")
     }
 
-    /// The key that a slice of the tensor `key` is published under.
+    /// The key under which a slice of the tensor `key` is published.
     ///
     /// # Panics
-    /// If there are fewer slices.
+    /// If there is no such slice.
     pub fn key(&self, key: &str, index: usize) -> String {
         let (rows, of) = (self.rows(index), self.meta.shape()[0]);
         format!("{key}[{}:{}/{of}]", rows.start, rows.end)
     }
 
-    /// The slices of one owner, by number.
+    /// The numbers of one owner's slices.
     pub fn of_owner(&self, owner: &str) -> impl Iterator<Item = usize> {
         (0..self.len()).filter(move |index| *self.slices[*index].owner == *owner)
     }
 
-    /// The slices that `owner` publishes of a tensor `given`, which is the whole, or this owner's rows one behind the other: each
-    /// one's number, and where in the bytes of that tensor it lies.
+    /// The slices that `owner` publishes of the tensor `given`, which is either the whole tensor or this owner's rows
+    /// concatenated: the number of each, and its range in the bytes of that tensor.
     ///
     /// # Errors
-    /// InvalidArgument if the owner has no slice, or the tensor is neither.
+    /// InvalidArgument if the owner has no slice, or the tensor is neither of these.
     pub fn cut(&self, owner: &str, given: &TensorMeta) -> Result<Vec<(usize, Range<usize>)>, Error> {
         let own: Vec<usize> = self.of_owner(owner).collect();
         if own.is_empty() {

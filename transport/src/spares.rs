@@ -1,14 +1,14 @@
-//! Buffers between two uses: whoever has bytes to hold takes one, and gives it back once it is empty, so that an idle session
-//! holds none and a busy one allocates none.
+//! Buffers between uses: a user takes one when it has bytes to hold, and returns it once it is empty, so that an idle
+//! session holds none and a busy one allocates none.
 //!
-//! Each thread has its own, at most [`SPARE_BUFFERS_MAX`], each as large as its users made it; who needs large ones has a few of his
-//! own ([`Spares::new`]).
+//! Each thread has its own, at most [`SPARE_BUFFERS_MAX`], each as large as its users made it. A user of large buffers
+//! keeps a few of its own ([`Spares::new`]).
 
 use std::cell::RefCell;
 
 use crate::limits::SPARE_BUFFERS_MAX;
 
-/// Buffers of one use, as they were given back.
+/// Returned buffers of one use.
 pub(crate) struct Spares {
     buffers: RefCell<Vec<Vec<u8>>>,
     most: usize,
@@ -19,18 +19,18 @@ thread_local! {
 }
 
 impl Spares {
-    /// Keeps at most so many.
+    /// Keeps at most `most` buffers.
     pub(crate) const fn new(most: usize) -> Self {
         Self { buffers: RefCell::new(Vec::new()), most }
     }
 
-    /// The buffer that was given back last, or a new one.
+    /// The buffer returned last, or a new one.
     #[inline]
     pub(crate) fn take(&self) -> Vec<u8> {
         self.buffers.borrow_mut().pop().unwrap_or_default()
     }
 
-    /// Keeps a buffer for the next, unless there are enough, and leaves one without memory.
+    /// Keeps a buffer for the next user, unless there are enough, and leaves one without memory.
     #[inline]
     pub(crate) fn give_back(&self, buffer: &mut Vec<u8>) {
         let buffer = std::mem::take(buffer);
@@ -41,13 +41,13 @@ impl Spares {
     }
 }
 
-/// An empty buffer, which has room for much if another was given back on this thread.
+/// An empty buffer, with capacity if another was returned on this thread.
 #[inline]
 pub(crate) fn take() -> Vec<u8> {
     SPARES.with(Spares::take)
 }
 
-/// Empties a buffer for the next who [takes](take) one, and leaves one without memory.
+/// Empties a buffer for the next user to [take](take), and leaves one without memory.
 #[inline]
 pub(crate) fn give_back(buffer: &mut Vec<u8>) {
     buffer.clear();

@@ -1,5 +1,5 @@
 //! Trace events of requests: recorded by sessions and their owner on one shard, for a listener on another thread. Without a
-//! listener there is no recorder, and none of this runs.
+//! listener there is no recorder, and nothing is recorded.
 //!
 //! A recorder delivers its events in batches and never blocks: if the listener falls behind, events are dropped and counted.
 
@@ -12,37 +12,37 @@ use std::time::Instant;
 
 use crate::arena::Handle;
 
-/// Events of a batch.
+/// Events in a batch.
 const BATCH: usize = 1024;
-/// Batches that may wait for the listener: some 100,000 events, or as many megabytes as ten.
+/// Batches that may wait for the listener: some 100,000 events, or about ten megabytes.
 const BATCHES_MAX: usize = 128;
 
-/// What has happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moment {
-    /// A recv was asked of a peer by its caller.
+    /// A caller has made a recv from a peer.
     RecvQueued {
         /// The step.
         step: i64,
         /// The key.
         key: Box<str>,
     },
-    /// Its request was written for the link.
+    /// The recv's request was written for the link.
     RecvOnTheWire,
-    /// Its tensor is there.
+    /// The recv's tensor has arrived.
     RecvDelivered {
         /// The tensor's bytes.
         bytes: u64,
     },
-    /// It ended without a tensor, or goes to another session.
+    /// The recv ended without a tensor, or moves to another session.
     RecvEnded,
-    /// A recv has its tensor from memory: from a task of its own shard, or one that came ahead of its request.
+    /// A recv got its tensor from memory: from a task of its own shard, or one that came ahead of its request.
     RecvInMemory {
         /// The step.
         step: i64,
         /// The key.
         key: Box<str>,
-        /// When it was asked.
+        /// When the recv was made.
         since: Instant,
         /// The tensor's bytes.
         bytes: u64,
@@ -56,7 +56,7 @@ pub enum Moment {
         /// The tensor's bytes.
         bytes: u64,
     },
-    /// It has met its recv: it is an answer now, of that name in its session.
+    /// The send was matched with its recv: it is now an answer, with this name in its session.
     SendMatched {
         /// The session.
         session: u64,
@@ -67,12 +67,12 @@ pub enum Moment {
     AnswerOnTheWire,
     /// The consumer has released the send's tensor.
     SendReleased,
-    /// A pull was asked.
+    /// A pull was made.
     PullQueued {
-        /// Tensors of its plan.
+        /// Number of tensors in its plan.
         tensors: u64,
     },
-    /// It has all that will come.
+    /// The pull has got everything that will come.
     PullEnded,
     /// Tensors were pushed together.
     PushQueued {
@@ -81,7 +81,7 @@ pub enum Moment {
         /// How many.
         tensors: u64,
     },
-    /// The queue has taken them, or they have failed.
+    /// The queue has taken the tensors, or they have failed.
     PushEnded,
 }
 
@@ -90,15 +90,15 @@ pub enum Moment {
 pub struct TraceEvent {
     /// When it happened.
     pub at: Instant,
-    /// In which session; the name of the call is of that session. 0 for calls that the owner of sessions names.
+    /// The session, to which the name of the call belongs; 0 for calls named by the owner of the sessions.
     pub session: u64,
-    /// The name of the call, or of the answer.
+    /// The name of the call or answer.
     pub call: Handle,
     /// What happened.
     pub moment: Moment,
 }
 
-/// Events of one shard, in their order.
+/// Events of one shard, in order.
 #[derive(Debug)]
 pub struct Batch {
     /// The shard.
@@ -107,7 +107,7 @@ pub struct Batch {
     pub events: Vec<TraceEvent>,
 }
 
-/// Where recorders send what they have, for one listener. Clones send to the same.
+/// Where recorders send their events, for one listener. Clones send to the same listener.
 #[derive(Debug, Clone)]
 pub struct TraceSender {
     batches: SyncSender<Batch>,
@@ -117,13 +117,13 @@ pub struct TraceSender {
 /// The listener's end.
 #[derive(Debug)]
 pub struct TraceReceiver {
-    /// What recorders have sent; closed when the last of them is gone.
+    /// What recorders have sent; closed once the last of them is gone.
     pub batches: Receiver<Batch>,
     dropped: Arc<AtomicU64>,
 }
 
 impl TraceReceiver {
-    /// Events that were dropped because the listener was behind.
+    /// Number of events that were dropped because the listener fell behind.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -157,12 +157,12 @@ impl Recorder {
         Recorder { shared: Rc::new(Shared { shard, sender, events }), session: 0 }
     }
 
-    /// The same recorder for one session, named by any number but 0.
+    /// This recorder for one session, which has any number but 0.
     pub fn of_session(&self, session: u64) -> Recorder {
         Recorder { shared: self.shared.clone(), session }
     }
 
-    /// Something has happened to a call.
+    /// Records an event of a call.
     #[cold]
     pub fn record(&self, call: Handle, moment: Moment) {
         let event = TraceEvent { at: Instant::now(), session: self.session, call, moment };
@@ -173,7 +173,7 @@ impl Recorder {
         }
     }
 
-    /// Sends what was recorded, as between turns and before the shard sleeps.
+    /// Sends what was recorded: called between turns, and before the shard sleeps.
     pub fn flush(&self) {
         let mut events = self.shared.events.borrow_mut();
         if !events.is_empty() {
@@ -182,8 +182,8 @@ impl Recorder {
     }
 }
 
-/// Something has happened to a call, for listeners. If there are none, this is a look at a pointer: what tells is kept out
-/// of the caller's code.
+/// Records an event of a call, for listeners. If there are none, this only checks a pointer: the recording is kept out of
+/// the caller's code.
 #[inline]
 pub fn tell(recorder: Option<&Recorder>, call: Handle, moment: impl FnOnce() -> Moment) {
     #[cold]

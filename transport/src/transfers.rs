@@ -14,7 +14,7 @@ struct Transfer {
     number: u16,
     owner: Owner,
     payload: Payload,
-    /// Bytes that were handed out in chunks.
+    /// Bytes handed out in chunks so far.
     staged: usize,
 }
 
@@ -28,13 +28,13 @@ impl Transfer {
 pub(crate) struct Transfers {
     under_way: Vec<Transfer>,
     chunk_bytes: usize,
-    /// The place in `under_way` whose turn it is.
+    /// Index in `under_way` of the payload whose turn it is.
     turn: usize,
-    /// Bytes of chunks that were handed out and not written.
+    /// Bytes of chunks that were handed out and not written yet.
     unwritten: usize,
 }
 
-/// True if a payload of so many bytes leaves in chunks of `chunk_bytes`. One that fits into a frame never does.
+/// True if a payload of `bytes` bytes is sent in chunks of `chunk_bytes`. One that fits into a frame never is.
 #[inline]
 pub(crate) fn leaves_in_chunks(bytes: usize, chunk_bytes: usize) -> bool {
     bytes > chunk_bytes.max(INLINE_PAYLOAD_BYTES)
@@ -45,12 +45,12 @@ impl Transfers {
         Self { under_way: Vec::new(), chunk_bytes: chunk_bytes.max(1), turn: 0, unwritten: 0 }
     }
 
-    /// Bytes of payloads that may wait to be written.
+    /// Most bytes of payloads that may wait to be written.
     pub(crate) fn ahead_bytes_max(&self) -> usize {
         self.chunk_bytes.saturating_mul(CHUNKS_AHEAD)
     }
 
-    /// True if a payload of so many bytes leaves in chunks.
+    /// True if a payload of `bytes` bytes is sent in chunks.
     #[inline]
     pub(crate) fn takes(&self, bytes: usize) -> bool {
         leaves_in_chunks(bytes, self.chunk_bytes)
@@ -65,7 +65,7 @@ impl Transfers {
         pushes < TRANSFERS_MAX - ANSWER_TRANSFERS_MAX
     }
 
-    /// Takes a payload in; the number of its transfer.
+    /// Takes in a payload; returns the number of its transfer.
     ///
     /// # Panics
     /// If there is no room for it.
@@ -82,8 +82,8 @@ impl Transfers {
         self.under_way.iter().any(|transfer| transfer.staged < transfer.payload.len())
     }
 
-    /// The next chunk, of the payload whose turn it is: its transfer and where its bytes lie there. `None` if there is
-    /// none, or [`CHUNKS_AHEAD`] wait to be written.
+    /// The next chunk, of the payload whose turn it is: its transfer, and its range in the payload. `None` if there is none, or
+    /// if [`CHUNKS_AHEAD`] wait to be written.
     #[inline]
     pub(crate) fn next_chunk(&mut self) -> Option<(u16, Range<usize>)> {
         if self.unwritten.saturating_add(self.chunk_bytes) > self.ahead_bytes_max() {
@@ -108,26 +108,26 @@ impl Transfers {
         at.expect("a payload stays until its last chunk is written")
     }
 
-    /// Bytes of a chunk that was handed out.
+    /// The bytes of a chunk that was handed out.
     pub(crate) fn bytes(&self, number: u16, range: Range<usize>) -> VolatileSlice<'_> {
         self.under_way[self.place_of(number)].payload.volatile().range(range)
     }
 
-    /// Notes that `count` bytes of a transfer were written, up to `end` of its payload, which comes back if that is all
-    /// of it.
+    /// Notes that `count` bytes of a transfer were written, up to `end` of its payload. Returns the payload if that was all of
+    /// it.
     pub(crate) fn written(&mut self, number: u16, count: usize, end: usize) -> Option<(Owner, Payload)> {
         self.unwritten -= count;
         let at = self.place_of(number);
         if end < self.under_way[at].payload.len() {
             return None;
         }
-        // The others keep their order, and with it their turn.
+        // The others keep their order, and so their turn.
         let Transfer { owner, payload, .. } = self.under_way.remove(at);
         self.turn -= usize::from(at < self.turn);
         Some((owner, payload))
     }
 
-    /// Gives all payloads back: the link is gone.
+    /// The link is gone: returns all payloads.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = (Owner, Payload)> {
         (self.turn, self.unwritten) = (0, 0);
         self.under_way.drain(..).map(|transfer| (transfer.owner, transfer.payload))

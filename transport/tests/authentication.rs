@@ -1,4 +1,4 @@
-//! Who comes to a link and who does not, whatever the two sides are asked to show.
+//! Who gets a link and who does not, for all combinations of credentials that the two sides require.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -48,13 +48,13 @@ fn side(authentication: &Authentication) -> Side<'_> {
     Side { address: CALLED, settings: TcpSettings::default(), authentication }
 }
 
-/// What the caller hears, and what the called side makes of it.
+/// The errors of both sides of a call that is refused.
 fn refused(caller: &Authentication, called: &Authentication) -> (DialError, CallError) {
     let (dialed, answered) = greet(&side(caller), &side(called));
     (dialed.err().expect("the caller is refused"), answered.err().expect("the called side refuses"))
 }
 
-/// The words of a no that both sides find for the same reason.
+/// The reason of a refusal for which both sides give the same reason.
 fn told(caller: &Authentication, called: &Authentication) -> String {
     let (dialed, answered) = refused(caller, called);
     let DialError::Rejected(Reject { code: RejectCode::Unauthenticated, reason }) = dialed else {
@@ -86,7 +86,7 @@ fn links_carry_both_ways_once_both_sides_are_known() {
     }
 }
 
-/// Takes all that comes.
+/// Takes all bytes that come.
 #[derive(Default)]
 struct Ear(Vec<u8>);
 
@@ -140,7 +140,7 @@ fn sides_that_are_certified_by_the_same_authority_see_each_others_names() {
 fn certificates_of_another_authority_and_stale_ones_are_refused_in_both_directions() {
     let (ours, theirs) = (Authority::new().unwrap(), Authority::new().unwrap());
     let good = tls(&ours, "a:1");
-    // Believes in our authority, but shows what theirs has signed.
+    // Trusts our authority, but shows a certificate signed by theirs.
     let foreign = certified(&theirs, "a:1", tomorrow());
     let foreign = Authentication::certified(&ours.certificate(), &foreign).unwrap();
     let stale =
@@ -170,7 +170,7 @@ fn a_side_without_tls_is_told_of_it_in_its_own_words() {
     }
 }
 
-/// Says `bytes` to a called side and closes: what it makes of them, and what it says.
+/// Sends `bytes` to a called side and closes; returns its error and what it answered.
 fn call_with(authentication: &Authentication, bytes: &[u8]) -> (CallError, Vec<u8>) {
     let settings = TcpSettings::default();
     let listener = listen("127.0.0.1:0".parse().unwrap(), &settings).unwrap();
@@ -189,7 +189,7 @@ fn call_with(authentication: &Authentication, bytes: &[u8]) -> (CallError, Vec<u
         ready(&[(answering.descriptor(), PollFlags::POLLIN)]);
     };
     let mut told = Vec::new();
-    // The called side may have closed with bytes unread, which resets.
+    // The called side may have closed with bytes unread, which resets the connection.
     let _ = caller.read_to_end(&mut told);
     (error, told)
 }
@@ -197,7 +197,7 @@ fn call_with(authentication: &Authentication, bytes: &[u8]) -> (CallError, Vec<u
 #[test]
 fn whoever_has_proved_nothing_is_read_no_further() {
     let secret = secret("four");
-    // A hello of which the body never comes is refused by its first bytes.
+    // A hello whose body never comes is refused once its first bytes have.
     let hello = Greeting::Hello(hello()).to_bytes();
     let (error, told) = call_with(&secret, &hello[..20]);
     assert!(matches!(error, CallError::Unauthenticated(_)), "{error}");
@@ -231,7 +231,7 @@ fn a_called_side_proves_itself_too() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = CALLED.parse().unwrap();
     let address = listener.local_addr().unwrap();
-    // An impostor that plays the caller's own words back to it.
+    // An impostor that sends the caller's own words back to it.
     let mut dial = Dial::start(address, (&peer, hello()), &settings, &secret).unwrap();
     let (mut impostor, _) = listener.accept().unwrap();
     impostor.set_nonblocking(true).unwrap();
@@ -260,7 +260,7 @@ fn rubbish_instead_of_tls_ends_the_call() {
     let (error, told) = call_with(&tls, &[22, 3, 1, 0, 4, 0xff, 0, 0, 0]);
     assert!(matches!(error, CallError::Unauthenticated(_)), "{error}");
     assert_eq!(told.first(), Some(&21), "an alert");
-    // A handshake message that never ends is not read beyond its limit.
+    // A handshake message without an end is not read beyond its limit.
     let record = [&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff][..], &[0; 0x4000 - 4]].concat();
     let (error, _) = call_with(&tls, &record.repeat(4));
     assert!(matches!(error, CallError::Unauthenticated(_)), "{error}");

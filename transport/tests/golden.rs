@@ -1,4 +1,4 @@
-//! `WIRE.md` and the code say the same: its example, byte for byte, its limits, and its lane.
+//! Checks that `WIRE.md` agrees with the code: its example, byte for byte, its limits, and its lane.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use sealane_transport::{Meta, SessionLimits};
 const DOCUMENT: &str = include_str!("../WIRE.md");
 const TENSOR_BYTES_MAX: u64 = 1 << 30;
 
-/// The bytes of the example's block of that name; what follows a semicolon is for people.
+/// The bytes of the example's block with that name; anything after a semicolon is a comment.
 fn example(name: &str) -> Vec<u8> {
     let begin = format!("```hex {name}\n");
     let (_, block) = DOCUMENT.split_once(&begin).unwrap_or_else(|| panic!("WIRE.md has no block {name}"));
@@ -34,7 +34,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.chunks(8).map(|bytes| row(bytes).trim_end().to_owned() + "\n").collect()
 }
 
-/// One side of the example.
 struct Side {
     session: Session<(), ()>,
     slab: Slab,

@@ -1,4 +1,4 @@
-//! Calling and being called over TCP: what each side says, hears, and makes of a stranger.
+//! Calling and being called over TCP: what each side says, hears, and makes of strangers.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -47,7 +47,7 @@ fn settings() -> TcpSettings {
     TcpSettings::default()
 }
 
-/// A listening socket on a port of the system's choice, and where that is.
+/// A listening socket on a free port, and its address.
 fn listening() -> (Socket, SocketAddr) {
     let listener = listen("127.0.0.1:0".parse().unwrap(), &settings()).unwrap();
     let address = listener.local_addr().unwrap().as_socket().unwrap();
@@ -89,7 +89,7 @@ fn start(address: SocketAddr, hello: Hello) -> Result<Dial, LinkError> {
     Dial::start(address, (&here(), hello), &settings(), &Authentication::default())
 }
 
-/// A dial of which the hello is out, at a listener of which the call is taken by the test itself.
+/// A dial that has sent its hello to a listener, and the accepted connection.
 fn hello_sent(listener: &TcpListener) -> (Dial, TcpStream) {
     let mut dial = dial_to(listener.local_addr().unwrap());
     let (stream, _) = listener.accept().unwrap();
@@ -101,7 +101,7 @@ fn hello_sent(listener: &TcpListener) -> (Dial, TcpStream) {
     (dial, stream)
 }
 
-/// What becomes of a call to a peer that answers with these bytes and closes.
+/// The error of a call to a peer that answers with these bytes and closes.
 fn dial_answered_with(bytes: &[u8]) -> DialError {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (dial, mut stream) = hello_sent(&listener);
@@ -112,7 +112,7 @@ fn dial_answered_with(bytes: &[u8]) -> DialError {
     dialed(dial).err().expect("no welcome was sent")
 }
 
-/// What becomes of a caller that says these bytes and no more, and what it is told.
+/// The error of a call that begins with these bytes and ends there, and what the caller is told.
 fn call_beginning_with(bytes: &[u8]) -> (LinkError, Vec<u8>) {
     let (listener, address) = listening();
     let mut caller = TcpStream::connect(address).unwrap();
@@ -124,7 +124,7 @@ fn call_beginning_with(bytes: &[u8]) -> (LinkError, Vec<u8>) {
     (error, told)
 }
 
-/// Sends what waits in the session and takes in what came, until an event appears.
+/// Sends what waits in the session and receives what came, until an event appears.
 fn event<W, D: PartialEq + Clone>(session: &mut Session<W, D>, link: &mut TcpLink, slab: &Slab) -> Event<W, D> {
     loop {
         let now = Instant::now();
@@ -157,7 +157,7 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     answering.attach(now, 1, Roster { numbers: vec![3] }, 1 << 20);
     let welcome = Greeting::Welcome(Hello { epoch: 1, ..hello("10.0.0.2:7000") }).to_bytes();
     answering.outbox().stage(|writer| writer.0.extend_from_slice(&welcome));
-    // Frames behind the welcome, in the same write: they must reach the link.
+    // Frames after the welcome, in the same write: they must reach the link.
     answering.abort(9, 0, "behind the welcome");
     answering.fill(now, false);
     answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
@@ -301,11 +301,11 @@ fn a_hello_that_announces_too_much_is_refused_before_it_comes() {
 
 #[test]
 fn a_port_where_nobody_listens_is_told_as_refused() {
-    // Bound, so that nobody else listens there either.
+    // Bound, so that nobody else listens there.
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
     let gone = socket.local_addr().unwrap().as_socket().unwrap();
-    // The system may refuse at once, or when the socket is looked at.
+    // The system may refuse at once, or when the socket is polled.
     let error = match start(gone, hello("10.0.0.1:7000")) {
         Ok(dial) => match dialed(dial) {
             Err(DialError::Link(error)) => error,

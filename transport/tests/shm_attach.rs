@@ -1,4 +1,4 @@
-//! Attaching over real sockets: a daemon's side and a client's, each of which may behave badly.
+//! Attaching over real sockets: the sides of a daemon and a client, either of which may misbehave.
 
 use std::{
     os::{
@@ -47,7 +47,7 @@ impl Daemon {
         Self { _directory: directory, path, listener }
     }
 
-    /// What a client asks for once it has connected.
+    /// Accepts a connection and reads the client's request.
     fn request(&self) -> (OwnedFd, Result<Request, RequestError>) {
         let socket = self.accepted();
         readable(&socket);
@@ -60,7 +60,7 @@ impl Daemon {
         accept(&self.listener).unwrap().unwrap()
     }
 
-    /// A client that says only what it is told to.
+    /// A client connection on which the test writes.
     fn stranger(&self) -> OwnedFd {
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
         connect(socket.as_raw_fd(), &UnixAddr::new(&self.path).unwrap()).unwrap();
@@ -68,7 +68,7 @@ impl Daemon {
     }
 }
 
-/// A bound that is an error if it is reached.
+/// A deadline that must not be reached.
 fn in_a_minute() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
@@ -301,12 +301,12 @@ fn answers_that_make_no_sense_are_refused() {
         let answer = answered(|socket| say(&socket, message.as_bytes(), &numbers));
         assert!(matches!(answer, Err(AttachError::Answer(_))), "{message}: {answer:?}");
     }
-    // The right number of descriptors, and the wrong memory behind it.
+    // The right number of descriptors, but the wrong memory.
     let message = text(&right);
     let small = arena(ARENA / 2);
     let answer = answered(|socket| say(&socket, message.as_bytes(), &[small.as_raw_fd()]));
     assert!(matches!(answer, Err(AttachError::Shm(ShmError::WrongSize { .. }))), "{answer:?}");
-    // A shard too few, a shard of another number, a shard without its doorbell.
+    // A shard missing, a shard with the wrong number, a shard without its doorbell.
     let arena = arena(ARENA);
     let segment = DaemonEnd::create(AREA, false).unwrap().1;
     let follow = |shard: Option<(&str, &[RawFd])>| {
@@ -353,7 +353,7 @@ fn requests_that_make_no_sense_are_told_apart() {
 
     drop(daemon.stranger());
     assert!(matches!(daemon.request().1, Err(RequestError::HungUp)));
-    // A client that says nothing keeps nobody waiting.
+    // A client that says nothing makes nobody wait.
     let silent = daemon.stranger();
     let socket = daemon.accepted();
     assert!(matches!(read_request(&socket), Ok(None)));

@@ -1,4 +1,4 @@
-//! Commands of the system that a chore runs: each is waited for, and one that fails is named with its words.
+//! System commands that a chore runs: each is waited for, and a failed one is reported with its output.
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -6,24 +6,22 @@ use std::process::{Command, Stdio};
 
 use crate::Outcome;
 
-/// Cargo.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     forget_own_package(&mut cargo);
     cargo
 }
 
-/// Becomes a command, which shows its outcome itself.
+/// Replaces this process by a command, which shows its outcome itself.
 pub(crate) fn hand_over(command: &mut Command) -> Outcome {
     forget_own_package(command);
-    // Returns only when it has failed.
+    // Returns only if it has failed.
     let error = command.exec();
     Err(format!("cannot run {}: {error}", command.get_program().display()))
 }
 
-/// Has a command not know of which package this program is, which `cargo run` told it in variables. Build scripts of
-/// dependencies (ring's) look at these, so that a cargo that is started here would build them anew, and the next one that is not
-/// once more.
+/// Hides from a command the package of this program, which `cargo run` set in variables. Build scripts of dependencies (ring's)
+/// read these, so that a cargo started here would rebuild them, and so would the next one started directly.
 fn forget_own_package(command: &mut Command) {
     let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
     for (name, _) in env::vars_os() {

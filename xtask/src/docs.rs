@@ -1,6 +1,6 @@
-//! `cargo xtask docs`: generates what the documentation takes from the code: the settings page and the header of the C interface.
-//! With `--check` it writes nothing and fails where a page is old, quotes a message that the program does not have, or has a link
-//! that leads nowhere.
+//! `cargo xtask docs`: generates the parts of the documentation that come from the code: the settings page and the header of the C
+//! interface. With `--check` it writes nothing, and fails if a page is outdated, quotes a message that the program does not have,
+//! or has a broken link.
 
 mod links;
 mod quoted;
@@ -17,13 +17,13 @@ use crate::build::workspace;
 /// Where the C interface is, from the workspace's root.
 const INTERFACE: &str = "capi";
 
-/// Its files in the order in which a reader wants to meet what they declare; others come last.
+/// Its files in the order in which a reader should meet their declarations; others come last.
 const ORDER: [&str; 20] = [
     "version", "error", "input", "meta", "tensor", "lent", "call", "attach", "embedded", "task", "memory", "send",
     "recv", "publish", "plan", "queue", "table", "sharded", "rows", "pushed",
 ];
 
-/// A file, and what should be in it.
+/// A file, and its wanted contents.
 type Page = (PathBuf, String);
 
 #[derive(clap::Args)]
@@ -48,7 +48,7 @@ impl Docs {
     }
 }
 
-/// Every page as it should be.
+/// Every page with its wanted contents.
 fn pages(root: &Path) -> Result<[Page; 2], String> {
     Ok([header(root)?, (root.join("docs/settings.md"), reference())])
 }
@@ -65,7 +65,7 @@ fn problems(root: &Path) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// The header of the C interface, made of its source by cbindgen.
+/// The header of the C interface, made from its source by cbindgen.
 fn header(root: &Path) -> Result<Page, String> {
     let interface = root.join(INTERFACE);
     let at = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
@@ -74,7 +74,7 @@ fn header(root: &Path) -> Result<Page, String> {
     let source = interface.join("src");
     let entries = fs::read_dir(&source).map_err(|error| at(&source, &error))?;
     let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    // It has nothing but the modules, which would be read twice.
+    // It contains only the modules, which would be read twice.
     let mut files: Vec<PathBuf> = files.filter(|file| file.file_name().is_some_and(|name| name != "lib.rs")).collect();
     let place = |file: &PathBuf| ORDER.iter().position(|name| file.file_stem().is_some_and(|stem| stem == *name));
     files.sort_by_key(|file| (place(file).unwrap_or(ORDER.len()), file.clone()));

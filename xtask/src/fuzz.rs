@@ -1,6 +1,7 @@
-//! `cargo xtask fuzz`: the fuzz targets of `tests/` under libFuzzer, which finds inputs by what they reach. Not by cargo-fuzz: that
-//! would have to be installed, and asks for nightly Rust, while the stable compiler takes the flags which count what is reached; the
-//! targets check for themselves what sanitizers would. All files are below `target/fuzz`, but for the corpora of the sources.
+//! `cargo xtask fuzz`: the fuzz targets of `tests/` under libFuzzer, which searches for inputs by the code that they reach. Without
+//! cargo-fuzz, which would have to be installed and needs nightly Rust, while the stable compiler accepts the flags that count
+//! covered code; the targets themselves check what sanitizers would. All files are below `target/fuzz`, except the corpora in the
+//! sources.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,20 +16,20 @@ use crate::Outcome;
 use crate::build::workspace;
 use crate::command::{cargo, run};
 
-/// What makes LLVM count each edge of the code and tell what is compared with what.
+/// Makes LLVM count each edge of the code and report compared values.
 const RUSTFLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                          -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                          -Cllvm-args=-sanitizer-coverage-pc-table \
                          -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// Limits of each run: an input that takes a minute hangs, as each takes a fraction of a millisecond, and the clock also runs while
-/// the process is stopped; memory holds a corpus, and inputs that take some megabytes.
+/// Limits of each run: an input that takes a minute hangs, as a normal one takes a fraction of a millisecond, and the clock also
+/// runs while the process is stopped; memory holds a corpus, and inputs that need some megabytes.
 const LIMITS: [&str; 3] = ["-timeout=60", "-report_slow_units=60", "-rss_limit_mb=512"];
 
 /// Last lines of libFuzzer that are shown with a finding.
 const LINES_SHOWN: usize = 25;
 
-/// Inputs that are kept of one target at most, and their bytes: the sources are not to be drowned in them.
+/// Most inputs kept of one target, and their bytes: they must not dominate the sources.
 const INPUTS_MAX: usize = 150;
 const BYTES_MAX: usize = 64 * 1024;
 
@@ -72,7 +73,7 @@ impl Fuzz {
         }
         let limit = self.seconds.map_or(format!("-runs={}", self.runs), |most| format!("-max_total_time={most}"));
         let jobs = self.jobs.max(1);
-        // Each worker has every n-th target, and goes on after one that was broken.
+        // Each worker runs every n-th target, and continues after a failed one.
         let work = |worker| {
             let mut own = targets.iter().skip(worker).step_by(jobs);
             own.try_fold(true, |is_well, target| Ok(fuzzer.hunt(target, &limit)? && is_well))
@@ -85,7 +86,7 @@ impl Fuzz {
     }
 }
 
-/// The targets of these names, or all.
+/// The targets with these names, or all.
 fn chosen(names: &[String]) -> Result<Vec<&'static Target>, String> {
     if names.is_empty() {
         return Ok(TARGETS.iter().collect());
@@ -96,19 +97,18 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Target>, String> {
 }
 
 struct Fuzzer {
-    /// The program with all targets.
     program: PathBuf,
-    /// `target/fuzz`: a build of its own, since its flags are no other's.
+    /// `target/fuzz`: a separate build directory, since no other build has its flags.
     folder: PathBuf,
 }
 
 impl Fuzzer {
-    /// Builds the program with all fuzz targets, `tests/fuzz`, so that it notes which code each input reaches.
+    /// Builds the program with all fuzz targets, `tests/fuzz`, so that it records which code each input reaches.
     ///
     /// # Errors
-    /// It does not build, and cargo has said why: libFuzzer is C++, and needs a compiler of that.
+    /// It does not build, and cargo has said why: libFuzzer is C++, and needs a compiler for that.
     fn build() -> Result<Fuzzer, String> {
-        // With a target named, the flags are for the program alone, not for what runs while it is built.
+        // With an explicit target, the flags apply only to the program, not to build scripts and macros.
         let machine = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         let (manifest, folder) = (workspace().join("tests/fuzz/Cargo.toml"), workspace().join("target/fuzz"));
         let mut cargo = cargo();
@@ -121,7 +121,7 @@ impl Fuzzer {
         Ok(Fuzzer { program: folder.join(machine).join("release/sealane-fuzz"), folder })
     }
 
-    /// libFuzzer on a target, with the limits that hold for every input.
+    /// libFuzzer for a target, with the limits for every input.
     fn command(&self, target: &Target) -> Command {
         let mut command = Command::new(&self.program);
         command.env(TARGET_VARIABLE, target.name).env("RUST_BACKTRACE", "1");
@@ -129,7 +129,7 @@ impl Fuzzer {
         command
     }
 
-    /// Runs the target for so long, from all that is known of it, and prints what came of it; false if an input breaks a promise.
+    /// Runs the target up to `limit`, starting from all known inputs, and prints the result; false if an input breaks a promise.
     fn hunt(&self, target: &'static Target, limit: &str) -> Outcome {
         let mut command = self.command(target);
         let findings = self.kept("findings", target)?;
@@ -153,13 +153,13 @@ impl Fuzzer {
         Ok(ended.status.success())
     }
 
-    /// Packs the target's archive in the sources anew. What once broke a promise stays beside it as it is.
+    /// Rebuilds the target's archive in the sources. Inputs that once broke a promise are kept beside it unchanged.
     fn merge(&self, target: &'static Target) -> Result<(), String> {
         let told = |error| format!("the corpus of {}: {error}", target.name);
         let merged = self.kept("merged", target)?;
         fs::remove_dir_all(&merged).and_then(|()| fs::create_dir(&merged)).map_err(told)?;
         let mut merging = self.command(target);
-        // By edges alone: how often one is passed makes corpora many times as large.
+        // Considers only edges: counting how often each is passed makes corpora many times larger.
         merging.args(["-merge=1", "-use_counters=0"]).arg(&merged);
         run(merging.arg(self.corpus(target)?))?;
         let found = target.found().map_err(told)?;
@@ -170,7 +170,7 @@ impl Fuzzer {
                 candidates.push((entry.file_name().to_string_lossy().into_owned(), input));
             }
         }
-        // The largest reach the most.
+        // The largest inputs reach the most.
         candidates.sort_by_key(|(_, input)| std::cmp::Reverse(input.len()));
         let (mut inputs, mut bytes) = (Inputs::new(), 0);
         for (name, input) in candidates {
@@ -185,7 +185,7 @@ impl Fuzzer {
         Ok(())
     }
 
-    /// The target's folder of what former runs left: in `corpus` the inputs that reach something, in `findings` those that break a
+    /// The target's directory of inputs from earlier runs: in `corpus` those that reach something, in `findings` those that break a
     /// promise. Runs add to it.
     fn kept(&self, kind: &str, target: &Target) -> Result<PathBuf, String> {
         let folder = self.folder.join(kind).join(target.name);
@@ -193,7 +193,7 @@ impl Fuzzer {
         Ok(folder)
     }
 
-    /// What runs begin with: what former runs have found, the target's own seeds, and its corpus of the sources.
+    /// The inputs that runs start from: those found by earlier runs, the target's own seeds, and its corpus in the sources.
     fn corpus(&self, target: &Target) -> Result<PathBuf, String> {
         let folder = self.kept("corpus", target)?;
         let told = |error| format!("the corpus of {}: {error}", target.name);
@@ -204,7 +204,7 @@ impl Fuzzer {
     }
 }
 
-/// A word of libFuzzer's dictionaries, between quotes: bytes that are not plain in two digits each.
+/// A word for libFuzzer's dictionaries, in quotes: bytes that are not plain are written as two hexadecimal digits.
 fn escaped(word: &[u8]) -> String {
     let escaped = |byte: &u8| match byte {
         b'"' | b'\\' => format!("\\{}", char::from(*byte)),

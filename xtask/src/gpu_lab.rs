@@ -1,5 +1,5 @@
-//! What needs a GPU: whether tensors that go to and from its memory are the same, and how fast. Needs nothing but this program and `sealane`
-//! beside it, for machines that cannot build.
+//! Tests that need a GPU: whether tensors to and from its memory arrive unchanged, and how fast. Needs only this program and
+//! `sealane` beside it, for machines that cannot build.
 
 use std::ffi::OsString;
 use std::future::ready;
@@ -20,15 +20,14 @@ use crate::hosts::Slot;
 /// The daemon's two tasks.
 const PS: &str = "ps0:2222";
 const WORKER: &str = "worker0:2222";
-/// Bytes of a large tensor, and sizes and counts of small ones, as one call.
+/// Bytes of a large tensor, and sizes and counts of small ones, which are moved by one call.
 const LARGE: usize = 64 << 20;
 const SMALL: [(usize, usize); 3] = [(64, 1000), (4 << 10, 1000), (64 << 10, 200)];
-/// Room for the large one on each side, and the small ones.
+/// Room for the large tensor on each side, and the small ones.
 const ARENA_BYTES: u64 = 256 << 20;
 /// How long a daemon may take to listen.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
 
-/// See [`crate::Chore::GpuLab`].
 #[derive(Args)]
 pub(crate) struct GpuLab {
     /// Rounds of each measurement; the median counts
@@ -36,7 +35,7 @@ pub(crate) struct GpuLab {
     rounds: usize,
 }
 
-/// A daemon, until it is dropped.
+/// A daemon that ends when dropped.
 struct Daemon {
     _process: Slot,
     directory: TempDir,
@@ -47,7 +46,7 @@ impl Daemon {
         let told = |error: std::io::Error| format!("cannot start {}: {error}", program.display());
         let directory = tempfile::tempdir().map_err(told)?;
         let [map, socket, log] = ["map", "socket", "log"].map(|name| directory.path().join(name));
-        // The port is given back before the daemon takes it, which another program could do as well.
+        // The port is released before the daemon takes it, so another program could take it in between.
         let free = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr()).map_err(told)?;
         fs::write(&map, format!("{PS}={free}\n{WORKER}={free}\n")).map_err(told)?;
         let area = format!("daemon.area_bytes={}", 2 * ARENA_BYTES);
@@ -75,7 +74,7 @@ impl Daemon {
 }
 
 impl GpuLab {
-    /// Prints one JSON object; false if bytes were not the same.
+    /// Prints one JSON object; false if bytes differed.
     pub(crate) fn run(&self) -> Outcome {
         let told = |error: Error| error.to_string();
         let devices = cuda::devices().map_err(told)?;
@@ -107,9 +106,9 @@ struct Lab {
 }
 
 impl Lab {
-    /// The median of what it takes, in seconds.
+    /// The median duration of `once`, in seconds.
     fn median<T>(&self, mut once: impl FnMut() -> Result<T, Error>) -> Result<f64, Error> {
-        // The first round finds memory and links that nobody has used.
+        // The first round uses new memory and links, and does not count.
         once()?;
         let mut timed = || {
             let begun = Instant::now();
@@ -120,7 +119,7 @@ impl Lab {
         Ok(times[times.len() / 2].as_secs_f64())
     }
 
-    /// Copies of a large tensor through the arena, beside what the driver needs for the same from pinned memory.
+    /// Copies of a large tensor through the arena, next to the driver's own copies from pinned memory.
     fn copies(&self) -> Result<Value, Error> {
         let device = DeviceBytes::allocate(0, LARGE)?;
         let (mut memory, meta) = (self.ps.alloc(LARGE)?, TensorMeta::new(DType::U8, &[LARGE as u64])?);
@@ -147,7 +146,7 @@ impl Lab {
         }))
     }
 
-    /// Tensors of one flat buffer, each a tensor of its own on the way to another task and its device.
+    /// Parts of one flat buffer, each sent as a tensor to another task and its device.
     fn exchanges(&self, len: usize, count: usize) -> Result<Value, Error> {
         let (source, target) = (DeviceBytes::allocate(0, len * count)?, DeviceBytes::allocate(0, len * count)?);
         let bytes: Vec<u8> = (0..len * count).map(|at| (at ^ (at >> 8) ^ 7) as u8).collect();
@@ -174,7 +173,7 @@ impl Lab {
         let keys: Vec<String> = (0..tensors.len()).map(|index| index.to_string()).collect();
         let receivings = self.worker.recv_all(PS, step, keys.iter().map(|key| (key, Default::default())));
         let sending = self.ps.copy_from_device(tensors, move |task, host| {
-            // They go on by themselves.
+            // The sends go on by themselves.
             drop(task.send_all(WORKER, step, keys.iter().zip(host)));
             ready(Ok::<(), Error>(()))
         });

@@ -1,5 +1,5 @@
-//! `cargo xtask instructions`: counts what the data path takes of a processor, by valgrind's callgrind, and compares with the counts that are
-//! kept. The drives are in `tests/src/drive/`; each is run twice, and the difference is that of the steps alone.
+//! `cargo xtask instructions`: counts the processor instructions of the data path with valgrind's callgrind, and compares them with
+//! the stored counts. The drives are in `tests/src/drive/`; each is run twice, and the difference is the cost of the steps alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,19 +13,19 @@ use crate::Outcome;
 use crate::build::{Build, workspace};
 use crate::command::{output, run};
 
-/// Steps of the first run, which warm up what is kept between steps.
+/// Steps of the first run, which warm up state that is kept between steps.
 const STEPS: u64 = 40;
-/// Steps that the second run has more, and tensors in them, at least.
+/// Steps that the second run has more, and at least as many tensors in them.
 const MORE_STEPS: u64 = 100;
 const MORE_TENSORS: u64 = 4_000;
-/// A count of a function that is too small to be kept, in instructions a tensor.
+/// Functions below this count are not stored, in instructions a tensor.
 const SMALL: f64 = 2.0;
-/// How much worse than what is kept is a failure: of instructions; and of system calls, as a connection may be read once more before
-/// something is there.
+/// Factor above the stored count that is a failure: for instructions, and for system calls, as a connection may be read once more
+/// before data is there.
 const WORSE: f64 = 1.02;
 const WORSE_CALLS: f64 = 1.1;
 const KEPT: &str = "tests/snapshots/instructions.json";
-/// Copies of two KiB and more go by vectors. `rep movsb`, which glibc takes for some of them by how their addresses lie to each other, is
+/// Copies of two KiB and more use vectors. `rep movsb`, which glibc uses for some of them depending on their relative addresses, is
 /// counted as an instruction a byte: the same program would cost more on one machine than on the next.
 const NO_REP_MOVSB: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-ERMS");
 
@@ -36,25 +36,24 @@ pub(crate) struct Instructions {
     check: bool,
 }
 
-/// The counts of all drives.
 #[derive(Serialize, Deserialize, Default)]
 struct Counts {
     compiler: String,
     drives: BTreeMap<String, Count>,
 }
 
-/// A tensor's share of a drive.
+/// The cost of a drive per tensor.
 #[derive(Serialize, Deserialize, Clone)]
 struct Count {
     about: String,
     instructions: f64,
     system_calls: f64,
-    /// By function, what was inlined into it included.
+    /// By function, including what was inlined into it.
     functions: BTreeMap<String, f64>,
 }
 
 impl Instructions {
-    /// Counts, shows, and compares or keeps.
+    /// Counts, shows, and compares or stores.
     pub(crate) fn run(&self) -> Outcome {
         let drive = Build { package: "sealane-tests", kind: "example", target: "drive", is_packed: true };
         let program = drive.build(&["--no-default-features", "--locked"])?;
@@ -85,12 +84,12 @@ impl Instructions {
     }
 }
 
-/// Counts what a tensor's share of a drive is.
+/// Counts the cost of a drive per tensor.
 fn count(program: &Path, name: &str, tensors: u64, about: &str) -> Result<Count, String> {
     let more = MORE_STEPS.max(MORE_TENSORS / tensors);
     let (few, many) = (profile(program, name, STEPS)?, profile(program, name, STEPS + more)?);
     let each = |few: u64, many: u64| {
-        // To what does not differ from run to run.
+        // Rounded to digits that do not differ between runs.
         ((many as f64 - few as f64) / (more * tensors) as f64 * 100.0).round() / 100.0
     };
     let functions = many.functions.iter().map(|(name, &count)| {
@@ -105,7 +104,6 @@ fn count(program: &Path, name: &str, tensors: u64, about: &str) -> Result<Count,
     })
 }
 
-/// The costs of a run.
 #[derive(Debug, Default, PartialEq)]
 struct Profile {
     system_calls: u64,
@@ -124,11 +122,11 @@ fn profile(program: &Path, name: &str, steps: u64) -> Result<Profile, String> {
     read(&fs::read_to_string(&file).map_err(|error| format!("valgrind has written no profile: {error}"))?)
 }
 
-/// Reads what callgrind has written, as far as it is needed: each function's own costs, of the events Ir, sysCount and sysTime. The
-/// format is in valgrind's manual, "Callgrind format specification"; strings and positions are not compressed.
+/// Reads the needed parts of callgrind's output: each function's own costs, of the events Ir, sysCount and sysTime. The format is
+/// in valgrind's manual, "Callgrind format specification"; strings and positions are not compressed.
 ///
 /// # Errors
-/// It is no such profile.
+/// It is not such a profile.
 fn read(text: &str) -> Result<Profile, String> {
     let mut profile = Profile::default();
     let (mut function, mut is_call) = ("", false);
@@ -138,7 +136,7 @@ fn read(text: &str) -> Result<Profile, String> {
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit()) {
-            // What a call has cost is its function's own, too.
+            // The line after a call has the callee's cost, which is counted with the callee.
             if std::mem::take(&mut is_call) {
                 continue;
             }
@@ -153,7 +151,7 @@ fn read(text: &str) -> Result<Profile, String> {
     if is_profile { Ok(profile) } else { Err("callgrind has not counted Ir and sysCount".into()) }
 }
 
-/// A function's path without the hash that each build has anew.
+/// A function's path without the hash, which differs in each build.
 fn without_hash(name: &str) -> &str {
     let path = name.split('\'').next().unwrap_or(name);
     path.rfind("::h").filter(|at| path.len() - at == 19).map_or(path, |at| &path[..at])

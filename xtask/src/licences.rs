@@ -1,4 +1,5 @@
-//! `cargo xtask licences`: every dependency, that of the fuzz targets included, has a licence that `deny.toml` allows.
+//! `cargo xtask licences`: checks that every dependency, including those of the fuzz targets, has a licence that `deny.toml`
+//! allows.
 
 use std::fs;
 
@@ -27,7 +28,7 @@ pub(crate) fn run() -> Outcome {
     Ok(true)
 }
 
-/// What cargo says of the crates that are not our own.
+/// Cargo's metadata of the crates that are not our own.
 fn dependencies(manifest: &str) -> Result<Vec<Value>, String> {
     let mut cargo = cargo();
     cargo.args(["metadata", "--format-version", "1", "--all-features", "--locked", "--manifest-path"]);
@@ -37,7 +38,7 @@ fn dependencies(manifest: &str) -> Result<Vec<Value>, String> {
     Ok(packages.iter().filter(|package| !package["source"].is_null()).cloned().collect())
 }
 
-/// Whether one way to take a licence is allowed.
+/// Whether one alternative of a licence expression is allowed.
 fn is_allowed(license: &str, allowed: &[Licensee]) -> bool {
     let expression = Expression::parse_mode(license, ParseMode::LAX);
     expression.is_ok_and(|expression| expression.evaluate(|wanted| allowed.iter().any(|one| one.satisfies(wanted))))

@@ -1,6 +1,6 @@
 //! Developer chores: `cargo xtask sim` runs the simulation over many seeds, `fuzz` the fuzz targets, `chaos` and `soak` real
-//! processes in trouble, `rdma-lab` what needs an RDMA device; `docs` makes what the documentation has of the code, `report` and
-//! `peers` what it has of measurements; `pages`, `deb` and `wheels` make what is installed.
+//! processes under faults, `rdma-lab` what needs an RDMA device; `docs` generates the parts of the documentation that come from the
+//! code, `report` and `peers` those that come from measurements; `pages`, `deb` and `wheels` make what is installed.
 
 mod build;
 mod chaos;
@@ -67,7 +67,7 @@ enum Chore {
     Wheels(scripts::Script),
 }
 
-/// Whether all is well, or why a chore could not be done.
+/// Whether everything is well, or why a chore could not be done.
 type Outcome = Result<bool, String>;
 
 fn main() -> ExitCode {

@@ -1,6 +1,6 @@
-//! What is installed: `cargo xtask pages` writes the manual pages and the completions of the shells from the program's own
-//! description of its arguments, `cargo xtask deb` has `deploy/debian/pack` pack them with the program, the libraries of C and
-//! what lies in `deploy/`.
+//! What is installed: `cargo xtask pages` writes the manual pages and shell completions from the program's own description of its
+//! arguments; `cargo xtask deb` runs `deploy/debian/pack`, which packs them with the program, the C libraries and the contents of
+//! `deploy/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub(crate) struct Deb {
     out: PathBuf,
 }
 
-/// The program, and beside it that of the benchmarks and the libraries of C: one build has all of them in one folder.
+/// The program, and beside it the benchmark program and the C libraries: one build puts them all in one directory.
 const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", is_packed: true };
 const AND_OTHERS: [&str; 7] =
     ["--package", "sealane-bench", "--bin", "sealane-bench", "--package", "sealane-c", "--lib"];
@@ -60,17 +60,16 @@ impl Deb {
     }
 }
 
-/// The program of the benchmarks.
 const BENCH: &str = "sealane-bench";
 
-/// Writes `man1/*.1` and, for each shell, a completion of both programs into `folder`, which is made. All are made from the programs'
-/// own descriptions of their arguments, so that they cannot drift.
+/// Writes `man1/*.1` and, for each shell, completions of both programs into `folder`, which is created. All are made from the
+/// programs' own descriptions of their arguments, so that they cannot diverge.
 fn write_pages(folder: &Path) -> Result<(), String> {
     let write = || {
         let manual = folder.join("man1");
         fs::create_dir_all(&manual)?;
         let bench = sealane_bench::commands::Cli::command().name(BENCH);
-        // The page of `sealane bench` is that of the program which it runs.
+        // The page of `sealane bench` is that of the program that it runs.
         for (name, program) in [("sealane", sealane_cli::cli::Cli::command()), (BENCH, bench)] {
             clap_mangen::generate_to(program.clone(), &manual)?;
             for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
@@ -82,9 +81,9 @@ fn write_pages(folder: &Path) -> Result<(), String> {
     write().map_err(|error: std::io::Error| format!("{}: {error}", folder.display()))
 }
 
-/// A command without what is hidden, which the shells would offer too.
+/// A command without its hidden parts, which the shells would offer too.
 fn shown(command: &clap::Command) -> clap::Command {
-    // The library wants names that live for ever, and this chore does not live long.
+    // The library requires `'static` names, and this chore is short-lived.
     let for_ever = |text: &str| -> &'static str { text.to_owned().leak() };
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned();
     let below = command.get_subcommands().filter(|below| !below.is_hide_set()).map(shown);

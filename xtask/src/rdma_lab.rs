@@ -1,8 +1,8 @@
-//! `cargo xtask rdma-lab`: real verbs without a NIC. Boots Debian's kernel with Soft-RoCE in an emulated machine, and runs
-//! there what needs an RDMA device. `rdma_lab/lab.sh` has what is done on this machine, `guest.sh` what is done in the other.
+//! `cargo xtask rdma-lab`: real verbs without a NIC. Boots Debian's kernel with Soft-RoCE in an emulated machine, and runs there
+//! what needs an RDMA device. `rdma_lab/lab.sh` is the part for this machine, `guest.sh` that for the other.
 //!
-//! One stream comes out of the guest: the lines that steps print, and between them the records of `guest.sh`, each of which begins
-//! with a byte that text does not use.
+//! The guest sends one stream: the lines that steps print, mixed with the records of `guest.sh`, each of which begins with a byte
+//! that does not occur in text.
 
 mod steps;
 
@@ -20,7 +20,7 @@ use crate::build::workspace;
 use crate::command::output;
 use steps::{PROGRAMS, Step};
 
-/// What a boot may take beyond the limits of its steps, which the guest keeps: ten times what it takes on two busy cores.
+/// Time for a boot beyond the limits of its steps, which the guest enforces: ten times what it takes on two busy cores.
 const BOOT_WITHIN_S: u64 = 120;
 
 /// Lines shown of a boot or a step that failed.
@@ -66,7 +66,7 @@ impl RdmaLab {
     }
 }
 
-/// The steps of a boot, and how they went.
+/// The steps of a boot, and their results.
 struct Run<'a> {
     lab: &'a Path,
     steps: &'a [Step],
@@ -75,7 +75,7 @@ struct Run<'a> {
     reports: Map<String, Value>,
 }
 
-/// The steps of these names, or all.
+/// The steps with these names, or all.
 fn chosen(names: &[String]) -> Result<Vec<Step>, String> {
     let mut steps = steps::steps();
     if let Some(unknown) = names.iter().find(|name| !steps.iter().any(|step| step.name == **name)) {
@@ -86,17 +86,17 @@ fn chosen(names: &[String]) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-/// The lab's script, which does this.
+/// The lab's script with this command.
 fn script(what: &str) -> Command {
     let mut script = Command::new(workspace().join("xtask/src/rdma_lab/lab.sh"));
     script.arg(what);
     script
 }
 
-/// Boots the machine, from power-on to power-off, and runs the steps one after the other.
+/// Boots the machine, runs the steps one after the other, and powers it off.
 ///
 /// # Errors
-/// When the guest does not come up, panics, or hangs: with the last lines of what it printed. Not when a step fails.
+/// The guest does not come up, panics, or hangs: with the last lines that it printed. A failed step is no error.
 fn boot(run: &mut Run<'_>, kernel: &Path, programs: &[(&str, PathBuf)]) -> Result<(), String> {
     let Run { lab, steps, .. } = *run;
     let told = |error| format!("{}: {error}", lab.display());
@@ -129,13 +129,13 @@ fn boot(run: &mut Run<'_>, kernel: &Path, programs: &[(&str, PathBuf)]) -> Resul
 }
 
 impl Run<'_> {
-    /// Reads the guest's stream to its end, and judges steps by what they print.
+    /// Reads the guest's stream to its end, and judges steps by their output.
     fn follow(&mut self, stream: impl BufRead) -> Result<(), String> {
         let (mut began, mut printed, mut doing) = (Instant::now(), String::new(), "boot");
         for line in stream.split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line);
             let line = line.strip_suffix('\r').unwrap_or(&line);
-            // A step's last line may lack its end: then a record follows in the same line.
+            // A step's last line may lack its newline: then a record follows on the same line.
             let (text, record) = line.split_once(RECORD).map_or((line, ""), |(text, record)| (text, record));
             if record.is_empty() || !text.is_empty() {
                 printed.extend([text, "\n"]);
@@ -155,7 +155,7 @@ impl Run<'_> {
         Err(format!("the guest ended in {doing}\n{}", last_lines(&printed)))
     }
 
-    /// Keeps what a step printed, and prints how it went.
+    /// Stores a step's output, and prints its result.
     fn ended(&mut self, step: &Step, code: &str, began: Instant, printed: &str) {
         let (name, log) = (step.name, self.lab.join(format!("{}.log", step.name)));
         fs::write(&log, printed).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
@@ -175,7 +175,6 @@ impl Run<'_> {
     }
 }
 
-/// The last lines of what was printed.
 fn last_lines(printed: &str) -> String {
     let lines: Vec<_> = printed.lines().collect();
     lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")

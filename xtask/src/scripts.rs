@@ -1,5 +1,6 @@
-//! What scripts of this repository do: `cargo xtask wheels` is `python/wheels.sh`, which builds the Python package and the TensorFlow
-//! plugin; `report` and `peers` are `bench/report` (Python 3.11 or newer), which measures and writes what documents have of it.
+//! Scripts of this repository: `cargo xtask wheels` is `python/wheels.sh`, which builds the Python package and the TensorFlow
+//! plugin; `report` and `peers` are `bench/report` (Python 3.11 or newer), which measures and updates the documents with the
+//! results.
 
 use std::process::Command;
 
@@ -18,14 +19,15 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// The wheels' folder, and the releases of TensorFlow to build for; without them, all that the plugin supports in `target/wheels`.
+    /// Arguments are the directory of the wheels and the TensorFlow releases to build for; without them, all that the plugin
+    /// supports, in `target/wheels`.
     pub(crate) fn wheels(&self) -> Outcome {
         let default = ["target/wheels".to_owned()];
         let arguments = if self.arguments.is_empty() { &default[..] } else { &self.arguments };
         hand_over(Command::new(workspace().join("python/wheels.sh")).args(arguments))
     }
 
-    /// Of one experiment alone, or as the arguments say.
+    /// A report of one experiment only, or according to the arguments.
     pub(crate) fn report(&self, only: Option<&str>) -> Outcome {
         let only = only.map(|name| format!("--only={name}"));
         hand_over(Command::new("python3").arg(workspace().join("bench/report")).args(only).args(&self.arguments))

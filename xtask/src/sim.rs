@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: the simulation over as many seeds as one has time for.
+//! `cargo xtask sim`: the simulation over any number of seeds.
 
 use std::time::Instant;
 

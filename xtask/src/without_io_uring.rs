@@ -1,5 +1,5 @@
-//! `cargo xtask without-io-uring -- COMMAND`: runs a command, and all that it starts, where io_uring is forbidden as the
-//! default seccomp profile of containers forbids it: what runs on shards then runs on the executor that does without.
+//! `cargo xtask without-io-uring -- COMMAND`: runs a command, and all that it starts, with io_uring forbidden as by the default
+//! seccomp profile of containers: shards then run on the other executor.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -23,12 +23,12 @@ impl WithoutIoUring {
     pub(crate) fn run(&self) -> Outcome {
         let (program, arguments) = self.command.split_first().expect("clap demands it");
         forbid().map_err(|error| format!("cannot forbid io_uring: {error}"))?;
-        // It may be cargo.
+        // The program may be cargo.
         hand_over(Command::new(program).args(arguments))
     }
 }
 
-/// Forbids io_uring to this thread and to all that it starts, for ever.
+/// Forbids io_uring permanently to this thread and all that it starts.
 fn forbid() -> Result<(), seccompiler::Error> {
     let forbidden = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
     let filter = SeccompFilter::new(

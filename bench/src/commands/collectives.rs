@@ -1,5 +1,6 @@
-//! What `sealane bench collectives` measures: a call of all ranks of a group, each of which is a process, and the same call of gloo's in
-//! Python. This process is Sealane's first rank. Nothing is pinned; ranks that wait sleep, so that those of the other system can work.
+//! What `sealane bench collectives` measures: a call made by all ranks of a group, each a process, and the same call of gloo in
+//! Python. This process is Sealane's first rank. Nothing is pinned; waiting ranks sleep, so that those of the other system can
+//! work.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -22,22 +23,21 @@ use crate::system::{Client, System};
 
 const GLOO: &str = include_str!("collectives.py");
 
-/// How long ranks may take to come: PyTorch's import on a slow disk, and some.
+/// How long ranks may take to join: PyTorch's import on a slow disk, and some more.
 const JOIN_LIMIT: Duration = Duration::from_secs(120);
 
-/// Between two looks at a key that is not there yet.
+/// Time between two checks for a key that is not there yet.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Calls by which it is found how many make a round.
+/// Calls made to estimate how many fit into a round.
 const GUESS_CALLS: u64 = 8;
 
-/// Most calls of one round.
 const CALLS_MAX: f64 = 1e6;
 
 /// Sealane, and gloo if the plan has it.
 ///
 /// # Errors
-/// A rank does not start, or the ranks do not meet.
+/// A rank does not start, or the ranks do not find each other.
 pub(super) fn systems(plan: &Plan, python: &str) -> Result<Vec<System>, BenchError> {
     let of = plan.collectives.clone().expect("it is what the plan is of");
     let variant = of.call.to_string();
@@ -48,9 +48,8 @@ pub(super) fn systems(plan: &Plan, python: &str) -> Result<Vec<System>, BenchErr
     Ok(systems)
 }
 
-/// Ranks that make calls together.
 trait Ranks {
-    /// The time of so many calls on the slowest rank.
+    /// The time of `count` calls on the slowest rank.
     fn time(&mut self, count: u64) -> Result<Duration, BenchError>;
 }
 
@@ -63,22 +62,21 @@ impl<R: Ranks> Client for R {
     }
 }
 
-/// Processes that end with this.
+/// Processes that end when this is dropped.
 struct Children(Vec<Child>);
 
 impl Drop for Children {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // One that is gone is what is wanted.
+            // A child that is already gone is fine.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Sealane's ranks.
 struct Ours {
-    // Before the directory of their store.
+    // Dropped before the directory of their store.
     _others: Children,
     rank: Rank,
     _directory: TempDir,
@@ -119,10 +117,10 @@ fn failed(error: Error) -> BenchError {
     BenchError::sealane("make a call of all ranks")(error)
 }
 
-/// Does what the first rank says until it is gone.
+/// Follows the first rank's orders until it is gone.
 ///
 /// # Errors
-/// A job that cannot be read; the ranks do not meet, or do not get what they should.
+/// The job cannot be read, the ranks do not find each other, or a result is wrong.
 pub(super) fn serve(job: &str) -> Result<(), BenchError> {
     let job: Job = serde_json::from_str(job).map_err(BenchError::failed("a rank", "understand its job"))?;
     set_pdeathsig(Signal::SIGKILL).map_err(BenchError::io("ask to be ended with the parent process"))?;
@@ -137,7 +135,7 @@ struct Rank {
     group: Group,
     call: Collective,
     one: Vec<u8>,
-    /// A part for each rank, as are the others.
+    /// A part for each rank; so has `other`.
     whole: Vec<u8>,
     other: Vec<u8>,
     sent: Arc<[u8]>,
@@ -154,7 +152,7 @@ impl Rank {
         };
         let group = Group::new(&InFiles(&job.store), job.rank, of.ranks, &options);
         let group = group.map_err(BenchError::sealane("bring the ranks together"))?;
-        // Elements are the rank's number from 1 on, so that results show whose they are.
+        // Elements are the rank's number from 1 on, so that results show which ranks took part.
         let own = job.rank as f32 + 1.0;
         let filled = |count: usize| own.to_ne_bytes().repeat(bytes / 4 * count);
         let [one, whole, other] = [1, of.ranks, of.ranks].map(filled);
@@ -162,14 +160,14 @@ impl Rank {
         let mut rank = Rank { group, call: of.call, one, whole, other, sent };
         rank.run().map_err(failed)?;
         rank.check()?;
-        // Sums of sums would grow without end.
+        // Reset, since sums of sums would grow without end.
         for bytes in [&mut rank.one, &mut rank.whole, &mut rank.other] {
             bytes.fill(0);
         }
         Ok(rank)
     }
 
-    /// The time of so many calls, which the first rank alone knows, on the slowest.
+    /// The time of `count` calls on the slowest rank; only the first rank knows `count`.
     fn time(&mut self, count: u64) -> Result<Duration, Error> {
         let mut count = count.to_ne_bytes();
         self.group.broadcast(&mut count, 0, None)?;
@@ -196,7 +194,7 @@ impl Rank {
         }
     }
 
-    /// A message from the first rank to the last, and one back, each into new memory.
+    /// Sends a message from the first rank to the last, and one back, each into new memory.
     fn there_and_back(&self) -> Result<(), Error> {
         let last = self.group.size() - 1;
         for (sender, receiver) in [(0, last), (last, 0)] {
@@ -209,7 +207,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Makes sure that the first call has brought what it should, if that is in this rank's tensors.
+    /// Checks the result of the first call, if it is in this rank's tensors.
     fn check(&self) -> Result<(), BenchError> {
         let ranks = self.group.size();
         let are_all =
@@ -221,14 +219,14 @@ impl Rank {
                 { parts }.all(|(rank, part)| are_all(part, rank as f32 + 1.0))
             }
             Collective::Broadcast => are_all(&self.one, 1.0),
-            // A barrier brings nothing, and messages have memory of their own.
+            // A barrier brings no data, and messages have memory of their own.
             Collective::Barrier | Collective::Send => true,
         };
         if is_right { Ok(()) } else { Err(BenchError::sealane("give all ranks the right result")(self.call)) }
     }
 }
 
-/// A store in a directory: a file for each key.
+/// A store in a directory, with a file for each key.
 struct InFiles<'p>(&'p Path);
 
 impl InFiles<'_> {
@@ -239,7 +237,7 @@ impl InFiles<'_> {
 
 impl Store for InFiles<'_> {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
-        // Nobody reads half of it.
+        // Renamed when complete, so that nobody reads half of it.
         let (file, part) = (self.file(key), self.file(key).with_added_extension("part"));
         let written = fs::write(&part, value).and_then(|()| fs::rename(&part, &file));
         written.map_err(|error| Error::unavailable("the ranks' directory", error.to_string()))
@@ -259,7 +257,6 @@ impl Store for InFiles<'_> {
     }
 }
 
-/// gloo's ranks.
 struct Gloo {
     program: String,
     asked: ChildStdin,
@@ -278,7 +275,7 @@ impl Gloo {
             command.args([rank, of.ranks].map(|number| number.to_string()));
             command.args([of.call.to_string(), plan.size_bytes.to_string()]);
             command.env("GLOO_SOCKET_IFNAME", "lo").env("OMP_NUM_THREADS", "1");
-            // Only the first is asked.
+            // Only the first rank is asked.
             let pipe = || if rank == 0 { Stdio::piped() } else { Stdio::null() };
             command.stdin(pipe()).stdout(pipe());
             ranks.0.push(command.spawn().map_err(BenchError::io(format!("start {python}, which --python names")))?);
@@ -298,7 +295,7 @@ impl Ranks for Gloo {
     fn time(&mut self, count: u64) -> Result<Duration, BenchError> {
         writeln!(self.asked, "{count}").map_err(|_| self.ended())?;
         let mut line = String::new();
-        // gloo says there, too, that it has connected.
+        // gloo also prints there that it has connected.
         while let Ok(1..) = self.said.read_line(&mut line) {
             if let Some(seconds) = line.strip_prefix("seconds ").and_then(|text| text.trim().parse().ok()) {
                 return Ok(Duration::from_secs_f64(seconds));

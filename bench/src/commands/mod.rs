@@ -1,4 +1,4 @@
-//! The arguments of `sealane-bench`: measures Sealane and what users would otherwise run, side by side.
+//! The arguments of `sealane-bench`: it measures Sealane and the alternatives that users would otherwise run, side by side.
 
 mod collectives;
 mod ps;
@@ -20,7 +20,7 @@ use crate::plan::{Bench, Collective, Collectives, Fuse, Link, Plan, Size, Tables
 use crate::run::{Outcome, run as run_pairs, run_own, serve_peer};
 use crate::{BenchError, PeerProgram, Progress, Report};
 
-/// What starts this program as a producer; the job follows as the last argument.
+/// Arguments that start this program as a producer; the job follows as the last argument.
 const PRODUCER: [&str; 1] = ["peer"];
 
 /// What each link's figures mean; part of `--help`.
@@ -453,8 +453,8 @@ fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(),
     })
 }
 
-/// Measures each of the plans; of several there is one table, and the JSON is a list of their reports. Where one fails, those before it
-/// are reported all the same.
+/// Measures each of the plans; several share one table, and the JSON is a list of their reports. If one fails, those before it are
+/// still reported.
 fn measure_by(
     plans: &[Plan],
     common: &Common,

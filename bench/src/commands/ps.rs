@@ -1,4 +1,4 @@
-//! `sealane bench ps`: the parameter-server experiment, and the product of its settings.
+//! `sealane bench ps`: the parameter-server experiment, and all combinations of its settings.
 
 use itertools::iproduct;
 use sealane_cli::Failure;
@@ -82,7 +82,7 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// What the flags describe: every combination of the lists is a variant, the later flags changing faster.
+    /// The plan of these flags: every combination of the lists is a variant, with later flags changing faster.
     pub(super) fn plan(&self) -> Result<Plan, Failure> {
         let workload = Workload::parse(&Workload::text(&self.workload)?, &self.workload)?;
         let Step { pull: step, push, tables } = self.rows.step(&workload)?;

@@ -1,6 +1,7 @@
-//! What `sealane bench restart` measures: two daemons of the `sealane` beside this program, a ps and a worker attached to one and a worker to
-//! the other, and tensors that the ps pushes to both and that both pull. In each round the ps's daemon hands over to the next one, or is drained and
-//! started anew, by the commands that a person would use. Bounded by three tasks and six threads.
+//! What `sealane bench restart` measures: two daemons of the `sealane` program beside this one, a ps and a worker attached to one,
+//! a worker attached to the other, and tensors that the ps pushes to both and that both pull. In each round the ps's daemon hands
+//! over to the next one, or is drained and started again, by the commands that a person would use. Bounded by three tasks and six
+//! threads.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -23,37 +24,37 @@ use crate::plan::Plan;
 use crate::system::{Client, System};
 
 const PS: &str = "ps0:2222";
-/// By the daemon that serves them: the ps's own, and the other.
+/// The workers, by the daemon that serves them: the ps's own, and the other one.
 const WORKERS: [&str; 2] = ["worker0:2222", "worker1:2222"];
 
-/// Both daemons, by their names, with the tasks of each.
+/// The names of both daemons, with the tasks of each.
 const HOSTS: [(&str, &[&str]); 2] = [("first", &[PS, WORKERS[0]]), ("second", &[WORKERS[1]])];
 
 /// The queue that each worker accepts from.
 const QUEUE: &str = "tensors";
 
-/// What the ps has published: the workers pull the first of these tensors, and see the others' cost, for all are published again
-/// together. They fill half of its arena.
+/// Number of tensors that the ps publishes. The workers pull only the first, but the others add to the cost, since all are
+/// published again together. They fill half of its arena.
 const PUBLISHED: usize = 32;
 const PUBLISHED_BYTES: usize = 1 << 20;
 const PULLED_BYTES: usize = 4096;
 
-/// Between two tensors: often enough to see a gap of a millisecond, and seldom enough to leave the processors to the daemons.
+/// Time between two tensors: short enough to notice a gap of a millisecond, and long enough to leave the processors to the daemons.
 const PACE: Duration = Duration::from_micros(500);
 
-/// Between two looks whether something has happened, and after a call that failed.
+/// Time between two checks whether something has happened, and after a failed call.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long a thread waits for a tensor before it looks whether it is to end.
+/// How long a thread waits for a tensor before it checks whether it should end.
 const ACCEPT_TIME: Duration = Duration::from_millis(100);
 
-/// How long a daemon may take to let its first client in, or its successor.
+/// How long a daemon may take until its first client, or its successor, can attach.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// The end of a daemon's log that goes into an error.
+/// Lines of the end of a daemon's log that are included in an error.
 const LOG_LINES: usize = 5;
 
-/// Both ways of exchanging a daemon, under the same traffic.
+/// Both ways of replacing a daemon, under the same traffic.
 ///
 /// # Errors
 /// A daemon does not start, or a task cannot attach.
@@ -64,10 +65,10 @@ pub(super) fn systems(plan: &Plan) -> Result<Vec<System>, BenchError> {
     Ok(ways.map(system).into())
 }
 
-/// How a daemon's place is taken by the next one.
+/// How the next daemon replaces a daemon.
 type Way = fn(&mut Host) -> Result<(), BenchError>;
 
-/// One of the ways, in rounds.
+/// One of the ways, measured in rounds.
 struct Turn {
     restart: Rc<RefCell<Restart>>,
     way: Way,
@@ -79,10 +80,9 @@ impl Client for Turn {
     }
 }
 
-/// See the module.
 struct Restart {
-    // Dropped in this order: tasks leave before their daemons end, and both before their files.
-    /// Pushes to both workers, then pulls of both.
+    // Dropped in this order: tasks leave before their daemons end, and both before their files are removed.
+    /// Pushes to both workers, then pulls by both.
     streams: Vec<Stream>,
     _tasks: Vec<Task>,
     hosts: Vec<Host>,
@@ -102,7 +102,7 @@ impl Restart {
         Ok(Restart { streams, _tasks: tasks, hosts, _directory: directory })
     }
 
-    /// Traffic for `length`, then the restart.
+    /// Runs traffic for `length`, then the restart.
     fn round(&mut self, length: Duration, way: Way) -> Result<Sample, BenchError> {
         self.until_all_have_got_one(Instant::now())?;
         for stream in &self.streams {
@@ -119,7 +119,7 @@ impl Restart {
         Ok(figures.into())
     }
 
-    /// Waits until each worker has got a tensor since `since`.
+    /// Waits until each worker has received a tensor since `since`.
     fn until_all_have_got_one(&self, since: Instant) -> Result<(), BenchError> {
         let waiting = Instant::now();
         while self.streams.iter().any(|stream| stream.look(|arrivals| arrivals.last.is_none_or(|last| last <= since))) {
@@ -132,8 +132,8 @@ impl Restart {
     }
 }
 
-/// The tasks of each daemon at an address of their own, which was free a moment ago: a daemon that is started anew has to
-/// bind it by itself, as any does.
+/// The tasks of each daemon at their own address, which was free a moment ago: a daemon that is started again has to bind it by
+/// itself, as usual.
 fn endpoint_map() -> std::io::Result<String> {
     let listeners = HOSTS.map(|_| TcpListener::bind("127.0.0.1:0"));
     let mut map = String::new();
@@ -144,7 +144,6 @@ fn endpoint_map() -> std::io::Result<String> {
     Ok(map)
 }
 
-/// A host's daemon.
 struct Host {
     socket: PathBuf,
     tasks: &'static [&'static str],
@@ -157,7 +156,7 @@ impl Host {
         Ok(Host { daemon: spawn(&socket, tasks, &[])?, socket, tasks })
     }
 
-    /// Has another daemon take over, and has the first one's end when this returns.
+    /// Has another daemon take over, and returns when the first one has ended.
     fn hand_over(&mut self) -> Result<(), BenchError> {
         let next = spawn(&self.socket, self.tasks, &["--take-over"])?;
         let mut first = std::mem::replace(&mut self.daemon, next);
@@ -175,7 +174,7 @@ impl Host {
         Err(failure)
     }
 
-    /// Runs `sealane drain`, has the daemon's end, and starts another.
+    /// Runs `sealane drain`, waits for the daemon's end, and starts another.
     fn stop_and_start(&mut self) -> Result<(), BenchError> {
         let mut drain = command("drain", &self.socket);
         let drained = drain.stderr(Stdio::null()).status().map_err(BenchError::io("start `sealane drain`"))?;
@@ -211,7 +210,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // One that is gone is what is wanted.
+        // A daemon that is already gone is fine.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
@@ -225,11 +224,11 @@ fn command(name: &str, socket: &Path) -> Command {
     made
 }
 
-/// A daemon of those tasks, which adds to the log beside its socket.
+/// Starts a daemon of those tasks, which appends to the log beside its socket.
 fn spawn(socket: &Path, tasks: &[&str], arguments: &[&str]) -> Result<Child, BenchError> {
     let mut daemon = command("daemon", socket);
     daemon.args(arguments);
-    // One shard, as the daemons of other measurements have; all else is as by default.
+    // One shard, as for the daemons of other measurements; everything else is the default.
     daemon.args(["--endpoint-map", ".endpoint_map", "--metrics", "off", "--set", "runtime.shards=1"]);
     daemon.args(tasks.iter().flat_map(|task| ["--task", task]));
     daemon.arg("--end-with").arg(std::process::id().to_string());
@@ -238,13 +237,12 @@ fn spawn(socket: &Path, tasks: &[&str], arguments: &[&str]) -> Result<Child, Ben
     started.map_err(BenchError::io("start a daemon"))
 }
 
-/// What reaches one worker.
 #[derive(Default)]
 struct Arrivals {
     last: Option<Instant>,
     longest: Duration,
     failed: u64,
-    /// Nothing is to come any more.
+    /// True if nothing more will come.
     is_over: bool,
 }
 
@@ -255,7 +253,7 @@ struct Stream {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the ps pushes to the workers, and what they pull of what it has published.
+/// The tensors that the ps pushes to the workers, and those that they pull from it.
 fn traffic(tasks: &[Task], size_bytes: usize) -> Result<Vec<Stream>, sealane::Error> {
     let (ps, workers) = (&tasks[0], &tasks[1..]);
     let of_bytes = |bytes: usize| Tensor::from_elements(&[bytes as u64], &vec![1_u8; bytes]);
@@ -283,7 +281,7 @@ fn traffic(tasks: &[Task], size_bytes: usize) -> Result<Vec<Stream>, sealane::Er
 }
 
 impl Stream {
-    /// Does a thing again and again until the end, at that pace; notes whether a tensor came, or the call failed and is to be made again.
+    /// Repeats a call at this pace until the end; records whether a tensor came, or the call failed and must be repeated.
     fn spawn(&mut self, pace: Duration, mut again: impl FnMut() -> Result<bool, sealane::Error> + Send + 'static) {
         let arrivals = self.arrivals.clone();
         self.threads.push(thread::spawn(move || {
@@ -318,7 +316,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.look(|arrivals| arrivals.is_over = true);
-        // A thread that has panicked has said so.
+        // A panic of a thread was already reported.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }

@@ -1,5 +1,4 @@
-//! `--rows` of `bench ps`: which variables of a workload are tables, and what a step moves when rows of them are
-//! pulled.
+//! `--rows` of `bench ps`: which variables of a workload are tables, and what a step moves when rows of them are pulled.
 
 use crate::plan::{Skew, Tables};
 use sealane_fusion::DType;
@@ -7,9 +6,9 @@ use sealane_fusion::DType;
 use sealane_cli::Failure;
 use sealane_cli::workload::{TensorSpec, Workload};
 
-/// A variable with so many times as many rows as a batch is a table, where a workload does not list its tables.
+/// If a workload does not list its tables, a variable with this many times the rows of a batch is one.
 const ROWS_OF_BATCH: u64 = 8;
-/// Bytes of the number of a row whose gradient is pushed.
+/// Bytes of a row's number that is pushed with its gradient.
 const ID_BYTES: usize = 8;
 
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -33,19 +32,17 @@ pub(super) struct RowsFlags {
     table_rows_max: u64,
 }
 
-/// What a worker moves in a step.
 #[derive(Debug)]
 pub(super) struct Step {
     /// Bytes of each variable that is pulled whole.
     pub(super) pull: Vec<usize>,
-    /// Bytes of each gradient.
     pub(super) push: Vec<usize>,
-    /// Tables of which rows are pulled.
+    /// Tables whose rows are pulled.
     pub(super) tables: Vec<Tables>,
 }
 
 impl RowsFlags {
-    /// What the flags make of a workload's step.
+    /// What these flags make of a workload's step.
     pub(super) fn step(&self, workload: &Workload) -> Result<Step, Failure> {
         if !self.rows {
             return Ok(Step { pull: bytes(&workload.pull), push: bytes(&workload.push), tables: Vec::new() });
@@ -95,7 +92,7 @@ fn bytes_of(spec: &TensorSpec) -> usize {
     usize::try_from(spec.bytes()).unwrap_or(usize::MAX)
 }
 
-/// Of a variable that is a table for batches of that size.
+/// Rows and dimension of a variable, if it is a table for batches of that size.
 fn rows_and_dim(spec: &TensorSpec, batch: usize) -> Option<(u64, u64)> {
     match spec.meta().shape()[..] {
         [rows, dim] if spec.dtype() == DType::F32 && rows >= ROWS_OF_BATCH.saturating_mul(batch as u64) => {

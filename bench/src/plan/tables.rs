@@ -34,7 +34,6 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Bytes of a row.
     pub(crate) fn row_bytes(&self) -> usize {
         self.dim * size_of::<f32>()
     }
@@ -49,12 +48,11 @@ impl Tables {
         self.rows_a_step() * self.row_bytes()
     }
 
-    /// Bytes of all tables.
     pub(crate) fn bytes(&self) -> u64 {
         (self.tables as u64).saturating_mul(self.rows).saturating_mul(self.row_bytes() as u64)
     }
 
-    /// Each by itself.
+    /// The same tables, one at a time.
     pub(crate) fn each(&self) -> impl Iterator<Item = Tables> + use<> {
         std::iter::repeat_n(Tables { tables: 1, ..*self }, self.tables)
     }
@@ -67,7 +65,7 @@ impl Tables {
     }
 }
 
-/// Tables of any sizes.
+/// Checks tables of any sizes.
 pub(crate) fn check(tables: &[Tables]) -> Result<(), BenchError> {
     tables.iter().try_for_each(Tables::check)?;
     let count = tables.iter().map(|of| of.tables).sum::<usize>();

@@ -1,4 +1,4 @@
-//! The parameter-server experiment, as flags spell it: how many train, how, and in which variants.
+//! The parameter-server experiment, as written in flags: how many train, how, and in which variants.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -56,7 +56,7 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// Whether a tensor goes to the same memory in every step.
+    /// Whether a tensor uses the same memory in every step.
     pub(crate) fn keeps_memory(&self) -> bool {
         self.registration == Registration::Static
     }
@@ -98,12 +98,12 @@ pub struct Training {
 }
 
 impl Training {
-    /// Connections, one of each worker with each ps.
+    /// Number of connections: one from each worker to each ps.
     pub(crate) fn pairs(&self) -> usize {
         self.size.workers * self.size.ps
     }
 
-    /// How many train, in the experiment itself and in its variants.
+    /// The sizes of the experiment itself and of its variants.
     fn sizes(&self) -> impl Iterator<Item = Size> {
         self.variants.iter().filter_map(|variant| variant.size).chain([self.size])
     }
@@ -115,13 +115,12 @@ impl Training {
         Self { size, mode: Mode::Async, compute_us: 0, push: step.to_vec(), variants }
     }
 
-    /// Who pulls rows: one worker, from one ps.
+    /// For pulling rows: one worker, and one ps.
     pub(super) fn of_rows() -> Self {
         let variants = vec![Variant { fuse: Fuse::Turn, ..Variant::default() }];
         Self { size: Size { workers: 1, ps: 1 }, variants, ..Self::of(&[1]) }
     }
 
-    /// Makes sure that it can be run.
     pub(super) fn check(&self) -> Result<(), BenchError> {
         for Size { workers, ps } in self.sizes() {
             within("--workers", workers, 1, PEERS_MAX)?;
@@ -140,7 +139,7 @@ impl Training {
 }
 
 impl Plan {
-    /// What the link can do of the experiment: over tcp all of it.
+    /// Checks what the link supports of the experiment: over tcp everything.
     pub(super) fn check_trainees(&self) -> Result<(), BenchError> {
         let Some(training) = self.training.as_ref().filter(|_| self.bench == Bench::Ps) else { return Ok(()) };
         if self.link != Link::Verbs && !self.has_hosted_workers() {
@@ -177,14 +176,14 @@ impl Plan {
     }
 }
 
-/// Spreads tensors over so many ps: the largest first, each to the ps that has the fewest bytes so far, as TensorFlow's
-/// `GreedyLoadBalancingStrategy` does by size, which is at most a third above the best way (Graham 1969). For each ps the
-/// numbers of its tensors, in order.
+/// Distributes tensors over `ps` parameter servers: the largest first, each to the ps with the fewest bytes so far, as TensorFlow's
+/// `GreedyLoadBalancingStrategy` does by size, which is at most a third worse than the optimum (Graham 1969). Returns for each ps
+/// the numbers of its tensors, in order.
 pub(crate) fn spread<T: Copy + Default + Ord + Add<Output = T>>(sizes: &[T], ps: usize) -> Vec<Vec<usize>> {
     let mut numbers: Vec<usize> = (0..sizes.len()).collect();
     numbers.sort_by_key(|&number| std::cmp::Reverse(sizes[number]));
     let mut shares = vec![Vec::new(); ps];
-    // By bytes, tensors, and number.
+    // Ordered by bytes, tensors, and the ps's number.
     let mut least: BTreeSet<(T, usize, usize)> = (0..ps).map(|ps| (T::default(), 0, ps)).collect();
     for number in numbers {
         let (bytes, tensors, ps) = least.pop_first().expect("one ps at least");

@@ -160,7 +160,7 @@ impl From<Registration> for verbs::Registration {
     }
 }
 
-/// Longer than any run.
+/// Validity of the keys: longer than any run.
 const KEYS_LIFE: Duration = Duration::from_secs(7 * 86_400);
 
 /// What the two sides of a link show each other.
@@ -193,7 +193,7 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// New keys for these tasks, if there is to be any security.
+    /// New keys for these tasks; `None` without security.
     pub(crate) fn make(security: Security, tasks: &[&str]) -> Result<Option<Self>, BenchError> {
         match security {
             Security::None => Ok(None),
@@ -213,7 +213,7 @@ impl Keys {
         }
     }
 
-    /// As an engine takes it.
+    /// The keys in the engine's form.
     pub(crate) fn authentication(&self) -> Result<Authentication, BenchError> {
         let authentication = match self {
             Self::Secret(secret) => Authentication::secret_bytes(secret.as_bytes()),
@@ -230,7 +230,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    /// Every word that a flag takes is one that a report writes.
+    /// Every word that a flag accepts is written the same way in a report.
     fn assert_spelt_alike<T: ValueEnum + fmt::Display>() {
         let words = T::value_variants().iter().filter_map(|word| Some((word, word.to_possible_value()?)));
         words.for_each(|(word, flag)| assert_eq!(word.to_string(), flag.get_name()));

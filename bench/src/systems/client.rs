@@ -1,8 +1,8 @@
-//! How a [`Client`] is measured, whatever carries the tensors: it asks, takes what came, and asks again. Here are all loops of
-//! latency, rate, bandwidth, fan-in and steps; a client says how one request is made.
+//! How a [`Client`] is measured, whatever carries the tensors: it requests, takes what came, and requests again. All loops of
+//! latency, rate, bandwidth, fan-in and steps are here; a client only makes single requests.
 //!
-//! The loops are async, for the systems that are measured on an executor of theirs; the others do all their waiting within
-//! their calls, and go through [`measure_now`].
+//! The loops are async, for systems that are measured on their own executor; the others wait within their calls, and go through
+//! [`measure_now`].
 
 use std::time::{Duration, Instant};
 use std::{hint, thread};
@@ -16,7 +16,7 @@ use crate::plan::{Bench, Plan};
 use crate::stopwatch::{Tally, Times};
 use crate::system::Client;
 
-/// A round of what the plan measures, for `length` after its warm-up.
+/// Measures one round of the plan's bench, for `length` after its warm-up.
 pub(super) async fn measure(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     match plan.bench {
         Bench::Latency => round_trips(client, plan, length).await,
@@ -26,7 +26,7 @@ pub(super) async fn measure(client: &mut impl Client, plan: &Plan, length: Durat
     }
 }
 
-/// The same of a client that waits within its calls.
+/// Like [`measure`], for a client that waits within its calls.
 pub(crate) fn measure_now(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     measure(client, plan, length).now_or_never().expect("it waits within its calls")
 }
@@ -41,7 +41,7 @@ async fn round_trips(client: &mut impl Client, plan: &Plan, length: Duration) ->
     }
 }
 
-/// A window of requests in flight: what is answered is asked for again at once.
+/// Keeps a window of requests in flight: each answer is followed by a new request at once.
 async fn throughput(
     client: &mut impl Client,
     plan: &Plan,
@@ -65,7 +65,7 @@ async fn throughput(
     Ok(tally.sample(plan))
 }
 
-/// Step after step; a window of small tensors that are asked for together is one as well.
+/// Makes step after step; a window of small tensors that are requested together also counts as a step.
 pub(super) async fn steps(client: &mut impl Client, plan: &Plan, length: Duration) -> Result<Sample, BenchError> {
     let before = client.moved().await?;
     let mut times = Times::start(Instant::now(), length);
@@ -84,13 +84,13 @@ pub(super) async fn steps(client: &mut impl Client, plan: &Plan, length: Duratio
     Ok(times.steps(plan, moved))
 }
 
-/// What the slowest of many peers got, of tensors that arrived at each, relative to an equal share.
+/// The slowest peer's tensors relative to an equal share, given how many arrived at each of many peers.
 pub(super) fn slowest_share(arrived: &[u64]) -> (Metric, f64) {
     let (fewest, total) = (arrived.iter().min().copied().unwrap_or_default(), arrived.iter().sum::<u64>());
     (Metric::SlowestShare, fewest as f64 * arrived.len() as f64 / total.max(1) as f64)
 }
 
-/// Lets the gap pass as the run waits for everything else: spinning, or asleep.
+/// Lets the gap pass in the same way as the run waits for everything else: spinning, or asleep.
 pub(crate) fn pass_gap(idle: Duration, polling: bool) {
     if !polling {
         return thread::sleep(idle);
@@ -101,7 +101,7 @@ pub(crate) fn pass_gap(idle: Duration, polling: bool) {
     }
 }
 
-/// Looks at the memory that the last step of a round has filled, and that was empty before its first.
+/// Checks the memory that the last step of a round has filled, and that was empty before its first.
 pub(super) fn check_arrival<'t>(
     system: &'static str,
     tensors: impl Iterator<Item = &'t [u8]>,
@@ -110,12 +110,12 @@ pub(super) fn check_arrival<'t>(
     wrong.map_or(Ok(()), |(tensor, _)| Err(other_bytes(system, tensor)))
 }
 
-/// A step's tensor arrived with other bytes than it was sent with.
+/// The error that a step's tensor arrived with other bytes than were sent.
 pub(super) fn other_bytes(system: &'static str, tensor: usize) -> BenchError {
     BenchError::failed(system, "deliver what was sent")(format!("tensor {tensor} has other bytes"))
 }
 
-/// Whether a tensor has the length that was asked for.
+/// Checks that a tensor has the requested length.
 pub(super) fn check_length(system: &'static str, expected: usize, received: usize) -> Result<(), BenchError> {
     if received == expected {
         return Ok(());

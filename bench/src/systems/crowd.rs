@@ -1,5 +1,5 @@
-//! Many callers in one thread, on plain sockets: all call a listener and greet it before the first welcome is waited for, and stay
-//! until they part. Bounded by the plan's peers. `connect` measures one such storm a round.
+//! Many callers in one thread, on plain sockets: all connect to a listener and greet it before the first welcome is waited for, and
+//! stay until they part. Bounded by the plan's peers. `connect` measures one such storm each round.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -17,25 +17,25 @@ use crate::systems::sockets;
 /// Bytes of one read; a greeting is far shorter.
 const READ_BYTES: usize = 4 << 10;
 
-/// What callers say to the listener of a system, and hear from it.
+/// What callers send to the listener of a system, and receive from it.
 #[derive(Clone, Copy)]
 pub(super) struct Manners {
-    /// The first words of a caller, by its number, on a visit, by its number.
+    /// The greeting of a caller, given its number and the number of the visit.
     pub(super) greeting: fn(usize, u64) -> Vec<u8>,
-    /// The length of the welcome at the front of what was heard, `None` if it is not all there yet; or the reason of a listener that
-    /// says no, or is not understood.
+    /// The length of the welcome at the front of the received bytes, `None` if it is incomplete; or the reason if the listener
+    /// refuses or its answer is not understood.
     pub(super) welcome: fn(&[u8]) -> Result<Option<usize>, String>,
 }
 
-/// Callers of one listener, all welcomed, each with what was heard behind the welcome.
+/// Callers of one listener, all welcomed, each with the bytes received after the welcome.
 pub(super) struct Crowd(Vec<(TcpStream, Vec<u8>)>);
 
 impl Crowd {
-    /// Has `peers` callers call the listener at `port` at once, and gives the time from the first call until the last was
+    /// Has `peers` callers connect to the listener at `port` at once, and returns the time from the first call until the last was
     /// welcomed.
     ///
     /// # Errors
-    /// [`BenchError::Failed`] if any was not welcomed; [`BenchError::Stalled`] if the listener does not go on.
+    /// [`BenchError::Failed`] if any was not welcomed; [`BenchError::Stalled`] if the listener makes no progress.
     pub(super) fn call(
         system: &'static str,
         manners: Manners,
@@ -50,7 +50,7 @@ impl Crowd {
         for greeting in greetings {
             let mut socket = sockets::connect(port, congestion)?;
             socket.set_read_timeout(Some(STALL_LIMIT)).map_err(BenchError::io("set a socket's options"))?;
-            // One that was hung up on hears of it when it listens.
+            // A caller that was disconnected notices when it reads.
             let _ = socket.write_all(&greeting);
             callers.push((socket, Vec::new()));
         }
@@ -75,10 +75,10 @@ impl Crowd {
         }
     }
 
-    /// Hangs up on the listener, and waits until it has done so as well: it is quiet then.
+    /// Closes all connections, and waits until the listener has done so as well: it is quiet then.
     ///
     /// # Errors
-    /// [`BenchError::Io`] if the listener does not let all go.
+    /// [`BenchError::Io`] if the listener does not close all connections.
     pub(super) fn part(self) -> Result<(), BenchError> {
         for (socket, _) in &self.0 {
             socket.shutdown(Shutdown::Write).map_err(BenchError::io("hang up on a listener"))?;
@@ -97,7 +97,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// The callers' sockets, for those who can say more than a caller.
+    /// The callers' sockets, for code that sends more than a caller does.
     pub(super) fn into_sockets(self) -> impl Iterator<Item = (TcpStream, Vec<u8>)> {
         self.0.into_iter()
     }
@@ -108,7 +108,7 @@ impl Crowd {
     }
 }
 
-/// Waits for a caller's welcome, which is taken off what it heard; fails with a reason, or with none if nothing comes.
+/// Waits for a caller's welcome, and removes it from what it received; fails with a reason, or with `None` if nothing comes.
 fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: Manners) -> Result<(), Option<String>> {
     let mut bytes = [0; READ_BYTES];
     loop {
@@ -125,7 +125,7 @@ fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: Manners) -> Res
     }
 }
 
-/// Those who call a listener, which has a process of its own.
+/// The callers of a listener that has its own process.
 struct Storm {
     manners: Manners,
     system: &'static str,
@@ -133,7 +133,7 @@ struct Storm {
     visits: u64,
 }
 
-/// Starts the listener, which then has had one storm already that does not count.
+/// Starts the listener, and runs one storm that does not count.
 pub(super) fn start_storm(job: &PeerJob, program: &PeerProgram, manners: Manners) -> Result<System, BenchError> {
     let (plan, system) = (&job.plan, job.system.as_str());
     process::allow_open_files("--peers", plan.peers, 1)?;

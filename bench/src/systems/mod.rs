@@ -1,13 +1,13 @@
 //! The systems that can be measured, and what they share.
 //!
-//! A system is set up once by [`set_up`], with its producer in a process that [`serve`]s, measured round by round as a
+//! A system is set up once by [`set_up`], with its producer in a process that runs [`serve`], measured round by round as a
 //! [`Client`](crate::system::Client), and torn down by being dropped. What a round does is written once for all systems:
 //!
-//! - [`client`] measures requests, windows of them, and steps of many tensors. A system says how it asks and how it takes what came:
-//!   `raw`, `grpc`, Sealane in a process or attached to a daemon, its streams, and the peers of a fan-in, which are one client
-//!   together.
-//! - [`training`] measures workers that make steps with parameter servers: tasks of gRPC, sessions over sockets, or one thread each.
-//!   Workers that pull [`rows`] are such, too.
+//! - [`client`] measures requests, windows of them, and steps of many tensors. A system says how it requests and how it takes what
+//!   came: `raw`, `grpc`, Sealane in a process or attached to a daemon, its streams, and the peers of a fan-in, which together are
+//!   one client.
+//! - [`training`] measures workers that make steps with parameter servers: tasks of gRPC, sessions over sockets, or a thread for
+//!   each worker. Workers that pull [`rows`] belong here, too.
 //! - [`crowd`] measures callers that greet a listener, with the [`Manners`](crowd::Manners) of its system.
 
 pub(crate) mod client;
@@ -25,8 +25,8 @@ use crate::peer::{PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Plan, Security, SystemName, Variant};
 use crate::system::System;
 
-/// Sealane, also with few peers where that is what many are compared with, then each baseline of the plan once, in all
-/// the ways in which it is measured.
+/// Sealane, also with few peers if many are compared with few, then each baseline of the plan once, in all the ways in which it is
+/// measured.
 fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
     let mut systems = match &plan.training {
         Some(training) => training.variants.iter().map(|one| (SystemName::Sealane, plan.with_variant(*one))).collect(),
@@ -40,7 +40,7 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
             continue;
         }
         let first = plan.training.as_ref().map(|training| training.variants[0]);
-        // gRPC can do both, whatever Sealane is to do.
+        // gRPC is measured both ways, whatever Sealane does.
         let both = [Fuse::Off, Fuse::Receive];
         let plans = match (plan.bench, *name, first) {
             (_, SystemName::Open, _) => vec![Plan { security: Security::None, ..plan.clone() }],
@@ -59,7 +59,7 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
 /// Sets up every system of the plan, each with its producer at rest.
 ///
 /// # Errors
-/// [`BenchError::Setting`] when the kernel lacks the one that is wanted; whatever keeps a system from starting.
+/// [`BenchError::Setting`] if the kernel lacks the wanted congestion control; whatever keeps a system from starting.
 pub(crate) fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
     if let (Link::Tcp | Link::Verbs, Some(name)) = (plan.link, &plan.congestion) {
         sockets::check_congestion(name)?;
@@ -91,7 +91,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         (_, Raw, Link::Loopback) => Ok(raw::in_memory(&job.plan)),
         (_, Grpc | GrpcStream, Link::Shm) => grpc::over_unix(job, program),
         (_, Grpc | GrpcStream, Link::Loopback) => grpc::in_memory(job),
-        // gRPC knows no verbs: it goes through the kernel all the same.
+        // gRPC does not support verbs: it goes through the kernel in either case.
         (_, Grpc | GrpcStream, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
         (_, _, Link::Shm) => sealane::attached(job, program),
         (_, _, Link::Loopback) => sealane::in_memory(&job.plan),

@@ -1,5 +1,5 @@
-//! What `rows` measures: workers that pull rows of tables, step after step. Here is what all systems do the same: which rows a worker
-//! names, what they look like, and whether what came is that.
+//! What `rows` measures: workers that pull rows of tables, step after step. This is what all systems share: which rows a worker
+//! names, their contents, and the check of what came.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -10,7 +10,7 @@ use crate::error::BenchError;
 use crate::plan::{Plan, Skew, Tables};
 use crate::systems::client::other_bytes;
 
-/// Steps whose rows a worker knows before the first round; it names them again and again.
+/// Steps whose rows a worker draws before the first round; it repeats them.
 const STEPS: usize = 8;
 
 /// The tables of a plan of rows, which all have one size.
@@ -23,7 +23,7 @@ pub(super) fn each(plan: &Plan) -> Vec<Tables> {
     plan.tables.iter().flat_map(Tables::each).collect()
 }
 
-/// Bytes of what a worker pulls of each table in a step.
+/// Bytes that a worker pulls of each table in a step.
 pub(super) fn bytes_of_each(plan: &Plan) -> Vec<usize> {
     each(plan).iter().map(Tables::step_bytes).collect()
 }
@@ -36,31 +36,31 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Of the worker with this number; the same in every run.
+    /// For the worker with this number; the same in every run.
     pub(super) fn new(plan: &Plan, worker: usize) -> Self {
         Self::of(each(plan), worker)
     }
 
-    /// The same of these tables, each by itself.
+    /// Like [`new`](Self::new), for these tables, each by itself.
     pub(crate) fn of(tables: Vec<Tables>, worker: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(worker as u64);
         let mut step = || tables.iter().map(|table| draw(table, &mut random)).collect();
         Self { steps: (0..STEPS).map(|_| step()).collect(), tables, next: 0 }
     }
 
-    /// What the next step names of each table.
+    /// The rows that the next step names in each table.
     pub(super) fn advance(&mut self) -> &[Vec<u64>] {
         self.next += 1;
         &self.steps[(self.next - 1) % STEPS]
     }
 
-    /// Looks whether these are the rows that the last step has named, those of one table behind those of another.
+    /// Checks that these are the rows that the last step has named, one table after the other.
     pub(super) fn check_all(&self, system: &'static str, rows: &[u8]) -> Result<(), BenchError> {
         let mut tables = rows.chunks_exact(rows.len() / self.tables.len()).enumerate();
         tables.try_for_each(|(table, rows)| self.check(system, table, rows))
     }
 
-    /// Looks whether these are the rows of one table that the last step has named.
+    /// Checks that these are the rows of one table that the last step has named.
     pub(super) fn check(&self, system: &'static str, table: usize, rows: &[u8]) -> Result<(), BenchError> {
         let named = &self.steps[(self.next - 1) % STEPS][table];
         let row_bytes = self.tables[table].row_bytes();
@@ -74,7 +74,7 @@ impl Wanted {
     }
 }
 
-/// The rows of a batch. Those that are popular lie anywhere in the table.
+/// Draws the rows of a batch. Popular rows are spread over the table.
 fn draw(tables: &Tables, random: &mut SmallRng) -> Vec<u64> {
     let rows = tables.rows;
     let rank = |random: &mut SmallRng| match tables.skew {
@@ -88,12 +88,12 @@ fn draw(tables: &Tables, random: &mut SmallRng) -> Vec<u64> {
     (0..tables.batch).map(|_| scattered.place(rank(random)).1).collect()
 }
 
-/// Each element of a row.
+/// The value of each element of a row.
 pub(super) fn element(table: usize, row: u64) -> f32 {
     ((table as u64 * 7_919 + row) & 0xf_ffff) as f32
 }
 
-/// Writes rows of a table, by their numbers.
+/// Writes the contents of rows of a table, by their numbers.
 pub(super) fn fill(memory: &mut [u8], tables: &Tables, table: usize, rows: impl Iterator<Item = u64>) {
     for (target, row) in memory.chunks_exact_mut(tables.row_bytes()).zip(rows) {
         target.as_chunks_mut().0.fill(element(table, row).to_ne_bytes());
@@ -107,7 +107,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Those rows of each table that `rows` yields.
+    /// Holds those rows of each table that `rows` yields.
     pub(super) fn new<R: Iterator<Item = u64>>(plan: &Plan, rows: impl Fn() -> R) -> Self {
         let tables = tables(plan);
         let table = |table| {
@@ -118,19 +118,17 @@ impl Memory {
         Self { tables, contents: (0..tables.tables).map(table).collect() }
     }
 
-    /// How many.
     pub(super) fn tables(&self) -> usize {
         self.contents.len()
     }
 
-    /// Bytes of a row.
     pub(super) fn row_bytes(&self) -> usize {
         self.tables.row_bytes()
     }
 
-    /// Copies rows of one table behind each other, as fast as a compiler makes of it.
+    /// Copies rows of one table one after the other, as fast as compiled code can.
     pub(super) fn gather(&self, table: usize, ids: impl Iterator<Item = u64>, target: &mut [u8]) {
-        /// Rows whose size the compiler knows are copied without a call.
+        /// Rows whose size is known to the compiler are copied without a call.
         fn of<const N: usize>(contents: &[u8], ids: impl Iterator<Item = u64>, target: &mut [u8]) {
             let rows = contents.as_chunks::<N>().0;
             target.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(target, id)| *target = rows[id as usize]);
@@ -164,7 +162,7 @@ mod tests {
             rows.dedup();
             rows.len()
         };
-        // No two ranks are one row.
+        // Two ranks never map to the same row.
         let small = Tables { tables: 1, rows: 100, dim: 1, batch: 10_000, skew: Skew::Uniform };
         let rows: BTreeSet<u64> = draw(&small, &mut SmallRng::seed_from_u64(1)).into_iter().collect();
         assert_eq!(rows.len(), 100);

@@ -1,5 +1,5 @@
-//! TCP sockets as every system of a run gets them: no Nagle, the run's congestion control.
-//! Many of them in one thread are in an epoll set.
+//! TCP sockets as every system of a run gets them: no Nagle, the run's congestion control. Many of them in one thread share an
+//! epoll set.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::error::BenchError;
 use crate::limits::CONNECT_LIMIT;
 
-/// Callers that the kernel keeps until they are accepted: as an engine's listener.
+/// Callers that the kernel keeps until they are accepted: the same as for an engine's listener.
 const BACKLOG: i32 = 4_096;
 
 /// A listener on a port that the system chooses; what it accepts inherits the congestion control.
@@ -28,13 +28,12 @@ pub(super) fn listen(congestion: Option<&str>) -> Result<TcpListener, BenchError
     Ok(socket.into())
 }
 
-/// The port that a listener listens on.
 pub(super) fn port(listener: &TcpListener) -> Result<u16, BenchError> {
     let address = listener.local_addr().map_err(BenchError::io("ask for a listener's port"))?;
     Ok(address.port())
 }
 
-/// Waits for the consumer; ended with the process when the parent goes away.
+/// Waits for the consumer; the wait ends with the process when the parent goes away.
 pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream, BenchError> {
     let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
     stream.set_nodelay(true).map_err(BenchError::io("set TCP_NODELAY"))?;
@@ -52,12 +51,12 @@ pub(super) fn connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, 
     Ok(socket.into())
 }
 
-/// Makes sure that the kernel offers a congestion control, before any system is set up with it.
+/// Checks that the kernel offers a congestion control, before any system is set up with it.
 pub(super) fn check_congestion(name: &str) -> Result<(), BenchError> {
     socket(Some(name)).map(drop)
 }
 
-/// The congestion control that a socket really has.
+/// The congestion control that a socket actually has.
 pub(super) fn congestion(stream: &TcpStream) -> Result<String, BenchError> {
     let name =
         SockRef::from(stream).tcp_congestion().map_err(BenchError::io("ask for a socket's congestion control"))?;
@@ -77,42 +76,39 @@ fn socket(congestion: Option<&str>) -> Result<Socket, BenchError> {
     Ok(socket)
 }
 
-/// Sockets that one look reports.
+/// Most sockets reported at once.
 const EVENTS: usize = 512;
 
-/// A wait of at most so long, in the whole milliseconds of an epoll set: rounded up, since a wait of 0 ms would be a spin.
+/// A wait of at most `limit`, in the whole milliseconds of an epoll set: rounded up, since a wait of 0 ms would be a spin.
 pub(super) fn at_most(limit: Duration) -> EpollTimeout {
     EpollTimeout::from(u16::try_from(limit.as_millis() + 1).unwrap_or(u16::MAX))
 }
 
-/// An epoll set: many sockets in one thread, of which those are worked on that can go on. Bounded by the sockets that are
-/// watched.
+/// An epoll set for many sockets in one thread: only those that can proceed are worked on. Bounded by the sockets that are watched.
 pub(super) struct Poller {
     epoll: Epoll,
-    /// What the last look has reported.
     events: Box<[EpollEvent]>,
 }
 
 impl Poller {
-    /// One that watches nothing.
     pub(super) fn new() -> Result<Self, BenchError> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(BenchError::io("make an epoll set"))?;
         Ok(Self { epoll, events: vec![EpollEvent::empty(); EVENTS].into() })
     }
 
-    /// Watches a socket, which is reported by its place. Closing it ends that.
+    /// Watches a socket, which is reported by its place. Closing it ends the watch.
     pub(super) fn watch(&self, socket: impl AsFd, place: usize, interest: EpollFlags) -> Result<(), BenchError> {
         let event = EpollEvent::new(interest, place as u64);
         self.epoll.add(socket, event).map_err(BenchError::io("watch a socket"))
     }
 
-    /// Watches a socket of which something else is of interest now.
+    /// Changes the interest in a watched socket.
     pub(super) fn watch_for(&self, socket: impl AsFd, place: usize, interest: EpollFlags) -> Result<(), BenchError> {
         let mut event = EpollEvent::new(interest, place as u64);
         self.epoll.modify(socket, &mut event).map_err(BenchError::io("watch a socket"))
     }
 
-    /// Looks at all sockets; how many can go on, which is 0 when the wait is over.
+    /// Looks at all sockets; returns how many can proceed, 0 if the wait timed out.
     pub(super) fn look(&mut self, wait: EpollTimeout) -> Result<usize, BenchError> {
         match self.epoll.wait(&mut self.events, wait) {
             Err(Errno::EINTR) => Ok(0),
@@ -120,7 +116,7 @@ impl Poller {
         }
     }
 
-    /// The place of the `number`th socket that the last look has reported, and what it is ready for.
+    /// The place of the `number`th socket reported by the last look, and what it is ready for.
     pub(super) fn reported(&self, number: usize) -> (usize, EpollFlags) {
         (self.events[number].data() as usize, self.events[number].events())
     }
@@ -129,12 +125,12 @@ impl Poller {
 /// Short, since the path of a Unix socket has at most 107 bytes.
 const SOCKET_NAME: &str = "s";
 
-/// A path for a Unix socket. Dropping this removes the socket; what is connected stays so.
+/// A path for a Unix socket. Dropping this removes the socket; connections stay open.
 #[derive(Debug)]
 pub(super) struct Meeting(TempDir);
 
 impl Meeting {
-    /// A directory that only this user may enter.
+    /// In a new directory that only this user may enter.
     pub(super) fn arrange() -> Result<Self, BenchError> {
         let directory = tempfile::Builder::new().prefix("sealane-bench-").tempdir();
         directory.map(Self).map_err(BenchError::io("make a directory for a socket"))

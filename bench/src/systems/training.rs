@@ -1,8 +1,8 @@
-//! What `ps` measures: workers that make step after step, each step a pull from every parameter server, some time to
-//! compute, and a push to each. The parameter servers have a process to themselves; the workers are in this one.
+//! What `ps` measures: workers that make step after step, each step a pull from every parameter server, some time to compute, and a
+//! push to each. The parameter servers have their own process; the workers are in this one.
 //!
-//! A round is so many steps of every worker, chosen by how long one takes: work that is known, and the time that it took,
-//! so that nothing depends on where in a step a worker is when a clock strikes. One step warms up.
+//! A round is a number of steps of every worker, chosen by how long one takes: the work is fixed and its time is measured, so that
+//! nothing depends on where in a step a worker is when time runs out. One step warms up.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,12 +28,12 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// So many messages over TCP, whose bytes are what has passed the loopback interface.
+    /// `messages` over TCP; the bytes are those that have passed the loopback interface.
     pub(super) fn over_loopback(messages: u64) -> Result<Option<Self>, BenchError> {
         Ok(Some(Self { messages, bytes: process::bytes_moved()? }))
     }
 
-    /// So many messages, whose bytes are not counted.
+    /// `messages` whose bytes are not counted.
     pub(super) fn messages(messages: u64) -> Option<Self> {
         Some(Self { messages, bytes: 0 })
     }
@@ -43,7 +43,7 @@ impl Moved {
     }
 }
 
-/// The steps that were made since it was begun.
+/// The steps made since this was begun.
 pub(crate) struct StepLog {
     began: Instant,
     times: Histogram<u64>,
@@ -52,29 +52,28 @@ pub(crate) struct StepLog {
 }
 
 impl StepLog {
-    /// Of so many workers, from now on.
+    /// For `workers` workers, from now on.
     pub(super) fn begin(workers: usize) -> Self {
         let began = Instant::now();
         Self { began, times: round_trip_histogram(), ended: vec![began; workers] }
     }
 
-    /// Notes a step.
     pub(super) fn completed(&mut self, worker: usize, began: Instant, ended: Instant) {
         record_round_trip(&mut self.times, ended - began);
         self.ended[worker] = ended;
     }
 
-    /// Notes the steps of a worker, each by when it began and ended.
+    /// Records the steps of a worker, each with its begin and end.
     pub(super) fn completed_all(&mut self, worker: usize, times: Vec<(Instant, Instant)>) {
         times.into_iter().for_each(|(began, ended)| self.completed(worker, began, ended));
     }
 
-    /// From the beginning until the last worker ended.
+    /// Time from the beginning until the last worker ended.
     fn took(&self) -> Duration {
         self.ended.iter().max().expect("one worker at least").duration_since(self.began)
     }
 
-    /// The pace of the slowest worker and of the fastest, in what each would have had of an equal share.
+    /// The pace of the slowest and of the fastest worker, relative to an equal share.
     fn shares(&self) -> (f64, f64) {
         let paces: Vec<f64> = self.ended.iter().map(|ended| 1.0 / (*ended - self.began).as_secs_f64()).collect();
         let mean = paces.iter().sum::<f64>() / paces.len() as f64;
@@ -87,18 +86,18 @@ impl StepLog {
     }
 }
 
-/// Those who train with parameter servers, which have a process of their own.
+/// Workers that train with parameter servers, which have their own process.
 struct Experiment<C> {
     workers: C,
-    /// What the resident memory of the parameter servers' process grew by for each connection.
+    /// Growth of the parameter servers' resident memory for each connection.
     resident_bytes_each: f64,
-    /// How many steps of every worker took the time of a round when they were last made.
+    /// How many steps of every worker fitted into a round, when last measured.
     steps: Option<u64>,
     /// The parameter servers' process, and this one.
     processes: [Process; 2],
 }
 
-/// The experiment of a plan that has one, with parameter servers in that process.
+/// The experiment of a plan that has one, with parameter servers in the process `peer`.
 pub(super) fn system(
     (name, variant): (&'static str, String),
     plan: &Plan,
@@ -111,13 +110,13 @@ pub(super) fn system(
 }
 
 impl<C: Client> Experiment<C> {
-    /// As many steps as fit into a round, by how long the last ones took; before the first round, one is made to see.
+    /// The number of steps that fit into a round, estimated from the last ones; before the first round, one is made to find out.
     fn warm_up(&mut self, workers: usize, length: Duration) -> Result<u64, BenchError> {
         let warm = self.steps.map_or(1, |steps| ((steps as f64 * WARM_UP_SHARE) as u64).max(1));
         let mut log = StepLog::begin(workers);
         self.workers.train(warm, &mut log)?;
         if self.steps.is_none() {
-            // The first step finds nothing in any cache.
+            // The first step finds all caches cold.
             log = StepLog::begin(workers);
             self.workers.train(1, &mut log)?;
         }
@@ -219,19 +218,19 @@ pub(super) fn of(plan: &Plan) -> &Training {
     plan.training.as_ref().expect("a plan of ps has one")
 }
 
-/// What a worker has to do with one ps in a step.
+/// What a worker exchanges with one ps in a step.
 pub(super) struct Share {
-    /// The tensors that it pulls, by their numbers, and their bytes.
+    /// The numbers of the tensors that it pulls, and their bytes.
     pub(super) numbers: Vec<usize>,
     pub(super) pulled: Vec<usize>,
     /// Bytes of the gradients that it pushes.
     pub(super) pushed: Vec<usize>,
 }
 
-/// The shares of every ps, over which tensors and gradients are spread.
+/// The shares of every ps, over which tensors and gradients are distributed.
 pub(super) fn shares(plan: &Plan) -> impl ExactSizeIterator<Item = Share> {
     let Training { size, push, .. } = of(plan);
-    // Who pulls rows pushes nothing.
+    // Workers that pull rows push nothing.
     let push = if plan.bench == Bench::Rows { &[][..] } else { push };
     let of_each = spread(&plan.step, size.ps).into_iter().zip(spread(push, size.ps));
     of_each.map(|(numbers, pushed)| Share {
@@ -241,7 +240,7 @@ pub(super) fn shares(plan: &Plan) -> impl ExactSizeIterator<Item = Share> {
     })
 }
 
-/// How a plan with one variant trains.
+/// The description of how a plan with one variant trains.
 pub(super) fn variant(plan: &Plan) -> String {
     let training = of(plan);
     format!("{}, {}", training.mode, training.variants[0])

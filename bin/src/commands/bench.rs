@@ -1,4 +1,4 @@
-//! `sealane bench`: runs the program `sealane-bench`, so that the daemon's program has no benchmark in it.
+//! `sealane bench`: runs the program `sealane-bench`, which keeps benchmarks out of the daemon's program.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -22,7 +22,7 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
-/// Becomes `sealane-bench`, with its arguments; returns only if that fails.
+/// Replaces this process by `sealane-bench` with its arguments; returns only if that fails.
 ///
 /// # Errors
 /// There is no such program, or it cannot be started.

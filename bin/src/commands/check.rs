@@ -1,6 +1,6 @@
 //! `sealane check`: what this host can do and what a daemon on it would do. Changes nothing: what a daemon takes at its start
-//! (ports, and CPUs where pinning is required) is taken for a moment and given back, unless a daemon serves here; peers are called
-//! only if asked to; an RDMA device is opened for a moment.
+//! (ports, and CPUs if pinning is required) is taken for a moment and given back, unless a daemon already serves here; peers are
+//! called only on request; an RDMA device is opened for a moment.
 
 mod cpus;
 mod kernel;
@@ -34,9 +34,8 @@ use crate::settings::{Require, Settings};
 use crate::wording::first_of;
 use crate::{Context, Failure, counted};
 
-/// The version of the JSON.
 const SCHEMA: &str = "sealane-check/1";
-/// Things that the last sentence names.
+/// Most things that the last sentence names.
 const NAMED_MAX: usize = 4;
 
 /// Show what this host supports, what a daemon would do, and the source of every setting
@@ -77,7 +76,7 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// A setting or the endpoint map is wrong, or something will not work; what could be found out is printed all the same.
+/// A setting or the endpoint map is wrong, or something will not work; everything that could be found out is printed all the same.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings(&args.settings, args.places.overrides()?)?;
     let rehearsal = rehearse(&settings, &args.task);
@@ -100,11 +99,11 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 #[derive(Debug, Default)]
 struct Ours {
     addresses: HashSet<TransportAddress>,
-    /// What says so.
+    /// The setting or rule behind it.
     because: &'static str,
 }
 
-/// Which transport addresses this host would serve, of which a daemon would serve the tasks of `rehearsal`.
+/// The transport addresses that this host would serve; a daemon would serve the tasks of `rehearsal`.
 fn ours(args: &Args, settings: &Settings, map: &EndpointMap, rehearsal: &Rehearsal) -> Ours {
     let served = rehearsal.tasks.iter().filter_map(|task| map.resolve(task.as_str())).cloned().collect();
     match &settings.tf_config.task {
@@ -117,7 +116,6 @@ fn ours(args: &Args, settings: &Settings, map: &EndpointMap, rehearsal: &Rehears
     }
 }
 
-/// What a report is made of.
 struct Scene<'a> {
     settings: &'a Settings,
     map: Option<&'a EndpointMap>,
@@ -126,7 +124,7 @@ struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// Looks at everything, from the ground up.
+    /// Checks everything, from the hardware up.
     fn report(&self, is_to_probe: bool) -> Result<Report<'a>, Failure> {
         let Scene { settings, map, ours, rehearsal } = *self;
         let Settings { runtime, transport, tcp, role, .. } = settings;
@@ -172,7 +170,7 @@ impl<'a> Scene<'a> {
         let (shards_wide, peers) = (shards as u64, map.map_or(0, |map| map.addresses().len()) as u64);
         findings.push(system::backlog(kernel, peers.saturating_mul(shards_wide)));
         let listened: Vec<u16> = ours.addresses.iter().map(|address| address.port).collect();
-        // To one peer, a shard each connects with a shard each.
+        // Between two hosts, each shard may connect to each shard of the other.
         findings.push(system::ports(kernel, shards_wide.saturating_mul(shards_wide), &listened));
         findings.push(rdma::finding(&rdma));
         findings.push(note("verbs", (verbs.finding(require, &asked, !rdma.is_empty()), verbs.facts())));
@@ -180,7 +178,7 @@ impl<'a> Scene<'a> {
         findings.push(system::security(settings, rehearsal.security_failure.as_ref()));
 
         findings.extend(settings.warnings().map(|(of, says, remedy)| Finding::better(of, says, advice(remedy))));
-        // Nothing of a file that cannot be read, which has an error of its own.
+        // An unreadable file has an error of its own, so nothing is said of its contents here.
         let lint = lint(&EndpointMap::read_text(&transport.endpoint_map.value).unwrap_or_default());
         findings.push(note("endpoint_map", self.endpoint_map(&lint)));
         findings.extend(self.daemon());
@@ -200,7 +198,7 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// Whether a daemon would start, as far as nothing above says why not.
+    /// Whether a daemon would start, unless a finding above already says why not.
     fn daemon(&self) -> Vec<Finding> {
         const NAME: &str = "daemon";
         let Rehearsal { map_failure, failures, outcome, .. } = self.rehearsal;
@@ -256,7 +254,7 @@ impl<'a> Scene<'a> {
     fn probes(&self, verbs: &Verbs) -> Result<Vec<probe::Probe>, Failure> {
         let (require, _) = link_wanted(self.settings);
         let prober = Prober {
-            // A greeting needs none of the settings, of which one may not be had here.
+            // The greeting needs none of these settings, some of which may be unavailable here.
             tcp: TcpSettings::default(),
             authentication: authentication(&self.settings.security)?,
             patience: self.settings.transport.handshake_timeout.value,
@@ -267,8 +265,8 @@ impl<'a> Scene<'a> {
         Ok(self.map.map_or_else(Vec::new, |map| prober.probe(map)))
     }
 
-    /// The cards that tensors would pass, after the kernel's class of them: the RDMA device that would be used, else those that have
-    /// our addresses.
+    /// The cards that tensors would pass, after the kernel's class of them: the RDMA device that would be used, else the network
+    /// cards with our addresses.
     fn cards(&self, verbs: &Verbs) -> (&'static str, Vec<String>) {
         match &verbs.opened {
             Ok(device) if link_wanted(self.settings).0 != Require::Tcp => ("infiniband", vec![device.device.clone()]),

@@ -1,4 +1,4 @@
-//! `sealane drain`: asks the daemon of this host to finish and end, and waits until it has.
+//! `sealane drain`: asks the daemon of this host to finish and exit, and waits until it has.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -38,10 +38,10 @@ pub struct Args {
 /// No daemon serves at the socket, it refuses, or it does not end in time.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings(&args.settings, socket_override(args.socket.as_ref())?)?;
-    // Not at the other of the default ones: root in a session must not stop the host's daemon by mistake.
+    // Not at the other default socket: root in a session must not stop the host's daemon by mistake.
     let socket = &settings.daemon.socket.value;
     let deadline = Instant::now() + Duration::from_secs(args.timeout_s);
-    // Opened before the daemon is asked: it removes the file at its end.
+    // Opened before the daemon is asked, since it removes the file when it exits.
     let lock = open_lock(socket)?;
     attach::drain(socket, deadline).map_err(|error| refused(socket, error))?;
     wait_for_end(lock, deadline).map_err(|problem| {
@@ -52,7 +52,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     })
 }
 
-/// The file that the daemon holds locked for as long as it serves.
+/// The file that the daemon keeps locked as long as it serves.
 fn open_lock(socket: &Path) -> Result<File, Failure> {
     let path = lock_path(socket);
     OpenOptions::new().read(true).open(&path).map_err(|error| match error.kind() {
@@ -77,7 +77,7 @@ fn no_daemon(socket: &Path, problem: &str) -> Failure {
     ))
 }
 
-/// Waits until the daemon has let go of its lock: then it has ended, and another may start.
+/// Waits until the daemon has released its lock: then it has ended, and another may start.
 fn wait_for_end(lock: File, deadline: Instant) -> Result<(), String> {
     let (tell, told) = channel();
     // A lock cannot be waited for with a time limit; the thread ends with the process at the latest.
@@ -86,7 +86,7 @@ fn wait_for_end(lock: File, deadline: Instant) -> Result<(), String> {
         while locked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {
             locked = lock.lock_shared();
         }
-        // Nobody hears it if the time is over.
+        // Nobody listens if the time is over.
         let _ = tell.send(locked);
     });
     match told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

@@ -1,5 +1,5 @@
-//! `sealane keys`: makes what `[security]` asks for: a shared secret, or an authority and a certificate for each host of
-//! an endpoint map.
+//! `sealane keys`: makes the files for `[security]`: a shared secret, or an authority and a certificate for each host of an
+//! endpoint map.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::{Context, Failure};
 const DAYS: u16 = 365;
 /// An authority is valid for ten years, and no certificate outlives its authority.
 const DAYS_MAX: i64 = 3650;
-/// Files that anyone may read, and files of their owner alone.
+/// Modes of files that anyone may read, and of files that only their owner may read.
 const PUBLIC: u32 = 0o644;
 const PRIVATE: u32 = 0o600;
 
@@ -131,7 +131,7 @@ fn tls(directory: &Path, map: &Path, days: u16, context: &Context) -> Result<(),
     ))
 }
 
-/// Whether a certificate speaks for each of these tasks, and names no other: one that has moved away is not for this host to be.
+/// Whether a certificate names exactly these tasks: it must not let this host speak for one that has moved away.
 fn is_for(certificate: &Certificate, tasks: &[TaskName]) -> bool {
     tasks.iter().all(|task| certificate.speaks_for(task))
         && certificate.tasks().iter().all(|named| tasks.iter().any(|task| task.as_str() == named))
@@ -151,7 +151,7 @@ fn make_directory(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Writes a file that is not there yet, and that nobody sees with another mode.
+/// Writes a new file, which never exists with another mode.
 fn write(path: &Path, mode: u32, text: &str) -> Result<(), Failure> {
     let failed = |error| {
         Failure::input(format!("{}: cannot be written ({error}); name a file that does not exist yet", path.display()))

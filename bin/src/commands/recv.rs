@@ -8,11 +8,11 @@ use super::transfer::{Carrier, Ends, Side, Wanted};
 use crate::files::{self, Format, NamedTensor, directory_of, may_create_in};
 use crate::{Context, Failure, counted};
 
-/// The limits that a tensor meets when it does not fit where tensors of unknown length land: an engine's slab, or what a
-/// daemon has for a client.
+/// The limits that a tensor exceeds if it does not fit where tensors of unknown length are received: an engine's slab, or a
+/// client's area of the daemon.
 const LANDING_LIMITS: [&str; 2] = ["runtime.slab_receive_bytes", "daemon.area_bytes"];
 
-/// Memory to share with a daemon at first: tensors land in the daemon's.
+/// Initial memory to share with a daemon: none, since tensors are received into the daemon's memory.
 const ARENA_BYTES: u64 = 0;
 
 /// Receive tensors from a task into an .npy or .safetensors file
@@ -49,7 +49,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     context.print(&format!("received {count}, {bytes} bytes, from {from} into {}\n", args.out.display()))
 }
 
-/// Finds out what would keep the tensors from being written before they are taken from their sender.
+/// Checks whether the tensors can be written before they are taken from their sender.
 fn check_out(out: &Path, keys: &[String]) -> Result<(), Failure> {
     if Format::of(out)? == Format::Npy && keys.len() > 1 {
         let count = keys.len();
@@ -80,7 +80,7 @@ fn receive(carrier: &mut Carrier, args: &Args) -> Result<Vec<NamedTensor>, Failu
     let (step, timeout) = (*step, args.ends.timeout());
     let options = || RecvOptions { timeout: Some(timeout), destination: None, ..RecvOptions::default() };
     let receivings: Vec<_> = args.key.iter().map(|key| carrier.task().recv_with(from, step, key, options())).collect();
-    // All of them end before one is asked for again, which may end what is in flight.
+    // All requests end before any tensor is requested again, which may cancel those in flight.
     let outcomes: Vec<_> = receivings.into_iter().map(|receiving| receiving.wait().map_err(Error::from)).collect();
     let mut tensors = Vec::with_capacity(outcomes.len());
     for (key, outcome) in args.key.iter().zip(outcomes) {

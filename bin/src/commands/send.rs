@@ -41,7 +41,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     context.print(&format!("sent {count}, {bytes} bytes, to {}\n", args.ends.to))
 }
 
-/// PendingSends all tensors and waits for their releases.
+/// Sends all tensors and waits until they are released.
 fn offer(task: &Task, ends: &Ends, tensors: Vec<NamedTensor>) -> Result<(), Error> {
     let send = |(key, tensor): NamedTensor| {
         task.send_with(&ends.to, ends.step, &key, tensor, SendOptions { timeout: Some(ends.timeout()) })

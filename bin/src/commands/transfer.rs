@@ -20,14 +20,13 @@ use crate::progress::write_line;
 use crate::settings::{Settings, Source};
 use crate::{Context, Failure, locked_memory};
 
-/// The part of the time-out within which the peer must have answered a call; what is left tells a caller that finds
-/// nobody from one that finds a peer without the tensor.
+/// The part of the time-out within which the peer must have answered a call; the rest tells an absent peer from a peer without the
+/// tensor.
 const CONNECT_PART: f64 = 0.9;
 
-/// Size of a slab that nothing takes memory from: the least that the settings accept.
+/// Size of a slab that is not used: the smallest that the settings accept.
 const UNUSED_SLAB_BYTES: usize = 1 << 20;
 
-/// The flags that both commands take.
 #[derive(Debug, clap::Args)]
 pub(super) struct Ends {
     #[command(flatten)]
@@ -71,8 +70,8 @@ impl Ends {
         Duration::from_secs(self.timeout_s)
     }
 
-    /// What carries the tensors of one of the two tasks: this host's daemon if it serves the task, else an engine in this
-    /// process. A line on standard error says which and why. `arena_bytes` is memory to share with the daemon.
+    /// What carries the tensors of one of the two tasks: this host's daemon if it serves the task, else an engine in this process.
+    /// A line on standard error says which and why. `arena_bytes` is memory to share with the daemon.
     pub(super) fn start(&self, side: Side, arena_bytes: u64, context: &Context) -> Result<Carrier, Failure> {
         let settings = context.settings(&self.settings, socket_override(self.socket.as_ref())?)?;
         let task = match side {
@@ -93,7 +92,7 @@ impl Ends {
         Ok(Carrier::new(task, through, settings.transport.tensor_bytes_max.value))
     }
 
-    /// Attaches to the daemon if one serves the task, or says why not. One that was named must be there.
+    /// Attaches to the daemon if one serves the task, or says why not. It is an error if a daemon named by a flag is missing.
     fn attach(
         &self,
         task: &str,
@@ -125,7 +124,7 @@ impl Ends {
     fn start_engine(&self, task: &str, side: Side, settings: &Settings) -> Result<Engine, Failure> {
         let engine = short_lived_engine_settings(settings, self.map(settings)?, &[task], Pin::Off)?;
         let engine = EngineSettings {
-            // What is sent lies in the memory that the file was read into.
+            // Tensors are sent from the memory that the file was read into.
             slab_send_bytes: UNUSED_SLAB_BYTES,
             slab_receive_bytes: match side {
                 Side::Sender => UNUSED_SLAB_BYTES,

@@ -1,18 +1,18 @@
-//! Durations as they go into JSON, and come out of it.
+//! Durations as JSON: written and read.
 
 use sealane_runtime::HistogramSnapshot;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Durations, by how long they were.
+/// Durations, sorted into buckets.
 #[derive(Serialize, Deserialize)]
 struct Shown {
     count: u64,
     sum_ns: u64,
-    /// Upper bound in nanoseconds, and how many are in that bucket alone; without the empty ones. A bound of 2^64-1 is none.
+    /// Each non-empty bucket's upper bound in nanoseconds and its count alone. A bound of 2^64-1 means none.
     buckets: Vec<(u64, u64)>,
-    /// The middle one, in nanoseconds; 0 of none.
+    /// The median, in nanoseconds; 0 if there are no durations.
     p50_ns: u64,
-    /// That which one in a hundred exceeds.
+    /// The duration that one in a hundred exceeds.
     p99_ns: u64,
 }
 

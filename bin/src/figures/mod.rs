@@ -1,5 +1,5 @@
-//! The figures of a daemon as they go to people and programs: `sealane stat` and its JSON, and the source of the metrics.
-//! Plain data, made from what the engine shows; as many entries as the engine has shards, peers and clients.
+//! The figures of a daemon as people and programs get them: `sealane stat` and its JSON, and the source of the metrics. Plain data,
+//! made from what the engine shows; as many entries as the engine has shards, peers and clients.
 
 mod histogram;
 mod shard;
@@ -12,15 +12,13 @@ use serde::{Deserialize, Serialize};
 pub(crate) use shard::unix_ms;
 pub(crate) use shard::{Client, Peer, Shard, Table, Traffic};
 
-/// The form that this program writes and reads.
+/// The schema that this program writes and reads.
 pub(crate) const SCHEMA: &str = "sealane-stat/1";
 
-/// What one daemon shows of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figures {
     /// [`SCHEMA`].
     pub(crate) schema: String,
-    /// The daemon's version.
     pub(crate) version: String,
     pub(crate) pid: u32,
     /// When these figures were taken, in milliseconds of Unix time.
@@ -28,13 +26,13 @@ pub(crate) struct Figures {
     /// How long the daemon has served, in milliseconds.
     pub(crate) uptime_ms: u64,
     pub(crate) state: State,
-    /// What the shards run on: io_uring or epoll.
+    /// The executor of the shards: io_uring or epoll.
     pub(crate) executor: String,
-    /// Where the daemon listens for peers.
+    /// Addresses at which the daemon listens for peers.
     pub(crate) addresses: Vec<String>,
     /// The tasks that it serves.
     pub(crate) tasks: Vec<String>,
-    /// By what peers know the daemon.
+    /// What the daemon presents to peers.
     pub(crate) credentials: Credentials,
     /// The pairs of tasks whose clients have a direct lane.
     #[serde(default)]
@@ -43,31 +41,31 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// `before`, if it is an earlier look at the same process.
+    /// `before`, if it is an earlier snapshot of the same process.
     pub(crate) fn earlier<'a>(&self, before: Option<&'a Figures>) -> Option<&'a Figures> {
         before.filter(|before| before.pid == self.pid && before.uptime_ms < self.uptime_ms)
     }
 
-    /// The shard of that number in an earlier look at the same process.
+    /// The shard with that number in an earlier snapshot of the same process.
     pub(crate) fn earlier_shard<'a>(&self, before: Option<&'a Figures>, number: usize) -> Option<&'a Shard> {
         self.earlier(before)?.shards.iter().find(|shard| shard.shard == number)
     }
 }
 
-/// What a daemon shows its peers, and they show it.
+/// What a daemon and its peers present to each other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Credentials {
     /// `none`, `shared secret` or `TLS 1.3`.
     pub(crate) shown: String,
-    /// Days until the certificate ends, or sooner its authority's; below 0 afterwards, null where there is none.
+    /// Days until the certificate, or its authority's if sooner, expires; below 0 afterwards, null if there is none.
     pub(crate) days_left: Option<f64>,
-    /// Times that new ones were taken since the start.
+    /// How often new credentials were taken since the start.
     pub(crate) taken: u64,
-    /// Times that new ones could not be used, and the old ones stayed.
+    /// How often new credentials could not be used, so that the old ones stayed.
     pub(crate) refused: u64,
 }
 
-/// Days from now until then, below 0 if it is over.
+/// Days from now until `end`; below 0 if it has passed.
 pub(crate) fn days_left(end: SystemTime) -> f64 {
     const DAY: f64 = 86_400.0;
     match end.duration_since(SystemTime::now()) {
@@ -76,42 +74,40 @@ pub(crate) fn days_left(end: SystemTime) -> f64 {
     }
 }
 
-/// What a daemon does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// It takes what comes.
+    /// Accepts everything.
     Serving,
     /// It finishes what is in progress.
     Draining,
-    /// A part of the engine has failed, and with it the engine.
+    /// A part of the engine has failed, and with it the whole engine.
     Failed,
 }
 
-/// As in JSON.
+/// As written in JSON.
 impl fmt::Display for State {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(out)
     }
 }
 
-/// Rates of a shard.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Rates {
-    /// Tensors a second that tasks of the daemon sent.
+    /// Tensors a second sent by tasks of the daemon.
     pub(crate) tensors_sent: f64,
-    /// Tensors a second that they received.
+    /// Tensors a second received by them.
     pub(crate) tensors_received: f64,
-    /// Bytes a second that they sent.
+    /// Bytes a second sent by them.
     pub(crate) bytes_sent: f64,
-    /// Bytes a second that they received.
+    /// Bytes a second received by them.
     pub(crate) bytes_received: f64,
-    /// Share of the time that it was busy, from 0 to 1.
+    /// Share of the time that the shard was busy, from 0 to 1.
     pub(crate) busy: f64,
 }
 
 impl Rates {
-    /// From the daemon's start, or since `before` if that is of the same process.
+    /// Since the daemon's start, or since `before` if that is of the same process.
     pub(crate) fn of_shard(now: &Figures, shard: &Shard, before: Option<&Figures>) -> Rates {
         let then = now.earlier_shard(before, shard.shard);
         let passed_ms = now.uptime_ms - now.earlier(before).map_or(0, |before| before.uptime_ms);
@@ -129,7 +125,7 @@ impl Rates {
     }
 }
 
-/// A daemon with one of each thing that it shows, for tests.
+/// A daemon with one of each thing that it can show, for tests.
 #[cfg(test)]
 pub(crate) fn example() -> Figures {
     use sealane_fusion::Counters;

@@ -17,21 +17,20 @@ use serde_json::{Map, Value};
 use super::histogram;
 use crate::links::KINDS;
 
-/// One shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Shard {
     pub(crate) shard: usize,
-    /// The CPU that it is pinned to.
+    /// The CPU that it is pinned to, if any.
     pub(crate) cpu: Option<usize>,
     pub(crate) load: Load,
-    /// What it has done, and holds.
+    /// Its counters and what it currently holds.
     pub(crate) counters: ShardCounters,
-    /// How long calls took that ended well.
+    /// Durations of calls that ended well.
     pub(crate) calls: Vec<Calls>,
     pub(crate) slabs: Vec<Slab>,
     pub(crate) peers: Vec<Peer>,
     pub(crate) clients: Vec<Client>,
-    /// Published tables of which rows were pulled.
+    /// Published tables whose rows were pulled.
     #[serde(default)]
     pub(crate) tables: Vec<Table>,
 }
@@ -61,8 +60,8 @@ impl From<ShardFigures> for Shard {
     }
 }
 
-/// What a shard has done, and holds: of each kind of link besides TCP, `links_KIND` are its links, and an object with its name holds
-/// the figures of its own.
+/// What a shard has done and currently holds. For each kind of link besides TCP, `links_KIND` is the number of its links, and an
+/// object with its name holds the figures specific to it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ShardCounters {
     #[serde(flatten)]
@@ -88,12 +87,12 @@ impl ShardCounters {
         ShardCounters { node, kinds }
     }
 
-    /// Links of a kind other than TCP.
+    /// Number of links of a kind other than TCP.
     pub(crate) fn links_of(&self, kind: LinkKind) -> u64 {
         self.kinds.get(&format!("links_{}", kind.name())).and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// A figure of a kind's own.
+    /// A figure specific to a kind of link.
     pub(crate) fn figure(&self, kind: LinkKind, figure: &Figure) -> u64 {
         self.kinds.get(kind.name()).and_then(|figures| figures.get(figure.name)?.as_u64()).unwrap_or(0)
     }
@@ -111,7 +110,7 @@ impl Deref for ShardCounters {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) turns: u64,
-    /// How long turns took that had work to do.
+    /// Durations of turns that had work to do.
     #[serde(with = "histogram")]
     pub(crate) busy_turns: HistogramSnapshot,
     pub(crate) longest_turn_ns: u64,
@@ -139,7 +138,7 @@ impl From<LoadSnapshot> for Load {
     }
 }
 
-/// Calls of one kind that went one way.
+/// Calls of one kind in one direction over one kind of link.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Calls {
     /// recv, send, pull or push.
@@ -157,7 +156,6 @@ impl From<LatencyFigures> for Calls {
     }
 }
 
-/// Slab memory of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slab {
     /// send or receive.
@@ -169,19 +167,18 @@ pub(crate) struct Slab {
 /// One shard of a peer, and the path to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
-    /// The peer's transport address.
     pub(crate) peer: String,
-    /// The peer's shard, once it is known.
+    /// The peer's shard, if known.
     pub(crate) peer_shard: Option<u16>,
     /// idle, connecting or up.
     pub(crate) state: String,
-    /// The kind of the link, or of the last one.
+    /// The kind of the current link, or of the last one.
     pub(crate) link: Option<String>,
     /// Why it is of that kind.
     pub(crate) reason: String,
-    /// How the last link ended, or why the last call came to none.
+    /// How the last link ended, or why the last call failed.
     pub(crate) last_error: String,
-    /// Since when the state holds, in milliseconds of Unix time.
+    /// When the state began, in milliseconds of Unix time.
     pub(crate) since_unix_ms: u64,
     pub(crate) counters: PeerCounters,
 }
@@ -202,14 +199,13 @@ impl From<PeerFigures> for Peer {
     }
 }
 
-/// One client process of this host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Client {
-    /// The task that it is.
+    /// The task that it is attached as.
     pub(crate) task: String,
     pub(crate) pid: i32,
     pub(crate) counters: ClientCounters,
-    /// What has moved, by the other task.
+    /// Its traffic, by the other task.
     #[serde(default)]
     pub(crate) peers: Vec<Traffic>,
 }
@@ -227,9 +223,9 @@ pub(crate) struct Traffic {
     /// The other task, or "others".
     pub(crate) peer: String,
     pub(crate) counters: TrafficCounters,
-    /// The share of tensors that went by Sealane, from 0 to 1; null without any.
+    /// Share of tensors moved by Sealane, from 0 to 1; null if there are none.
     pub(crate) tensors_share: Option<f64>,
-    /// The same of their bytes.
+    /// Share of bytes moved by Sealane.
     pub(crate) bytes_share: Option<f64>,
 }
 
@@ -241,14 +237,14 @@ impl From<TrafficFigures> for Traffic {
     }
 }
 
-/// A table of which rows were pulled.
+/// A table whose rows were pulled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Table {
     /// The task that has published it.
     pub(crate) task: String,
     pub(crate) table: String,
     pub(crate) counters: TableCounters,
-    /// The share of named rows that were named before in their batch, from 0 to 1; null without any.
+    /// Share of named rows that occurred before in the same batch, from 0 to 1; null if there are none.
     pub(crate) duplicates_share: Option<f64>,
 }
 
@@ -259,7 +255,7 @@ impl From<TableFigures> for Table {
     }
 }
 
-/// A clock's time; 0 for one before 1970.
+/// Milliseconds of Unix time; 0 if before 1970.
 pub(crate) fn unix_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }

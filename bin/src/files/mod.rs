@@ -1,4 +1,4 @@
-//! Tensor files: `.npy` and `.safetensors`, in and out. Runs on the calling thread; a file is read whole, and what it
+//! Tensor files: reads and writes `.npy` and `.safetensors`. Runs on the calling thread; a file is read as a whole, and what it
 //! claims is checked before it is used.
 
 mod npy;
@@ -14,16 +14,16 @@ use sealane_fusion::{DType, Tensor};
 
 use crate::Failure;
 
-/// Largest file that is read: it has to fit into memory, and a larger one is hardly a file of tensors.
+/// Largest file that is read: it must fit into memory, and a larger one is hardly a file of tensors.
 const FILE_BYTES_MAX: u64 = 1 << 40;
 
-/// Buffer of a file that is written: headers and small tensors leave together, large ones pass it by.
+/// Write buffer: headers and small tensors are written together, large ones bypass it.
 const WRITE_BUFFER_BYTES: usize = 64 * 1024;
 
-/// What a new file may be used for, before the process's umask takes its part.
+/// Permissions of a new file, before the process's umask is applied.
 const FILE_MODE: u32 = 0o666;
 
-/// The format of a tensor file, which its extension tells.
+/// The format of a tensor file, known by its extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// numpy's: one tensor without a name.
@@ -39,7 +39,7 @@ impl Format {
     /// The format of a file of that name.
     ///
     /// # Errors
-    /// Its extension is of no format that is known.
+    /// No known format has its extension.
     pub fn of(path: &Path) -> Result<Format, Failure> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("npy") => Ok(Format::Npy),
@@ -52,8 +52,8 @@ impl Format {
     }
 }
 
-/// Reads all tensors of a file. The one of an `.npy` file gets `key`, or else the file's name without extension as its
-/// key; those of a `.safetensors` file have theirs, and `key` chooses one.
+/// Reads all tensors of a file. The one in an `.npy` file gets `key`, or else the file's name without extension, as its key; those
+/// in a `.safetensors` file have keys, and `key` selects one.
 ///
 /// # Errors
 /// The file cannot be read, is not of its format, or holds what cannot be sent.
@@ -62,10 +62,10 @@ pub fn read(path: &Path, key: Option<&str>) -> Result<Vec<NamedTensor>, Failure>
     decode(path, read_bytes(path)?, key)
 }
 
-/// The same for a file whose bytes are here already; `path` says its format.
+/// Like [`read`], for a file whose bytes are already here; the extension of `path` tells its format.
 ///
 /// # Errors
-/// As [`read`], but for those of reading.
+/// As for [`read`], except those of reading.
 pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<NamedTensor>, Failure> {
     let tensors = match Format::of(path)? {
         Format::Npy => {
@@ -78,8 +78,7 @@ pub fn decode(path: &Path, bytes: Vec<u8>, key: Option<&str>) -> Result<Vec<Name
     tensors.map_err(|problem| Failure::file(path, problem))
 }
 
-/// Writes tensors to a file that is there as a whole or not at all. An `.npy` file takes the first and has no place
-/// for its key.
+/// Writes tensors to a file that exists completely or not at all. An `.npy` file takes only the first, and cannot store its key.
 ///
 /// # Errors
 /// The file cannot be written, or its format cannot hold a tensor.
@@ -105,7 +104,7 @@ pub fn encode(path: &Path, tensors: &[NamedTensor]) -> Result<Vec<u8>, Failure> 
     Ok(parts(path, tensors)?.concat())
 }
 
-/// The start of a file, and the bytes of tensors that follow it.
+/// The start of a file, followed by the bytes of its tensors.
 fn parts<'a>(path: &Path, tensors: &'a [NamedTensor]) -> Result<Vec<Cow<'a, [u8]>>, Failure> {
     let layout = match Format::of(path)? {
         Format::Npy => npy::header(&tensors[0]).map(|header| (header, vec![0])),
@@ -116,13 +115,13 @@ fn parts<'a>(path: &Path, tensors: &'a [NamedTensor]) -> Result<Vec<Cow<'a, [u8]
     Ok(std::iter::once(Cow::Owned(header)).chain(bytes).collect())
 }
 
-/// A format cannot hold a tensor.
+/// The message that a format cannot hold a tensor.
 fn unfit(format: &str, (key, tensor): &NamedTensor, remedy: &str) -> String {
     let what = if tensor.meta().is_dead() { "dead".to_owned() } else { format!("{:?}", tensor.meta()) };
     format!("{format} cannot hold {key}, which is {what}; {remedy}")
 }
 
-/// The type of a tensor of plain numbers; `None` for strings and dead tensors, which no file format has.
+/// The type of a tensor of plain numbers; `None` for strings and dead tensors, which no file format supports.
 fn plain_dtype(tensor: &Tensor) -> Option<DType> {
     let meta = tensor.meta();
     (!meta.is_strings() && !meta.is_dead()).then(|| meta.dtype())
@@ -143,12 +142,12 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, Failure> {
     }
     let mut read = Vec::new();
     read.try_reserve_exact(bytes as usize).map_err(|_| too_large())?;
-    // A file that grows while it is read is read as long as it was.
+    // If a file grows while it is read, only its first length is read.
     file.take(bytes).read_to_end(&mut read).map_err(failed)?;
     Ok(read)
 }
 
-/// The text of a file of at most so many bytes.
+/// The text of a file of at most `bytes_max` bytes.
 ///
 /// # Errors
 /// The file cannot be read, is larger, or is not UTF-8.
@@ -162,7 +161,7 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     }
 }
 
-/// Where a file is.
+/// The directory that contains a file.
 pub(crate) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -170,12 +169,12 @@ pub(crate) fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether a file could be made in a directory. Tried with an unnamed one, so that nothing is left whatever happens next.
+/// Checks whether a file can be made in a directory. Tried with an unnamed file, so that nothing is left whatever happens next.
 pub(crate) fn may_create_in(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let tried = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(directory);
     match tried.map_err(|error| (error.raw_os_error(), error)) {
-        // The file system has no unnamed files.
+        // The file system does not support unnamed files.
         Err((Some(libc::EOPNOTSUPP | libc::EISDIR), _)) => {
             Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?)
         }
@@ -184,12 +183,12 @@ pub(crate) fn may_create_in(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a file whole, or leaves what was there.
+/// Replaces a file as a whole, or leaves the old contents.
 pub(crate) fn replace<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
     replace_as(path, FILE_MODE, parts)
 }
 
-/// As [`replace`]; `mode` is the file's, less the umask.
+/// Like [`replace`]; `mode` is the file's, less the umask.
 pub(crate) fn replace_as<'a>(path: &Path, mode: u32, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mut builder = tempfile::Builder::new();

@@ -7,29 +7,27 @@ use serde_json::Value as Json;
 
 use super::{NamedTensor, plain_dtype, unfit};
 
-/// What a file begins with, before its version.
+/// The first bytes of a file, before its version.
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// Longest header that is read; one of 254 dimensions has some 5,000 bytes.
+/// Longest header that is read; one with 254 dimensions has some 5,000 bytes.
 const HEADER_BYTES_MAX: usize = 64 * 1024;
-/// The tensor's bytes begin at a multiple of this.
+/// Alignment in the file of the tensor's bytes.
 const ALIGNMENT: usize = 64;
-/// Magic, version and the header's length, in version 1.0.
+/// Length of magic, version and header length, in version 1.0.
 const PREFIX_BYTES: usize = 10;
 
-/// What a header says.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
-    /// numpy's name of the type, as in `<f4`; a list for records.
+    /// numpy's name of the type, such as `<f4`; a list for records.
     descr: Json,
-    /// The first dimension varies fastest.
+    /// True if the first dimension varies fastest.
     fortran_order: bool,
-    /// The dimensions.
     shape: Vec<u64>,
 }
 
 impl Header {
-    /// Reads the header of a file; also, where the tensor's bytes begin.
+    /// Reads the header of a file; also returns where the tensor's bytes begin.
     fn decode(file: &[u8]) -> Result<(Header, usize), String> {
         let truncated = || "the file ends within its header; copy it again".to_owned();
         if !file.starts_with(MAGIC) {
@@ -64,7 +62,7 @@ impl Header {
         let order = if *fortran_order { "True" } else { "False" };
         let mut shape = shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if self.shape.len() == 1 {
-            // Else it would be a number in parentheses.
+            // Otherwise it would be a number in parentheses.
             shape.push(',');
         }
         let descr = descr.as_str().unwrap_or_default();
@@ -77,8 +75,8 @@ impl Header {
     }
 }
 
-/// What numpy writes of Python is JSON but for its quotes, tuples, booleans, and commas behind the last of several. The parser
-/// of JSON bounds what an untrusted header could do.
+/// The Python that numpy writes is JSON except for its quotes, tuples, booleans and trailing commas. The JSON parser bounds what an
+/// untrusted header can do.
 fn json_of_python(text: &str) -> String {
     let mut json = String::with_capacity(text.len());
     for character in text.replace("True", "true").replace("False", "false").chars() {
@@ -95,7 +93,7 @@ fn json_of_python(text: &str) -> String {
     json
 }
 
-/// Reads a whole file, whose memory the tensor keeps.
+/// Reads a whole file; the tensor keeps its memory.
 pub(super) fn decode(file: Vec<u8>) -> Result<Tensor, String> {
     let (Header { descr, fortran_order, shape }, start) = Header::decode(&file)?;
     let dtype = match &descr {
@@ -110,7 +108,7 @@ pub(super) fn decode(file: Vec<u8>) -> Result<Tensor, String> {
         .map_err(|error| format!("byte {start}: {error}; copy or save it again"))
 }
 
-/// The start of a file that holds the tensor.
+/// The start of a file that contains the tensor.
 pub(super) fn header(named: &NamedTensor) -> Result<Vec<u8>, String> {
     let tensor = &named.1;
     let descr = plain_dtype(tensor).and_then(descr_of);
@@ -118,7 +116,7 @@ pub(super) fn header(named: &NamedTensor) -> Result<Vec<u8>, String> {
     Ok(Header { descr: descr.into(), fortran_order: false, shape: tensor.shape().to_vec() }.encode())
 }
 
-/// The types that numpy and DLPack share: numpy's letter, DLPack's code, and the bytes that an element may have.
+/// The types that numpy and DLPack share: numpy's letter, DLPack's code, and the possible sizes of an element.
 const TYPES: [(char, TypeCode, &[u8]); 5] = [
     ('b', TypeCode::Bool, &[1]),
     ('i', TypeCode::Int, &[1, 2, 4, 8]),
@@ -171,7 +169,7 @@ mod tests {
         [header.encode().as_slice(), data].concat()
     }
 
-    /// A file of version 1.0 with that header and nothing else.
+    /// A file of version 1.0 that consists of this header alone.
     fn of_text(text: &str) -> Vec<u8> {
         [MAGIC, &[1, 0], &(text.len() as u16).to_le_bytes(), text.as_bytes()].concat()
     }

@@ -8,16 +8,16 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 
 use super::{NamedTensor, plain_dtype, unfit};
 
-/// The header's own length, at the start of a file.
+/// Size of the header's length, which begins a file.
 const LENGTH_BYTES: usize = 8;
 /// Longest header that is read: some 100,000 tensors.
 const HEADER_BYTES_MAX: usize = 16 << 20;
-/// The header ends at a multiple of this, so that the tensors behind it are aligned.
+/// The header's end is aligned to this, so that the tensors behind it are aligned.
 const ALIGNMENT: usize = 8;
-/// The header's entry that names no tensor.
+/// The entry of the header that is not a tensor.
 const METADATA_KEY: &str = "__metadata__";
 
-/// Reads a whole file: all tensors or, with `key`, that one. They share the file's memory.
+/// Reads a whole file: all tensors, or with `key` only that one. They share the file's memory.
 pub(super) fn decode(file: Vec<u8>, key: Option<&str>) -> Result<Vec<NamedTensor>, String> {
     let header_bytes = file.first_chunk::<LENGTH_BYTES>().map_or(0, |length| u64::from_le_bytes(*length));
     if header_bytes > HEADER_BYTES_MAX as u64 {
@@ -47,13 +47,13 @@ fn tensor(key: &str, info: &TensorInfo, data: &Bytes) -> Result<Tensor, String> 
         dtype_of(info.dtype).ok_or_else(|| format!("tensor {key} has type {}, which cannot be sent", info.dtype))?;
     let shape: Vec<u64> = info.shape.iter().map(|dimension| *dimension as u64).collect();
     let meta = TensorMeta::new(dtype, &shape).map_err(|error| format!("tensor {key} cannot be sent: {error}"))?;
-    // The offsets were checked against the file's length with the metadata.
+    // The offsets were checked against the file's length when the metadata was read.
     let bytes = data.slice(info.data_offsets.0..info.data_offsets.1);
     Tensor::new(meta, bytes).map_err(|error| format!("tensor {key}: {error}"))
 }
 
-/// The header of a file that holds all tensors, and the order in which their bytes follow: large elements first, so
-/// that each begins at a multiple of its element.
+/// The header of a file with all tensors, and the order in which their bytes follow: large elements first, so that each tensor is
+/// aligned to its elements.
 pub(super) fn header(tensors: &[NamedTensor]) -> Result<(Vec<u8>, Vec<usize>), String> {
     const FORMAT: &str = "a .safetensors file";
     let mut entries = Vec::with_capacity(tensors.len());
@@ -76,7 +76,8 @@ pub(super) fn header(tensors: &[NamedTensor]) -> Result<(Vec<u8>, Vec<usize>), S
     let order: Vec<usize> = entries.iter().map(|(index, _)| *index).collect();
     let infos = entries.into_iter().map(|(index, info)| (tensors[index].0.clone(), info)).collect();
     let metadata = Metadata::new(None, infos);
-    // The tensors' sizes were checked when they were made; what is left are bits that fill no byte.
+    // The tensors' sizes were checked when they were made; the remaining error is elements smaller than a byte that do not fill
+    // one.
     let metadata = metadata.map_err(|_| unfit(FORMAT, &tensors[0], "elements that fill no byte stay within one"))?;
     let mut text = serde_json::to_vec(&metadata).expect("names and numbers are JSON");
     text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
@@ -113,7 +114,7 @@ const TYPES: [(Dtype, DType); 22] = [
     (Dtype::U64, DType::U64),
 ];
 
-/// `None` for a type that a later version of the format may add.
+/// `None` for a type that a later version of the format adds.
 fn dtype_of(dtype: Dtype) -> Option<DType> {
     TYPES.iter().find(|(theirs, _)| *theirs == dtype).map(|(_, ours)| *ours)
 }

@@ -1,4 +1,4 @@
-//! Decides for every setting which of its sources wins, and reads that one's text.
+//! Decides for every setting which of its sources wins, and reads that source's text.
 
 use std::path::Path;
 
@@ -8,22 +8,22 @@ use super::value::{Typed, Value};
 use super::{Environment, Given, Role, Source, Sourced};
 use crate::Failure;
 
-/// What the settings are read from.
+/// The sources of the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
     /// The environment variables.
     pub environment: &'a Environment,
-    /// Where `sealane.toml` is looked for; it need not be there.
+    /// Where `sealane.toml` is searched for; it may be missing.
     pub working_directory: &'a Path,
-    /// The settings file that a flag names instead; it must be there.
+    /// The settings file that a flag names instead; it must exist.
     pub config: Option<&'a Path>,
-    /// The role that a flag names; without it, `TF_CONFIG` does.
+    /// The role that a flag names; if none does, `TF_CONFIG` tells it.
     pub role: Option<Role>,
-    /// The settings that flags give; of two for one setting the later wins.
+    /// Settings given by flags; of two for one setting the later wins.
     pub overrides: &'a [Override],
 }
 
-/// A setting that a flag gives.
+/// A setting given by a flag.
 #[derive(Clone, Debug)]
 pub struct Override {
     flag: &'static str,
@@ -32,7 +32,7 @@ pub struct Override {
 }
 
 impl Override {
-    /// `flag` gives the setting called `name` the value that `text` says.
+    /// `flag` gives the setting called `name` the value in `text`.
     pub fn new(flag: &'static str, name: impl Into<String>, text: impl Into<String>) -> Override {
         Override { flag, name: name.into(), text: text.into() }
     }
@@ -45,12 +45,12 @@ pub struct Entry {
     pub setting: &'static Setting,
     /// Its value.
     pub value: Value,
-    /// What gave it.
+    /// Where it came from.
     pub source: Source,
 }
 
 impl Entry {
-    /// The value with its unit; for one that nothing gives, what happens instead.
+    /// The value with its unit; if nothing sets it, what happens instead.
     pub fn shown(&self) -> String {
         self.setting.kind.show(&self.value)
     }
@@ -59,21 +59,21 @@ impl Entry {
 /// One entry for every row of the table, in its order.
 pub(super) struct Effective {
     entries: Vec<Entry>,
-    /// Variables that are set, and are another role's.
+    /// Variables that are set but belong to another role.
     unread: Vec<&'static str>,
-    /// Settings that were given by a former name, with that of today.
+    /// Settings given by a former name, with the current one.
     renamed: Vec<String>,
 }
 
 impl Effective {
-    /// `file` is what the settings file gives.
+    /// `file` has the values from the settings file.
     pub(super) fn of(sources: &Sources<'_>, role: Role, file: Vec<FileValue>) -> Result<Effective, Failure> {
         let mut entries: Vec<Entry> = TABLE
             .iter()
             .map(|setting| Entry { setting, value: setting.default.clone(), source: Source::Default })
             .collect();
-        // From the weakest source to the strongest, so that the last one to write wins; an
-        // unreadable value is an error even where a stronger source would hide it.
+        // From the weakest source to the strongest, so that the last one to write wins; an unreadable value is an error even if a
+        // stronger source would hide it.
         let mut renamed = Vec::new();
         let mut note = |given: &str, today: &str| {
             if given != today {
@@ -105,19 +105,19 @@ impl Effective {
     ///
     /// # Panics
     ///
-    /// The table has no such row: a bug that any load of settings shows.
+    /// The table has no such row: a bug that shows whenever settings are loaded.
     pub(super) fn entry(&self, name: &str) -> &Entry {
         let found = table::find(name).map(|(index, _)| &self.entries[index]);
         found.unwrap_or_else(|| panic!("the table has no setting {name}"))
     }
 
-    /// How a value was given, for an error about it.
+    /// How a value was given, for an error message about it.
     pub(super) fn given(&self, name: &str) -> Given {
         let Entry { setting, value, source } = self.entry(name);
         Given { name: setting.name, source: source.clone(), text: value.to_string() }
     }
 
-    /// Two values contradict each other.
+    /// The error that two values contradict each other.
     pub(super) fn contradiction(&self, one: &str, other: &str, fix: &str) -> Failure {
         Failure::input(format!("{} conflicts with {}; {fix}", self.given(one), self.given(other)))
     }
@@ -126,7 +126,7 @@ impl Effective {
     ///
     /// # Panics
     ///
-    /// The type does not fit the row: a bug that any load of settings shows.
+    /// The type does not fit the row: a bug that shows whenever settings are loaded.
     pub(super) fn get<T: Typed>(&self, name: &str) -> Sourced<T> {
         let Entry { setting, value, source } = self.entry(name);
         let typed = T::read(value, &setting.kind);
@@ -135,7 +135,7 @@ impl Effective {
     }
 }
 
-/// Takes the variable of the role. That of another role, which it gives, must be readable too.
+/// Takes the value of the role's variable. A variable of another role is returned, and must be readable too.
 fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<Option<&'static str>, Failure> {
     let variables = entry.setting.variables;
     let mut unread = None;

@@ -14,25 +14,25 @@ use super::{Source, Sources};
 use crate::files::read_text;
 use crate::{Failure, nearest};
 
-/// Name of the settings file that is looked for in the working directory.
+/// Name of the settings file in the working directory.
 pub const FILE_NAME: &str = "sealane.toml";
 
-/// Largest settings file, in bytes: many times one that gives every setting.
+/// Largest settings file, in bytes: many times one that sets everything.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// How many names to suggest for an unknown one.
 const SUGGESTIONS_MAX: usize = 2;
 
-/// One value of the file: its place in the table, its text, its line.
+/// One value in the file: its place in the table, its text, its line.
 pub(super) struct FileValue {
     pub(super) index: usize,
-    /// As the file has it.
+    /// The name as the file has it.
     pub(super) name: String,
     pub(super) text: String,
     pub(super) source: Source,
 }
 
-/// Reads the file that `sources` name or, where they name none, the one in their directory if it is there.
+/// Reads the file named by `sources` or, if they name none, the one in their directory if it exists.
 pub(super) fn find(sources: &Sources<'_>) -> Result<Vec<FileValue>, Failure> {
     match sources.config {
         Some(path) => read(path, true),
@@ -40,7 +40,7 @@ pub(super) fn find(sources: &Sources<'_>) -> Result<Vec<FileValue>, Failure> {
     }
 }
 
-/// Reads the file at `path`, which gives nothing if it is not there and need not be.
+/// Reads the file at `path`; a missing one gives nothing unless it must exist.
 fn read(path: &Path, must_be_there: bool) -> Result<Vec<FileValue>, Failure> {
     match read_text(path, FILE_BYTES_MAX) {
         Ok(text) => parse(&text, path),
@@ -68,7 +68,7 @@ struct Document<'a> {
 impl Document<'_> {
     /// Collects the values of `table`, whose full name is `section`, and of the tables in it.
     fn collect(&self, section: &str, table: &DeTable<'_>, values: &mut Vec<FileValue>) -> Result<(), Failure> {
-        // The parser sorts by name; errors are to come in the order of the lines.
+        // The parser sorts by name, but errors should come in the order of the lines.
         let mut entries: Vec<_> = table.iter().collect();
         entries.sort_by_key(|(key, _)| key.span().start);
         for (key, value) in entries {
@@ -94,7 +94,7 @@ impl Document<'_> {
         Ok(())
     }
 
-    /// The text of a value, as the same setting would be written in a variable.
+    /// The text of a value, as it would be written for the same setting in a variable.
     fn scalar(&self, name: &str, kind: &Kind, value: &Spanned<DeValue<'_>>) -> Result<String, Failure> {
         let words = matches!(kind, Kind::Text | Kind::Path);
         match value.get_ref() {
@@ -111,7 +111,7 @@ impl Document<'_> {
         }
     }
 
-    /// A bare value stands where a section is needed, or the reverse.
+    /// The error that a bare value stands where a section is needed, or the reverse.
     fn misshapen(&self, span: &Range<usize>, name: &str, found: &DeValue<'_>, accepted: &str) -> Failure {
         let (place, found) = (self.source(span), found.type_str());
         Failure::input(format!("{place}: {name} is a TOML {found}; write {accepted}"))
@@ -123,7 +123,7 @@ impl Document<'_> {
 
     fn syntax(&self, error: &toml::de::Error) -> Failure {
         let (line, column) = self.line_and_column(error.span().map_or(0, |span| span.start));
-        // The parser's message may go over several lines; errors are one sentence.
+        // The parser's message may have several lines; errors are one sentence.
         let message = error.message().lines().collect::<Vec<_>>().join(", ");
         Failure::input(format!("{}:{line}:{column}: {message}; correct it as TOML", self.path.display()))
     }
@@ -137,7 +137,7 @@ impl Document<'_> {
     }
 }
 
-/// True for the section of a setting and for what such a section lies in.
+/// True for the section of a setting, and for a prefix of such a section.
 fn is_section(name: &str) -> bool {
     TABLE.iter().any(|setting| {
         let rest = setting.section().strip_prefix(name);
@@ -145,7 +145,7 @@ fn is_section(name: &str) -> bool {
     })
 }
 
-/// No setting has the name that is written there.
+/// The error that no setting has the name written there.
 pub(super) fn unknown_name(place: impl Display, name: &str) -> Failure {
     let advice = match &near(name)[..] {
         [] => "`sealane check --settings` lists them all".to_owned(),
@@ -154,8 +154,7 @@ pub(super) fn unknown_name(place: impl Display, name: &str) -> Failure {
     Failure::input(format!("{place}: there is no setting {name}; {advice}"))
 }
 
-/// The settings that an unknown name may have meant: the same key in another section, else a key
-/// like it in its own section.
+/// Settings that an unknown name may have meant: the same key in another section, else a similar key in its own section.
 fn near(name: &str) -> Vec<&'static str> {
     let (section, key) = name.rsplit_once('.').unwrap_or(("", name));
     let split = |name: &'static str| name.rsplit_once('.').unwrap_or(("", name));
@@ -167,7 +166,7 @@ fn near(name: &str) -> Vec<&'static str> {
     if section.is_empty() || !is_section(section) {
         return nearest(name, names(), SUGGESTIONS_MAX);
     }
-    // The section is right, so that its letters must not make up for those of the key.
+    // The section is right, and its letters must not make up for differences in the key.
     let siblings = || names().filter(|name| split(name).0 == section);
     let keys = nearest(key, siblings().map(|name| split(name).1), SUGGESTIONS_MAX);
     let full = |key: &&str| siblings().find(|name| split(name).1 == *key);

@@ -2,13 +2,9 @@
 
 use sealane_runtime::SlabSettings;
 
-/// One KiB, in bytes.
 pub(super) const KIB: u64 = 1024;
-/// One MiB, in bytes.
 pub(super) const MIB: u64 = 1024 * KIB;
-/// One GiB, in bytes.
 pub(super) const GIB: u64 = 1024 * MIB;
-/// One TiB, in bytes.
 pub(super) const TIB: u64 = 1024 * GIB;
 
 /// Most shards: the most CPUs that a CPU set of the C library holds.
@@ -16,7 +12,7 @@ pub const SHARDS_MAX: u64 = 1024;
 /// Most shards by default: what DeepRec gives a parameter server with many connections.
 pub const SHARDS_DEFAULT_MAX: usize = 16;
 
-/// Longest spin before a shard sleeps, in µs; whoever wants more wants `polling`.
+/// Longest spin before a shard sleeps, in µs; for longer ones there is `polling`.
 pub(super) const IDLE_SPIN_US_MAX: u64 = 1_000_000;
 
 /// Smallest slab: a few tensors of the largest eager size.
@@ -34,9 +30,9 @@ pub(super) const TIME_MS_MAX: u64 = 86_400_000;
 
 /// Largest window: the request ids of one link in flight.
 pub(super) const WINDOW_MAX: u64 = 65_536;
-/// Largest tensor that can be allowed.
+/// Highest value for the largest tensor.
 pub(super) const TENSOR_BYTES_CEILING: u64 = TIB;
-/// Most links that can be allowed: every pair of a port and a peer.
+/// Highest value for the number of links: every pair of a port and a peer.
 pub(super) const LINKS_CEILING: u64 = 65_536;
 /// The longest greeting.
 pub(super) const GREETING_BYTES_FLOOR: u64 = 256 * KIB;
@@ -51,7 +47,7 @@ pub(super) const QUEUED_MAX: u64 = 1 << 24;
 /// Largest turn: a second of a fast link, in tensors of the largest eager size.
 pub(super) const TURN_PAYLOADS_MAX: u64 = 65_536;
 
-/// Most clients that can be allowed: more processes than a host trains with.
+/// Highest value for the number of clients: more processes than a host trains with.
 pub(super) const CLIENTS_CEILING: u64 = 16_384;
 /// Clients of a large host, several processes an accelerator.
 pub(super) const CLIENTS_MAX: u64 = 1024;

@@ -60,7 +60,7 @@ pub struct Settings {
     renamed: Vec<String>,
 }
 
-/// Variables that one sentence names.
+/// Most variables named in one sentence.
 const NAMED_MAX: usize = 4;
 
 impl Settings {
@@ -68,13 +68,12 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The first value that cannot be read, name that no setting has, or pair of values that
-    /// contradict each other.
+    /// The first value that cannot be read, name that is not a setting, or pair of values that contradict each other.
     pub fn load(sources: &Sources<'_>) -> Result<Settings, Failure> {
         Settings::read(sources, || file::find(sources))
     }
 
-    /// The same where `text` is what the settings file holds; none is looked for.
+    /// Like [`Settings::load`], with `text` as the contents of the settings file; no file is searched for.
     ///
     /// # Errors
     ///
@@ -83,7 +82,7 @@ impl Settings {
         Settings::read(sources, || file::parse(text, &sources.working_directory.join(FILE_NAME)))
     }
 
-    /// The settings that these names and values give; nothing else is looked at.
+    /// Settings with these names and values; no other source is used.
     ///
     /// # Errors
     ///
@@ -128,7 +127,8 @@ impl Settings {
         })
     }
 
-    /// What is amiss and no error, what it is of, and what to do about it: variables that are set and are another role's, and former names.
+    /// Things that are wrong but no error, with their place and the remedy: variables of another role that are set, and former
+    /// names.
     pub fn warnings(&self) -> impl Iterator<Item = (&'static str, String, &'static str)> {
         let renamed = format!("renamed: {}", first_of(&self.renamed, NAMED_MAX));
         let remedy = "use the new name: the next release does not read the former one";

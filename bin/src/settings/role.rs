@@ -25,7 +25,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role of a task of the job called `job`.
+    /// The role of a task in the job called `job`.
     pub fn of_job(job: &str) -> Role {
         job.parse().unwrap_or(Role::Other)
     }
@@ -94,16 +94,16 @@ fn parse(text: &str) -> Result<TfConfig, String> {
     Ok(TfConfig { task: task(&config, &job)?, job: Some(job) })
 }
 
-/// Looks up the task's address; a task outside the cluster (an evaluator) has none.
+/// Finds the task's address; a task outside the cluster (an evaluator) has none.
 fn task(config: &Json, job: &str) -> Result<Option<String>, String> {
     let index = match &config["task"]["index"] {
         Json::Null => return Ok(None),
-        // TensorFlow accepts the index as a string too.
+        // TensorFlow also accepts the index as a string.
         Json::String(text) => text.parse().ok(),
         other => other.as_u64().and_then(|index| usize::try_from(index).ok()),
     };
     let index: usize = index.ok_or_else(|| format!("task.index is {}, not an index", config["task"]["index"]))?;
-    // Kubeflow gives the workers of a job that grows and shrinks a sparse cluster.
+    // Kubeflow gives a sparse cluster to the workers of an elastic job.
     let Some((cluster, tasks)) = ["cluster", "sparseCluster"]
         .map(|name| (name, &config[name][job]))
         .into_iter()

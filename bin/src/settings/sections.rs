@@ -1,5 +1,5 @@
-//! What several settings of a section say together: what one of them is made of, and what contradicts each other. `table.rs` has
-//! the sections.
+//! What several settings of a section mean together: values made from several of them, and contradictions. `table.rs` has the
+//! sections.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::{Daemon, Environment, Runtime, Security, Source, Sourced, Tcp, Transp
 use crate::Failure;
 
 impl Runtime {
-    /// The number of shards for an endpoint map of so many tasks.
+    /// The number of shards for an endpoint map with that many tasks.
     pub fn shards_for(&self, tasks: usize) -> usize {
         let by_tasks = tasks.clamp(1, SHARDS_DEFAULT_MAX);
         self.shards.value.unwrap_or(by_tasks)
@@ -27,12 +27,12 @@ pub enum Require {
     Auto,
     /// TCP, whatever there is.
     Tcp,
-    /// RDMA verbs; whatever rules them out is an error.
+    /// RDMA verbs; anything that rules them out is an error.
     Verbs,
 }
 
 impl Transport {
-    /// The section.
+    /// The section, checked.
     ///
     /// # Errors
     /// Settings contradict each other.
@@ -46,8 +46,7 @@ impl Transport {
     }
 }
 
-/// A file that is named wins over a directory that is named by the same kind of source or a
-/// weaker one.
+/// A named file wins over a directory named by a source of the same kind or a weaker one.
 fn endpoint_map_file(from: &Effective) -> Sourced<PathBuf> {
     let file: Sourced<Option<PathBuf>> = from.get("transport.endpoint_map");
     let directory: Sourced<PathBuf> = from.get("transport.endpoint_map_directory");
@@ -68,7 +67,7 @@ impl Tcp {
     }
 }
 
-/// Where a client looks for the daemon; as text, with the other place where none is.
+/// Where a client looks for the daemon; as text, it also names the other place if no daemon is found.
 #[derive(Debug)]
 pub struct ClientsSocket {
     /// The socket.
@@ -77,7 +76,6 @@ pub struct ClientsSocket {
 }
 
 impl ClientsSocket {
-    /// Where it is known to be.
     pub(crate) fn at(path: &Path) -> ClientsSocket {
         ClientsSocket { path: path.to_owned(), other: None }
     }
@@ -91,7 +89,7 @@ impl fmt::Display for ClientsSocket {
 }
 
 impl Daemon {
-    /// Where a client looks for the daemon: where nothing gives the socket, at either of the default ones.
+    /// Where a client looks for the daemon: at either default socket if no setting gives one.
     pub fn clients_socket(&self) -> ClientsSocket {
         match self.socket.source {
             Source::Default => match sealane::default_socket() {
@@ -102,7 +100,7 @@ impl Daemon {
         }
     }
 
-    /// The section, whose socket has its place in the environment where nothing gives one.
+    /// The section; if no setting gives the socket, the environment determines its place.
     pub(super) fn placed(from: &Effective, environment: &Environment) -> Result<Daemon, Failure> {
         let Sourced { value, source }: Sourced<Option<PathBuf>> = from.get("daemon.socket");
         let value = match value {
@@ -114,10 +112,10 @@ impl Daemon {
 }
 
 impl Verbs {
-    /// The section.
+    /// The section, checked.
     ///
     /// # Errors
-    /// It has a port without a device.
+    /// A port is set, but no device.
     pub(super) fn checked(from: &Effective) -> Result<Verbs, Failure> {
         let verbs = Verbs::of(from);
         match (&verbs.device.value, verbs.port.value) {
@@ -130,19 +128,19 @@ impl Verbs {
     }
 }
 
-/// What peers must show.
+/// What peers must present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peers {
     /// Nothing.
     Anyone,
-    /// That they have the secret of this file.
+    /// Proof that they have the secret in this file.
     Secret(PathBuf),
     /// A certificate for their tasks.
     Tls(TlsFiles),
 }
 
 impl Peers {
-    /// The files that say who may talk.
+    /// The credential files.
     pub fn files(&self) -> Vec<&Path> {
         match self {
             Peers::Anyone => Vec::new(),
@@ -153,7 +151,7 @@ impl Peers {
 }
 
 impl Security {
-    /// True if links must not be RDMA, which would carry in plain text what TLS is to encrypt.
+    /// True if links must not use RDMA, which would carry in plain text what TLS should encrypt.
     pub fn rules_out_verbs(&self) -> bool {
         matches!(self.peers, Peers::Tls(_)) && !self.plaintext_rdma.value
     }

@@ -12,7 +12,7 @@ use crate::Failure;
 pub struct Given {
     /// The setting.
     pub name: &'static str,
-    /// What gave the value.
+    /// Where the value came from.
     pub source: Source,
     /// The value as it was written.
     pub text: String,
@@ -40,16 +40,16 @@ pub struct Sourced<T> {
 }
 
 impl<T> Sourced<T> {
-    /// The same source with a value made of this one.
+    /// Applies `make` to the value and keeps the source.
     pub fn map<U>(self, make: impl FnOnce(T) -> U) -> Sourced<U> {
         Sourced { value: make(self.value), source: self.source }
     }
 }
 
-/// What gave a value. The later ones win over the earlier ones.
+/// Where a value came from. Later variants win over earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// Nothing did.
+    /// No source sets it.
     Default,
     /// A line of a settings file.
     File {
@@ -65,7 +65,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Higher wins.
+    /// The source with the higher rank wins.
     pub(super) fn rank(&self) -> u8 {
         match self {
             Source::Default => 0,

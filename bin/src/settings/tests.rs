@@ -1,4 +1,4 @@
-//! Tests of reading all settings together: precedence, provenance, roles, errors.
+//! Reading all settings together: precedence, provenance, roles, errors.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use sealane_transport::verbs::{Registration, Transfer};
 
 use super::*;
 
-/// What one test reads its settings from.
+/// The sources of a test's settings.
 #[derive(Default)]
 struct Case {
     variables: Vec<(&'static str, OsString)>,
@@ -40,7 +40,7 @@ impl Case {
         self
     }
 
-    /// Also gives the path of the settings file.
+    /// The settings or the error, and the path of the settings file.
     fn load(self) -> (Result<Settings, Failure>, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(FILE_NAME);
@@ -61,7 +61,7 @@ impl Case {
         self.load().0.unwrap()
     }
 
-    /// The error, with the settings file's path made short.
+    /// The error, with the settings file's path shortened.
     fn error(self) -> String {
         let (settings, file) = self.load();
         let error = settings.unwrap_err().to_string();
@@ -173,7 +173,7 @@ fn pinning_has_three_states() {
         let settings = Case::variables(&[("PS_DISABLE_PIN_CORES", text)]).settings();
         assert_eq!(settings.runtime.pin.value, Some(pin));
     }
-    // Only the variable says the opposite of what it sets.
+    // Only the variable has the opposite meaning of its setting.
     let settings = Case::default().toml("runtime.pin = true").settings();
     assert_eq!(settings.runtime.pin.value, Some(true));
     let settings = Case::variables(&[("PS_DISABLE_PIN_CORES", "1")]).set("runtime.pin", "yes");
@@ -237,7 +237,7 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
              write a whole number from 1 to 1024",
         ),
         (
-            // The flag would win, but the variable is still wrong.
+            // The flag takes precedence, but the variable is still invalid.
             Case::variables(&[("NETWORK_PS_CORE_NUMBER", "0")]).set("runtime.shards", "1"),
             "NETWORK_PS_CORE_NUMBER=\"0\" (which sets runtime.shards) cannot be read; \
              write a whole number from 1 to 1024",

@@ -1,4 +1,4 @@
-//! The values that settings take: how each kind is read from text, shown, and made one of Rust's types. Pure.
+//! The values of settings: how each kind is read from text, shown, and converted to a Rust type. Pure.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,14 +20,14 @@ use super::limits::{GIB, KIB, MIB, TIB};
 pub enum Kind {
     /// A whole number.
     Number {
-        /// Of what.
+        /// The unit.
         unit: Unit,
-        /// Smallest.
+        /// Smallest value.
         min: u64,
-        /// Largest.
+        /// Largest value.
         max: u64,
     },
-    /// A bool, as TensorFlow and Python write it.
+    /// A bool, written as in TensorFlow or Python.
     Bool,
     /// One of these words.
     OneOf(&'static [&'static str]),
@@ -41,10 +41,10 @@ pub enum Kind {
     MetricsAddress,
 }
 
-/// What a number is of.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things.
+    /// A plain number of things.
     Count,
     /// Bytes, which may be given with a binary unit.
     Bytes,
@@ -57,9 +57,9 @@ pub enum Unit {
 /// Where metrics are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
-    /// Nowhere.
+    /// They are not served.
     Off,
-    /// There; port 0 lets the system pick one.
+    /// At this address; port 0 lets the system pick one.
     At(SocketAddr),
 }
 
@@ -67,10 +67,10 @@ pub enum MetricsAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// Nothing gives it, and its default depends on the host or the endpoint map: what happens instead.
+    /// Nothing sets it, and its default depends on the host or the endpoint map: what happens instead.
     #[serde(serialize_with = "as_null")]
     Unset(&'static str),
-    /// A number, in the unit of the kind.
+    /// A number, in the unit of its kind.
     Number(u64),
     /// A bool.
     Bool(bool),
@@ -82,7 +82,6 @@ fn as_null<S: Serializer>(_: &str, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_unit()
 }
 
-/// As it is written.
 impl fmt::Display for Value {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -118,7 +117,7 @@ impl Kind {
         }
     }
 
-    /// Shows a value of this kind, with its unit; for one that nothing gives, what happens instead.
+    /// Formats a value of this kind with its unit; if nothing sets it, what happens instead.
     pub fn show(&self, value: &Value) -> String {
         match (self, value) {
             (_, Value::Unset(meaning)) => (*meaning).to_owned(),
@@ -131,7 +130,7 @@ impl Kind {
     }
 }
 
-/// Prints what is accepted, to go after "write ".
+/// Prints the accepted values, to follow "write ".
 impl fmt::Display for Kind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -157,7 +156,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// As TensorFlow reads a bool (0, 1, true, false in any case), and as people write one.
+/// Accepts what TensorFlow accepts for a bool (0, 1, true, false in any case), and common spellings.
 fn read_bool(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" => Some(true),
@@ -166,13 +165,13 @@ fn read_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Digits only: no sign, no space inside, nothing after.
+/// Accepts only digits: no sign, no space, nothing after.
 pub(crate) fn read_number<N: FromStr>(text: &str) -> Option<N> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
 }
 
-/// The user ids that a value of [`Kind::UserIds`] lists.
+/// The user ids in a value of [`Kind::UserIds`].
 fn read_user_ids(text: &str) -> Option<Vec<u32>> {
     if text.trim().is_empty() {
         return Some(Vec::new());
@@ -180,7 +179,7 @@ fn read_user_ids(text: &str) -> Option<Vec<u32>> {
     text.split(',').map(|id| read_number(id.trim())).collect()
 }
 
-/// Where a value of [`Kind::MetricsAddress`] says.
+/// The address in a value of [`Kind::MetricsAddress`].
 fn read_metrics_address(text: &str) -> Option<MetricsAddress> {
     match text.trim() {
         "off" => Some(MetricsAddress::Off),
@@ -204,13 +203,13 @@ pub fn show_bytes(bytes: u64) -> String {
     format!("{} {name}", bytes / unit)
 }
 
-/// What the value of a setting can be read as.
+/// A type that the value of a setting can be converted to.
 pub(super) trait Typed: Sized {
-    /// The value of a setting of that kind; `None` if it is of another type.
+    /// The value of a setting of that kind; `None` if it has another type.
     fn read(value: &Value, kind: &Kind) -> Option<Self>;
 }
 
-/// What nothing gives has no value.
+/// `None` if nothing sets it.
 impl<T: Typed> Typed for Option<T> {
     fn read(value: &Value, kind: &Kind) -> Option<Self> {
         match value {
@@ -220,7 +219,7 @@ impl<T: Typed> Typed for Option<T> {
     }
 }
 
-/// Types of numbers, which a choice among words may be as well.
+/// Number types; a choice among words may also be a number.
 macro_rules! numbers {
     ($($number:ty),*) => {$(
         impl Typed for $number {
@@ -291,7 +290,7 @@ impl Typed for PathBuf {
     }
 }
 
-/// User ids; none where nothing gives some.
+/// User ids; empty if nothing sets them.
 impl Typed for Vec<u32> {
     fn read(value: &Value, kind: &Kind) -> Option<Vec<u32>> {
         read_user_ids(&Option::<String>::read(value, kind)?.unwrap_or_default())

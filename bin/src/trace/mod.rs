@@ -1,5 +1,5 @@
-//! A trace in a file: every call of an engine and what became of it, as a timeline that <https://ui.perfetto.dev> opens. Written on
-//! a thread of its own; bounded by [`TRACE_BYTES_MAX`] and by what `timeline.rs` keeps of open calls.
+//! A trace file: every call of an engine and its outcome, as a timeline that <https://ui.perfetto.dev> opens. Written on its own
+//! thread; bounded by [`TRACE_BYTES_MAX`] and by what `timeline.rs` keeps of open calls.
 
 mod timeline;
 
@@ -17,22 +17,22 @@ use sealane_transport::trace::{TraceReceiver, TraceSender, trace};
 use crate::Failure;
 use timeline::Timeline;
 
-/// Longest file: a browser shows no more.
+/// Longest file: a browser cannot show more.
 const TRACE_BYTES_MAX: u64 = 1 << 30;
-/// How soon what has come is in the file, and the end is noticed.
+/// How often new events are written, and the end is checked for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How the files begin and end that this program writes.
+/// How the files that this program writes begin and end.
 const BEGINNING: &str = "[\n";
 const END: &str = "\n]\n";
-/// A trace that is being written; it is whole when this is finished or dropped.
+/// A trace being written; it is complete when this is finished or dropped.
 pub(crate) struct TraceFile {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TraceFile {
-    /// Begins a trace of this process, which `who` names, in a new file.
+    /// Begins a trace of this process, named `who`, in a new file.
     ///
     /// # Errors
     /// The file cannot be made, or the system has no thread for it.
@@ -58,7 +58,7 @@ impl Drop for TraceFile {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // Whatever it panicked with was reported when it did.
+            // A panic was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -69,14 +69,14 @@ struct Writer {
     written: u64,
     shown: PathBuf,
     timeline: Timeline,
-    /// Nothing more is written: the file is full, or cannot be written.
+    /// True if nothing more is written: the file is full, or cannot be written.
     is_over: bool,
 }
 
 impl Writer {
     fn run(mut self, receiver: &TraceReceiver, over: &AtomicBool) {
         loop {
-            // Looked at first: what was sent before the end is still there afterwards.
+            // Read first, so that everything sent before the end is received below.
             let is_last = over.load(Ordering::Acquire);
             match receiver.batches.recv_timeout(if is_last { Duration::ZERO } else { LOOK_EVERY }) {
                 Ok(batch) => {

@@ -1,5 +1,5 @@
-//! Events of calls as spans of a timeline, in the Trace Event Format of Chrome (its "nestable async events"). Keeps the calls that
-//! are open, [`OPEN_CALLS_MAX`] at most.
+//! Events of calls as spans of a timeline, in the Trace Event Format of Chrome (its "nestable async events"). Keeps open calls, at
+//! most [`OPEN_CALLS_MAX`].
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,10 +9,10 @@ use nix::time::{ClockId, clock_gettime};
 use sealane_transport::trace::{Batch, Moment, TraceEvent};
 use serde_json::{Value, json};
 
-/// Calls that are open at once; of more, nothing is told.
+/// Most calls that are open at once; further ones are not recorded.
 const OPEN_CALLS_MAX: usize = 1 << 20;
 
-/// A call, or an answer: its shard, its session, its name there.
+/// Names a call or an answer: its shard, its session, its name there.
 type Name = (u16, u64, u64);
 
 /// A call that has begun and not ended.
@@ -21,18 +21,17 @@ struct Open {
     title: String,
     /// Its number in the file.
     id: u64,
-    /// The span within it that is open.
+    /// The span within the call that is open.
     stage: Option<&'static str>,
 }
 
-/// See the module.
 pub(super) struct Timeline {
-    /// This and the clock of the whole host at that moment, in µs, by which traces of several processes fit together.
+    /// The start of the trace, with the host's clock at that moment in µs, by which traces of several processes are aligned.
     began: Instant,
     began_us: f64,
     pid: u32,
     open: HashMap<Name, Open>,
-    /// The sends that answers are of; as many at most.
+    /// The send behind each answer; at most as many as calls.
     answers: HashMap<Name, Name>,
     shards: Vec<u16>,
     next_id: u64,
@@ -60,7 +59,6 @@ impl Timeline {
         timeline
     }
 
-    /// What a batch adds to the file.
     pub(super) fn tell(&mut self, batch: Batch) -> String {
         let Batch { shard, events } = batch;
         if !self.shards.contains(&shard) {
@@ -74,7 +72,7 @@ impl Timeline {
         std::mem::take(&mut self.text)
     }
 
-    /// The last of the file, without the comma that would have to be followed by more.
+    /// The end of the file, without a trailing comma.
     pub(super) fn end(&mut self, dropped: u64) -> String {
         let (pid, untold) = (self.pid, self.untold);
         self.put(&json!({
@@ -119,14 +117,14 @@ impl Timeline {
                 self.stage(name, at, "matched, queued");
             }
             Moment::AnswerOnTheWire => {
-                // Released sends have other answers by then, of the same name.
+                // A released send may since have another answer with the same name.
                 if let Some(send) = self.answers.remove(&name) {
                     self.stage(send, at, "on the wire, until released");
                 }
             }
             Moment::SendReleased => self.finish(name, at, json!({})),
             Moment::PullQueued { tensors } => {
-                // Pulls and pushes are named apart from sends.
+                // Pulls and pushes have names distinct from sends.
                 let title = format!("pull of {tensors} tensors");
                 self.begin(other(name, 1), "pull", title, at, json!({"tensors": tensors}));
             }
@@ -147,11 +145,11 @@ impl Timeline {
         let id = self.next_id;
         self.next_id += 1;
         self.span("b", (category, id), &title, (name.0, at), arguments);
-        // A send of that name has ended in another way than by its release.
+        // A send of that name may have ended in another way than by its release.
         self.open.insert(name, Open { category, title, id, stage: None });
     }
 
-    /// A call is at another stage now.
+    /// Records that a call is at another stage now.
     fn stage(&mut self, name: Name, at: Instant, stage: &'static str) {
         let Some(open) = self.open.get_mut(&name) else { return };
         let (of, before) = ((open.category, open.id), open.stage.replace(stage));
@@ -186,7 +184,7 @@ impl Timeline {
     }
 }
 
-/// The name of a call that the owner of sessions counts apart.
+/// The name of a call that the owner of sessions counts separately.
 fn other(name: Name, kind: u64) -> Name {
     (name.0, u64::MAX - kind, name.2)
 }

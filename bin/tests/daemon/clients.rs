@@ -14,10 +14,10 @@ use sealane_transport::shm::attach::{Attach, attach};
 
 use crate::fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, WORKER, connection};
 
-/// More than a message may have.
+/// More bytes than a message may have.
 const LONG_BYTES: usize = 70 * 1024;
 
-/// Gives a process that this test binary starts the socket to attach at.
+/// The environment variable that gives a process of this test binary the socket to attach at.
 const CLIENT_VARIABLE: &str = "SEALANE_TEST_CLIENT";
 
 #[test]
@@ -49,7 +49,7 @@ fn a_second_attach_names_the_process_of_the_first() {
     assert_eq!(place.attach(WORKER).unwrap().welcome.arena_bytes, ARENA_BYTES);
 }
 
-/// What the daemon answers before it hangs up.
+/// The daemon's answer before it hangs up.
 fn answers(socket: &OwnedFd) -> String {
     let mut all = String::new();
     let mut buffer = [0; 4096];
@@ -73,7 +73,7 @@ fn garbage_ends_a_connection_and_nothing_else() {
         let answers = answers(&socket);
         assert!(answers.contains("refused"), "{answers}");
     }
-    // An empty message reads like an end.
+    // An empty message is read like the end of the connection.
     let socket = connection(&place.socket());
     send(socket.as_raw_fd(), b"", MsgFlags::MSG_NOSIGNAL).unwrap();
     assert_eq!(answers(&socket), "");
@@ -101,22 +101,22 @@ fn idle_connections_do_not_keep_clients_out() {
     assert_eq!(daemon.stop().code, Some(0));
 }
 
-/// The process that other tests start, attach with, and kill.
+/// The process that other tests start, which attaches and is killed.
 #[test]
 #[ignore = "it is a process of other tests"]
 fn the_client_process_of_other_tests() {
     let socket = std::env::var_os(CLIENT_VARIABLE).expect("the socket is given");
     let wish = Attach::new(PS, ARENA_BYTES);
     let attached = attach(Path::new(&socket), &wish, false, Instant::now() + STUCK).unwrap();
-    // A copy that a child inherits, and a child that lives for as long as its standard input is open.
+    // The child inherits a copy of the socket, and lives as long as its standard input is open.
     let _inherited = dup(&attached.socket).unwrap();
     let mut child = Command::new("cat").stdin(Stdio::inherit()).stdout(Stdio::null()).spawn().unwrap();
-    // To standard error, since the harness keeps standard output to itself.
+    // The test harness captures standard output.
     eprintln!("attached");
     child.wait().unwrap();
 }
 
-/// A process that is attached, and whose child holds its socket open until standard input ends.
+/// An attached process whose child holds the socket open until standard input ends.
 fn client_process(socket: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "clients::the_client_process_of_other_tests", "--ignored", "--nocapture"]);

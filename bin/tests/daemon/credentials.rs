@@ -1,4 +1,4 @@
-//! Secrets and certificates of a running daemon, as files whose content is replaced.
+//! Secrets and certificates of a running daemon, in files whose content is replaced.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ fn read(place: &Place, file: &str) -> String {
     fs::read_to_string(place.path(file)).unwrap()
 }
 
-/// A place with the secrets `in-use` and `next`, of which the first is also in `secret`, and a daemon that reads that.
+/// A place with the secrets `in-use` and `next`, the first also as `secret`, and a daemon that reads `secret`.
 fn of_secrets() -> (Place, Daemon) {
     let make = || {
         let place = Place::new();
@@ -35,7 +35,7 @@ fn of_secrets() -> (Place, Daemon) {
     Daemon::start_in(make, |place| Daemon::start_at(place, &["--set", "security.secret_file=secret"]))
 }
 
-/// True if the daemon lets in who calls with the secret of that file.
+/// Whether the daemon admits a caller with the secret of that file.
 fn lets_in(place: &Place, secret: &str) -> bool {
     let set = format!("security.secret_file={secret}");
     let output = place.run(&["check", "--probe", "--json", "--set", &set]);
@@ -60,7 +60,7 @@ fn a_secret_that_is_replaced_is_what_callers_must_have_from_then_on() {
     let (place, mut daemon) = of_secrets();
     assert!(lets_in(&place, "in-use") && !lets_in(&place, "next"));
     let (old, new) = (read(&place, "in-use"), read(&place, "next"));
-    // As hosts are changed one by one: callers may have either, then the other alone.
+    // As when hosts are changed one by one: first callers may use either secret, then only the new one.
     for (text, old_is_let_in) in [(format!("{old}{new}"), true), (format!("{new}{old}"), true), (new, false)] {
         replace(&place, "secret", &text, 0o600);
         reloaded(&mut daemon);
@@ -107,7 +107,7 @@ fn credentials_are_read_again_at_a_signal() {
         fs::create_dir(place.path("elsewhere")).unwrap();
         words(&place, &["keys", "secret", "elsewhere/secret"]);
         words(&place, &["keys", "secret", "next"]);
-        // The file lies elsewhere, where nobody watches it.
+        // The link's target is elsewhere, where nothing is watched.
         std::os::unix::fs::symlink("elsewhere/secret", place.path("secret")).unwrap();
         place
     };
@@ -117,7 +117,7 @@ fn credentials_are_read_again_at_a_signal() {
     daemon.signal(Signal::SIGHUP);
     reloaded(&mut daemon);
     assert!(lets_in(&place, "next"));
-    // What says the same is not new.
+    // A file with the same content is not taken as new.
     daemon.signal(Signal::SIGHUP);
     reloaded(&mut daemon);
     assert_eq!(credentials(&place)["taken"], 1);
@@ -155,7 +155,7 @@ fn with<'a>(arguments: &[&'a str], more: &'a [String]) -> Vec<&'a str> {
     arguments.iter().copied().chain(more.iter().map(String::as_str)).collect()
 }
 
-/// Certificates that are good for so long, all in one folder.
+/// Makes certificates valid for this many days, all in one folder.
 fn certificates(place: &Place, folder: &str, days: &str) {
     words(place, &["keys", "tls", folder, "--days", days]);
     let host = format!("{folder}/{}", place.address.replace(':', "_"));
@@ -185,7 +185,7 @@ fn a_certificate_that_ends_is_warned_of_and_replaced_without_a_restart() {
         days
     };
     assert!((2.9..=3.0).contains(&shown()));
-    // Who looks sees it: in the log, by the program, before a daemon starts.
+    // It is reported in the log, by `stat`, and by `check` before a daemon starts.
     while !daemon.log().contains("expires soon") {
         std::thread::yield_now();
     }
@@ -203,7 +203,7 @@ fn a_certificate_that_ends_is_warned_of_and_replaced_without_a_restart() {
     for file in ["certificate.pem", "key.pem", "authorities.pem"] {
         fs::copy(place.path(&format!("in-use/{file}")), place.path(&format!("old/{file}"))).unwrap();
     }
-    // One after the other: first a certificate without its key, which is not used. For a while both authorities are believed.
+    // One file at a time: a certificate without its key is not used yet. For a while both authorities are trusted.
     let take =
         |file: &str, mode| replace(&place, &format!("in-use/{file}"), &read(&place, &format!("next/{file}")), mode);
     let both = read(&place, "old/authorities.pem") + &read(&place, "next/authorities.pem");
@@ -224,7 +224,7 @@ fn a_certificate_that_ends_is_warned_of_and_replaced_without_a_restart() {
     assert_eq!((count("taken"), count("refused")), (3.0, 1.0));
 }
 
-/// How long the certificate below is good for: daemons start in a fraction of it.
+/// How long the certificate below is valid: daemons start in a fraction of it.
 const LIFE: Duration = Duration::from_secs(8);
 
 #[test]

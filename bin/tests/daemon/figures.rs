@@ -1,4 +1,4 @@
-//! What a daemon shows of itself: over HTTP, and to `sealane stat`.
+//! What a daemon shows about itself: over HTTP, and to `sealane stat`.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
 
-/// A daemon with metrics at a port that the system picked, and where that is.
+/// A daemon with metrics at a port that the system picked; the address is the last value.
 fn start() -> (Place, Daemon, String) {
     let (place, daemon) = Daemon::start(&["--metrics", "127.0.0.1:0"]);
     let log = daemon.log();
@@ -15,7 +15,7 @@ fn start() -> (Place, Daemon, String) {
     (place, daemon, address)
 }
 
-/// The status and the body that a request gets.
+/// The status and the body of a response.
 pub fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(STUCK)).unwrap();
@@ -26,7 +26,7 @@ pub fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// The samples of a scrape by their names and labels.
+/// The samples of a scrape by name and labels.
 pub fn samples(text: &str) -> BTreeMap<String, f64> {
     assert!(text.ends_with("# EOF\n"), "{text}");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -36,7 +36,7 @@ pub fn samples(text: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// What a command prints that must succeed.
+/// The output of a command that must succeed.
 pub fn words(place: &Place, arguments: &[&str]) -> String {
     let output = place.run(arguments);
     assert!(output.status.success(), "{output:?}");
@@ -60,7 +60,7 @@ fn metrics_tell_what_moved_and_for_whom() {
     let (status, before) = ask(&address, "GET", "/metrics");
     assert_eq!((status, samples(&before)["sealane_tensors_total{shard=\"0\",direction=\"received\"}"]), (200, 0.0));
     move_a_tensor(&place);
-    // Figures follow what they are of by some milliseconds.
+    // Figures lag by some milliseconds.
     let until = std::time::Instant::now() + STUCK;
     let after = loop {
         let after = samples(&ask(&address, "GET", "/metrics").1);
@@ -86,7 +86,7 @@ fn what_went_another_way_is_shown_beside_what_sealane_carried() {
     let sending = ps.send(WORKER, 1, "w", tensor);
     worker.recv(PS, 1, "w").wait().unwrap();
     sending.wait().unwrap();
-    // The first word is told at once, later ones when a second has passed or the task ends.
+    // The first report is sent at once, later ones after a second or when the task ends.
     worker.note_elsewhere("elsewhere:1", sealane::Direction::Received, 2, 10);
     ps.note_elsewhere(WORKER, sealane::Direction::Sent, 3, 12_000);
     let until = std::time::Instant::now() + STUCK;
@@ -147,7 +147,7 @@ fn an_address_that_somebody_chose_must_be_free() {
 fn stat_shows_the_daemon_in_words_and_as_json() {
     let (place, daemon, _) = start();
     move_a_tensor(&place);
-    // Figures follow what they are of by some milliseconds.
+    // Figures lag by some milliseconds.
     let until = std::time::Instant::now() + STUCK;
     let json = loop {
         let json: serde_json::Value = serde_json::from_str(&words(&place, &["stat", "--json"])).unwrap();

@@ -1,4 +1,4 @@
-//! Daemons of the tests: real processes with ports, directories and a service manager of their own.
+//! Daemons for the tests: real processes with their own ports, directories and service manager.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,13 +15,13 @@ use nix::unistd::Pid;
 use sealane_transport::shm::attach::{Attach, AttachError, Attached, attach};
 use tempfile::TempDir;
 
-/// Another program may take a port between its choice and its use; so often a test chooses again.
+/// Attempts with a fresh port: another program may take a port between its choice and its use.
 const ATTEMPTS: usize = 10;
 
-/// A daemon that does not do what a test waits for is stuck: nothing here takes seconds.
+/// A daemon that takes longer than this is stuck: nothing here takes seconds.
 pub const STUCK: Duration = Duration::from_secs(60);
 
-/// Between two looks whether a daemon that says nothing has ended.
+/// Time between two checks whether a silent daemon has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub const PS: &str = "ps0:2222";
@@ -30,7 +30,7 @@ pub const WORKER: &str = "worker0:2222";
 /// A client's arena in these tests.
 pub const ARENA_BYTES: u64 = 1 << 16;
 
-/// More connections than the daemon looks after at once.
+/// More connections than the daemon serves at once.
 pub const IDLE_CONNECTIONS: usize = 100;
 
 /// Where a test's daemons run: a directory with an endpoint map of two tasks at one transport address.
@@ -42,7 +42,7 @@ pub struct Place {
 impl Place {
     pub fn new() -> Place {
         let place = Place { directory: tempfile::tempdir().unwrap(), address: free_address() };
-        // Other users of some tests must get at the socket.
+        // In some tests other users must reach the socket.
         fs::set_permissions(place.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         place.replace_map(&place.map());
         place
@@ -78,7 +78,7 @@ impl Place {
         self.command(arguments).output().unwrap()
     }
 
-    /// The one sentence of a command that must fail with that exit code.
+    /// The error message of a command that must fail with that exit code.
     pub fn fail(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -90,7 +90,7 @@ impl Place {
         attach(&self.socket(), &Attach::new(task, ARENA_BYTES), false, Instant::now() + STUCK)
     }
 
-    /// As [`Place::attach`], for one that must be refused.
+    /// Like [`Place::attach`], for an attachment that must be refused.
     pub fn refused(&self, wish: &Attach) -> sealane_transport::Error {
         match attach(&self.socket(), wish, false, Instant::now() + STUCK) {
             Err(AttachError::Refused(error)) => error,
@@ -99,7 +99,7 @@ impl Place {
     }
 }
 
-/// A connection that has said nothing yet.
+/// A connection that has sent nothing yet.
 pub fn connection(path: &Path) -> OwnedFd {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     connect(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
@@ -118,19 +118,19 @@ pub struct Daemon {
     log: PathBuf,
 }
 
-/// What a daemon said and how it ended.
+/// A daemon's output and exit status.
 pub struct Ended {
     pub code: Option<i32>,
     pub stderr: String,
 }
 
 impl Daemon {
-    /// Starts one in a place of its own, with one shard that sleeps when idle.
+    /// Starts a daemon in its own place, with one shard that sleeps when idle.
     pub fn start(arguments: &[&str]) -> (Place, Daemon) {
         Daemon::start_in(Place::new, |place| Daemon::start_at(place, arguments))
     }
 
-    /// As [`Daemon::start`], in a place that is made as the test needs it, and made anew for every attempt.
+    /// Like [`Daemon::start`], in a place from `make`, which is made again for each attempt.
     pub fn start_in<P, D>(make: impl Fn() -> P, start: impl Fn(&P) -> Result<D, Ended>) -> (P, D) {
         for _ in 0..ATTEMPTS {
             let place = make();
@@ -142,17 +142,17 @@ impl Daemon {
         panic!("other programs took the ports of {ATTEMPTS} attempts");
     }
 
-    /// Starts one at a place; what it said if it ends before it serves.
+    /// Starts a daemon at a place; its output if it ends before it serves.
     pub fn start_at(place: &Place, arguments: &[&str]) -> Result<Daemon, Ended> {
         Daemon::spawn_at(place, "first", arguments).serving()
     }
 
-    /// Starts one beside another, with a service manager and a log of its own; it may not serve yet.
+    /// Starts a daemon beside others, with its own service manager and log; it may not serve yet.
     pub fn spawn_at(place: &Place, name: &str, arguments: &[&str]) -> Daemon {
         let (manager, log) = (place.path(&format!("{name}.manager")), place.path(&format!("{name}.log")));
         let _ = fs::remove_file(&manager);
         let mut command = place.command(&["daemon", "--set", "runtime.shards=1", "--set", "runtime.idle_spin_us=0"]);
-        // The first of a test's own flags that names another address takes its place.
+        // If a test sets this flag itself, its value is used instead.
         if !arguments.contains(&"--metrics") {
             command.args(["--metrics", "off"]);
         }
@@ -165,7 +165,7 @@ impl Daemon {
         Daemon { process, manager, log }
     }
 
-    /// Waits until it serves; what it said if it ends before.
+    /// Waits until it serves; its output if it ends first.
     pub fn serving(mut self) -> Result<Daemon, Ended> {
         match self.hear("READY=1") {
             Some(_) => Ok(self),
@@ -173,12 +173,12 @@ impl Daemon {
         }
     }
 
-    /// Waits until the service manager is told something with `text` in it; nothing if the daemon ends first.
+    /// Waits for a message with `text` to the service manager; `None` if the daemon ends first.
     fn hear(&mut self, text: &str) -> Option<String> {
         let stuck = Instant::now() + STUCK;
         let mut buffer = [0; 4096];
         while Instant::now() < stuck {
-            // Looked at first: what a process said before it ended is still there afterwards.
+            // Checked first: messages sent before the process ended can still be read afterwards.
             let over = self.process.try_wait().unwrap().is_some();
             match self.manager.recv(&mut buffer) {
                 Ok(len) => {
@@ -211,7 +211,7 @@ impl Daemon {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits until the daemon has ended.
     pub fn ended(mut self) -> Ended {
         let stuck = Instant::now() + STUCK;
         loop {
@@ -219,12 +219,12 @@ impl Daemon {
                 return Ended { code: status.code(), stderr: self.log() };
             }
             assert!(Instant::now() < stuck, "the daemon does not end; its log: {}", self.log());
-            // Whatever it says meanwhile: this returns at once, or after a pause.
+            // Whatever it reports meanwhile: this returns at once, or after a pause.
             let _ = self.manager.recv(&mut [0; 1]);
         }
     }
 
-    /// Ends it as a service manager does.
+    /// Stops it as a service manager does.
     pub fn stop(self) -> Ended {
         self.signal(Signal::SIGTERM);
         self.ended()

@@ -1,4 +1,4 @@
-//! `sealane forward` carries connections of programs that know nothing of it, between two hosts.
+//! `sealane forward` carries connections between two hosts, for programs that know nothing of Sealane.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use crate::pushed::{two_hosts, two_hosts_with};
 /// More than the windows of a stream and its sockets hold.
 const LARGE: usize = 20 << 20;
 
-/// A forwarder, and what it says that it does. Killed when dropped.
+/// A forwarder and its output. Killed when dropped.
 struct Forwarder {
     child: Child,
     says: String,
@@ -32,7 +32,7 @@ impl Forwarder {
         Forwarder { child, says, then }
     }
 
-    /// Its metrics with that peer: open connections, all, those that broke off, and bytes sent and received.
+    /// Its metrics for that peer: open connections, all connections, broken ones, and bytes sent and received.
     fn metrics(&mut self, peer: &str) -> [u64; 5] {
         if !self.says.contains("metrics at") {
             self.then.read_line(&mut self.says).unwrap();
@@ -52,7 +52,7 @@ impl Forwarder {
             .map(value)
     }
 
-    /// Connects to the address that it listens at.
+    /// Connects to its listening address.
     fn connect(&self) -> TcpStream {
         let address = self.says.strip_prefix("connections to ").and_then(|rest| rest.split(' ').next());
         let connection = TcpStream::connect(address.expect(&self.says)).unwrap();
@@ -68,7 +68,7 @@ impl Drop for Forwarder {
     }
 }
 
-/// Takes connections and sends back what comes, until each is at its end.
+/// Accepts connections and echoes each until its end; the address.
 fn echo() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -101,7 +101,7 @@ fn connections_are_carried((places, daemons): (Vec<Place>, Vec<Daemon>)) {
             let mut writing = connection.try_clone().unwrap();
             scope.spawn(move || {
                 writing.write_all(sent).unwrap();
-                // One way ends; what comes the other way still comes.
+                // One direction ends; bytes still come the other way.
                 writing.shutdown(Shutdown::Write).unwrap();
             });
             let mut came = Vec::new();
@@ -109,7 +109,7 @@ fn connections_are_carried((places, daemons): (Vec<Place>, Vec<Daemon>)) {
             assert!(came == sent, "{} of {len} bytes came back, or others", came.len());
         }
     });
-    // One that is open when the other forwarder is killed breaks off, and is no end.
+    // A connection that is open when the other forwarder is killed breaks off instead of ending cleanly.
     let mut open = outward.connect();
     open.write_all(b"hello").unwrap();
     open.read_exact(&mut [0; 5]).unwrap();
@@ -144,7 +144,7 @@ fn a_job_is_told_where_its_other_tasks_are() {
     connection.write_all(b"hello").unwrap();
     connection.read_exact(&mut [0; 5]).unwrap();
     drop((connection, outward));
-    // Without a job the tasks and their addresses are told.
+    // Without a job, the tasks and their addresses are printed.
     let outward = start("");
     let told: serde_json::Value = serde_json::from_str(&outward.says).unwrap();
     assert!(told.as_object().unwrap().keys().eq([PS]), "{told}");
@@ -155,7 +155,7 @@ fn a_job_is_told_where_its_other_tasks_are() {
 #[test]
 fn a_target_that_is_not_there_breaks_connections_off() {
     let (places, daemons) = two_hosts();
-    // Where nobody listens but who may use the ports of the system.
+    // A target where nobody listens: only privileged programs may use that port.
     let inward = Forwarder::start(&places[0], &["--task", PS, "--target", "127.0.0.1:1"]);
     let outward = Forwarder::start(&places[1], &["--task", WORKER, "--listen", "127.0.0.1:0", "--to", PS]);
     outward.connect().read_to_end(&mut Vec::new()).unwrap_err();
@@ -194,7 +194,7 @@ fn what_was_carried_is_in_the_forwarders_metrics() {
     assert_eq!(outward.metrics(PS), [1, 1, 0, 3005, 3005]);
     drop(inward);
     open.read_to_end(&mut Vec::new()).unwrap_err();
-    // The other forwarder has let go of it by now, or is about to.
+    // The other forwarder has closed it by now, or is about to.
     let stuck = Instant::now() + STUCK;
     while outward.metrics(PS) != [0, 1, 1, 3005, 3005] {
         assert!(Instant::now() < stuck, "{:?}", outward.metrics(PS));

@@ -1,4 +1,4 @@
-//! `sealane daemon` and `sealane drain` as processes: start, stop, hand over, clients that attach, behave, misbehave and die.
+//! `sealane daemon` and `sealane drain` as processes: start, stop, hand-over, and clients that attach, behave, misbehave and die.
 
 mod clients;
 mod credentials;

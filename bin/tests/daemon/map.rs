@@ -19,7 +19,7 @@ fn a_new_map_is_taken_when_its_file_is_replaced_and_new_tasks_are_served() {
 fn a_new_map_is_taken_at_a_signal() {
     let (place, daemon) = Daemon::start(&[]);
     daemon.stop();
-    // The file lies elsewhere, where nobody watches it.
+    // The map's file is elsewhere, where nothing is watched.
     std::fs::create_dir(place.path("elsewhere")).unwrap();
     std::fs::rename(place.path(".endpoint_map"), place.path("elsewhere/map")).unwrap();
     std::os::unix::fs::symlink("elsewhere/map", place.path(".endpoint_map")).unwrap();
@@ -27,7 +27,7 @@ fn a_new_map_is_taken_at_a_signal() {
     let map = format!("{}worker1:2222={}\n", place.map(), place.address);
     std::fs::write(place.path("elsewhere/map"), map).unwrap();
     daemon.signal(Signal::SIGHUP);
-    // Tasks that were named are not joined by others.
+    // Tasks that were named on the command line are not joined by others.
     let told = daemon.wait_for("; 3 tasks in the endpoint map");
     assert!(told.contains("serves 1 task at "), "{told}");
 }
@@ -35,7 +35,7 @@ fn a_new_map_is_taken_at_a_signal() {
 #[test]
 fn a_bad_map_is_shown_and_the_old_one_stays() {
     let (place, mut daemon) = Daemon::start(&[]);
-    // The second is what an editor leaves for a moment that truncates a file before it writes.
+    // The second is a file at the moment after an editor truncates it and before it writes.
     for bad in ["ps0:2222=127.0.0.1:0\n", ""] {
         place.replace_map(bad);
         daemon.wait_for("RELOADING=1");

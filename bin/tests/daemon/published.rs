@@ -1,4 +1,4 @@
-//! What one client publishes another pulls, from the daemon alone.
+//! What one client publishes, another pulls from the daemon alone.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use sealane::{Attach, Code, DType, Keys, RecvOptions, Task, Tensor, TensorMeta};
 
 use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
 
-/// Larger than the arenas of other tests: a tensor of 300 KiB is there three times.
+/// Larger than the arenas of other tests: a tensor of 300 KiB is stored three times.
 const ARENA_BYTES: u64 = 2 << 20;
 
-/// Sizes that are copied with others, alone, in the ring, out of the arena; in several batches, and not at all.
+/// Sizes that are copied with others or alone, in the ring or from the arena, in several batches, and empty.
 const SIZES: [usize; 6] = [64, 0, 512, 513, 70_000, 300_000];
 
 fn attach(place: &Place, task: &str) -> Task {
@@ -88,14 +88,14 @@ fn what_changes_and_what_does_not_come_is_told() {
     let older = ps.publish("w", 0, tensor(&[1000], 0)).wait().unwrap_err();
     assert_eq!(older.code(), Code::InvalidArgument);
 
-    // Given up in time, and with the plan.
+    // One pull is dropped in time, another with its plan.
     drop(plan.pull(9));
     ps.publish("absent", 1, tensor(&[8], 1)).wait().unwrap();
     plan.pull(1).wait().unwrap();
     assert_eq!(plan.get(1).unwrap().bytes(), bytes(8, 1));
     drop(plan.pull(9));
     drop(plan);
-    // Many that are received together, beside it.
+    // Many tensors are received together, while pulls go on.
     let tensors = (0..200).map(|at| (at.to_string(), tensor(&[64], at)));
     drop(ps.send_all(WORKER, 1, tensors));
     let wanted = (0..200).map(|at| (at.to_string(), RecvOptions::default()));
@@ -103,7 +103,7 @@ fn what_changes_and_what_does_not_come_is_told() {
         assert_eq!(receiving.wait().unwrap().bytes(), bytes(64, at as i64));
     }
 
-    // What a client published goes with it.
+    // A client's publications go with it.
     let pulling = worker.pull(PS, "w", 9);
     drop(ps);
     daemon.wait_for("; 1 client attached;");
@@ -129,7 +129,7 @@ fn a_plan_that_has_no_room_says_so() {
     assert!(plan.get(0).is_ok() && plan.get(1).is_err());
     ps.publish("a", 2, tensor(&[10], 2)).wait().unwrap();
     plan.pull(1).wait().unwrap_err();
-    // The first place was given back when the second pull was told.
+    // The first place was freed when the end of the second pull was reported.
     plan.pull(1).wait().unwrap();
     assert_eq!(plan.get(1).unwrap().bytes(), bytes(600_000, 1));
     drop((plan, ps, worker));

@@ -1,4 +1,4 @@
-//! What one client pushes another accepts, in order: beside it, and on another host.
+//! What one client pushes, another accepts in order: on the same host, and on another.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,16 +8,16 @@ use sealane::{AcceptOptions, Accepted, Attach, Code, DType, SendOptions, Sending
 
 use crate::fixture::{Daemon, Ended, PS, Place, STUCK, WORKER};
 
-/// So that a client may have all tensors of a round in flight.
+/// Lets a client have all tensors of a round in flight.
 const ARENA_BYTES: u64 = 2 << 20;
 
-/// Sizes that travel in the ring, in one frame with others, alone, and not at all.
+/// Empty, and sizes that travel in the ring, together in one frame, or alone.
 const SIZES: [usize; 6] = [64, 0, 512, 513, 9_000, 40_000];
 
-/// Tensors of a round.
+/// Tensors per round.
 const ROUND: usize = 30;
 
-/// Times that an acceptor is dropped and the next one opened.
+/// How often an acceptor is dropped and the next one opened.
 const REOPENED: usize = 1000;
 
 /// Pushes in flight at once meanwhile.
@@ -33,12 +33,12 @@ fn tensor(number: usize) -> Tensor {
     Tensor::new(TensorMeta::new(DType::U8, &[len as u64]).unwrap(), bytes).unwrap()
 }
 
-/// Two daemons, each on an address of its own, with a task each.
+/// Two daemons, each at its own address with one task.
 pub fn two_hosts() -> (Vec<Place>, Vec<Daemon>) {
     two_hosts_with(&[])
 }
 
-/// As [`two_hosts`], whose daemons have more arguments.
+/// Like [`two_hosts`], with more arguments for the daemons.
 pub fn two_hosts_with(arguments: &[&str]) -> (Vec<Place>, Vec<Daemon>) {
     let make = || {
         let places = vec![Place::new(), Place::new()];
@@ -54,7 +54,7 @@ pub fn two_hosts_with(arguments: &[&str]) -> (Vec<Place>, Vec<Daemon>) {
     Daemon::start_in(make, start)
 }
 
-/// Pushes and accepts in rounds of which a queue holds a part.
+/// Pushes and accepts in rounds that are larger than the queue.
 fn push_and_accept(ps: &Task, worker: &Task) {
     let acceptor = ps.acceptor("grads", AcceptOptions { tensors_max: 10, ..AcceptOptions::default() });
     for round in 0..20 {
@@ -72,7 +72,7 @@ fn push_and_accept(ps: &Task, worker: &Task) {
     }
     assert!(acceptor.accept().wait_within(Duration::from_millis(1)).unwrap().is_none());
 
-    // While nobody takes, pushers wait: ten are taken by the queue, and about as many by credit.
+    // While nobody accepts, pushers wait: the queue takes ten, and the credit allows about as many more.
     let mut pushes: Vec<_> = (0..100).map(|_| worker.push(PS, "grads", tensor(0))).collect();
     pushes.remove(0).wait().unwrap();
     let soon = SendOptions { timeout: Some(Duration::from_millis(1)) };
@@ -84,7 +84,7 @@ fn push_and_accept(ps: &Task, worker: &Task) {
     }
     pushes.into_iter().for_each(|push| push.wait().unwrap());
 
-    // A second acceptor is told so; the next after the first is served.
+    // A second acceptor is refused while the first is open; the next one after it is served.
     let second = ps.acceptor("grads", AcceptOptions::default());
     assert_eq!(second.accept().wait().unwrap_err().code(), Code::InvalidArgument);
     drop((acceptor, second));
@@ -93,7 +93,7 @@ fn push_and_accept(ps: &Task, worker: &Task) {
     assert!(third.accept().wait().unwrap().tensor.bytes() == tensor(3).bytes());
 }
 
-/// The acceptor is dropped and opened again, with tensors in its hands, in its rings and with the daemon, while the pusher
+/// The acceptor is dropped and opened again, with tensors in its hands, in its rings and at the daemon, while the pusher
 /// never stops: each tensor is accepted once, in order.
 fn acceptors_come_and_go(ps: &Task, worker: &Task) {
     let over = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! A client of one shard that speaks the rings' records itself.
+//! A client with one shard that reads and writes the rings' records itself.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use sealane_transport::shm::{
 
 use crate::fixture::STUCK;
 
-/// The number that the one peer of a client gets.
+/// The number of the client's only peer.
 const PEER: u16 = 0;
 
 /// The step of all calls.
 const STEP: i64 = 1;
 
-/// A client that is attached.
+/// An attached client.
 pub struct Client {
     end: ClientEnd,
     doorbell: Doorbell,
@@ -25,7 +25,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that will talk to `peer` alone.
+    /// A client whose only peer is `peer`.
     pub fn new(mut attached: Attached, peer: &str) -> Client {
         let (end, doorbell) = attached.shards.pop().unwrap();
         assert!(attached.shards.is_empty());
@@ -55,19 +55,19 @@ impl Client {
         });
     }
 
-    /// Sends one byte.
+    /// Sends one byte to the client's peer.
     pub fn send(&mut self, call: u32, key: &str) {
         let meta = TensorMeta::new(DType::U8, &[1]).unwrap();
         let (meta, payload) = (meta.as_wire(), PayloadAt::Inline(&[7]));
         self.submit(&Submission::Send { call, peer: PEER, step: STEP, timeout_ms: NO_TIMEOUT, key, meta, payload });
     }
 
-    /// The next completion, as it is printed.
+    /// The next completion, formatted.
     pub fn next(&mut self) -> String {
         self.next_before_the_end().expect("the daemon closed the connection")
     }
 
-    /// As [`Client::next`]; nothing if the daemon hangs up first, which ends every call too.
+    /// Like [`Client::next`]; `None` if the daemon hangs up first, which ends every call too.
     pub fn next_before_the_end(&mut self) -> Option<String> {
         let stuck = Instant::now() + STUCK;
         loop {
@@ -78,7 +78,7 @@ impl Client {
             self.end.own_sleep().announce();
             if self.end.completions.is_empty() {
                 let woken = self.ear.wait(Some(STUCK)).unwrap();
-                // What was written before the end is still there.
+                // Completions written before the end can still be read.
                 if woken == Woken::HungUp && self.end.completions.is_empty() {
                     return None;
                 }

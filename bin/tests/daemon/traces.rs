@@ -1,4 +1,4 @@
-//! The trace of a daemon: a file that a viewer of timelines reads.
+//! The trace of a daemon: a file for timeline viewers.
 
 use crate::fixture::{Daemon, PS, STUCK, WORKER};
 

@@ -1,5 +1,5 @@
-//! `sealane map generate` on what TensorFlow, Kubeflow, Slurm and MPI write: each example lies here with the map that it
-//! gives, and every map passes `sealane map lint`.
+//! `sealane map generate` on files as TensorFlow, Kubeflow, Slurm and MPI write them: each example lies here beside its
+//! expected map, and every map passes `sealane map lint`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// The map that `example` gives is the one beside it, on standard output and in a file, time and again, and passes the lint.
+/// The map generated from `example` is the one beside it, on standard output and in a file, every time, and passes the lint.
 fn check(example: &Path, variables: &[(String, String)], arguments: &[&str]) {
     let shown = example.display();
     let expected = fs::read_to_string(example.with_extension("map")).unwrap();

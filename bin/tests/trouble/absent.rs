@@ -1,4 +1,4 @@
-//! A peer whose daemon does not run: calls say so when their deadline passes, and the log says it once.
+//! A peer whose daemon does not run: calls report it at their deadlines, and the log reports it once.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::hosts::Hosts;
 use crate::tensors::{STEP, tensor, verify};
 use crate::traces::eventually;
 
-/// Longer than it takes the log to call a peer unreachable.
+/// Longer than it takes until the log calls a peer unreachable.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[test]
@@ -28,7 +28,7 @@ fn a_peer_whose_name_has_no_address_is_named_with_what_its_resolver_says() {
     let error = worker.recv_with(PS, STEP, "k", options).wait().unwrap_err().error;
     let told = error.to_string();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{told}");
-    // Where no resolver can be reached, it takes long to say so.
+    // Where no resolver can be reached, the failure takes long.
     let [failed, waits] = ["resolve the host name: ", "its host name is being looked up, for "]
         .map(|why| told.contains(&format!("{PS} at {address}: {why}")));
     assert!(failed || waits, "{told}");

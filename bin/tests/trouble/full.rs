@@ -1,5 +1,5 @@
-//! Memory that is full: the call that needs more says which limit and what to do, and everything works again once
-//! something was dropped.
+//! Full memory: the call that needs more names the limit and a remedy, and everything works again once something
+//! was dropped.
 
 use sealane::{Code, Error, Tensor};
 
@@ -38,10 +38,10 @@ fn a_full_arena_is_told_and_works_again() {
         assert_eq!(limit(&error), "client arena_bytes");
         let text = error.to_string();
         assert!(text.contains("drop tensors that are done with, or attach with a larger arena"), "{text}");
-        // As is what would have to be copied there.
+        // A send that would have to copy into it fails too.
         let error = producer.send(WORKER, STEP, "copied", tensor(9, LARGE)).wait().unwrap_err();
         assert_eq!(limit(&error), "client arena_bytes");
-        // What travels in the ring needs none.
+        // A tensor that travels in the ring needs no arena.
         let small = producer.send(WORKER, STEP, "small", tensor(8, 64));
         verify(&consumer.recv(PS, STEP, "small").wait().unwrap(), 8, 64);
         small.wait().unwrap();
@@ -74,7 +74,7 @@ fn receive_areas_are_full(hosts: Hosts) {
         let small = producer.send(WORKER, STEP, "small", tensor(8, 64));
         verify(&consumer.recv(PS, STEP, "small").wait().unwrap(), 8, 64);
         small.wait().unwrap();
-        // With a destination it can be had at once, and without one as soon as another is dropped.
+        // It can be received at once with a destination, and without one as soon as another tensor is dropped.
         let destination = consumer.alloc(LARGE).unwrap();
         let landed = consumer.recv_into(PS, STEP, &HELD.to_string(), destination).wait().unwrap();
         verify(&landed, HELD, LARGE);

@@ -1,4 +1,4 @@
-//! Hosts of the tests: one daemon for all tasks, or several that are joined by TCP, as on several machines.
+//! Hosts for the tests: one daemon for all tasks, or several daemons joined by TCP, as on several machines.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -11,17 +11,17 @@ use crate::traces::{eventually, mappings};
 /// A client's arena: a few of the largest tensors.
 pub const ARENA_BYTES: u64 = 32 << 20;
 
-/// Memory that a daemon shares with a client of its one shard: an arena and a segment.
+/// Shared memory objects per client of a daemon with one shard: an arena and a segment.
 pub const MAPPINGS_PER_CLIENT: usize = 2;
 
-/// Daemons with the tasks that each serves.
+/// Daemons, and the tasks that each serves.
 pub struct Hosts {
     places: Vec<Place>,
     groups: Vec<Vec<String>>,
-    /// Settings that each daemon has, besides those that all have.
+    /// Each daemon's own settings, besides those that all have.
     settings: Vec<Vec<String>>,
     daemons: Vec<Option<Daemon>>,
-    /// Daemons that have taken over.
+    /// Daemons that have taken over so far.
     turns: usize,
 }
 
@@ -61,12 +61,12 @@ impl Hosts {
         &self.places[self.host(task)]
     }
 
-    /// Where to attach as a task.
+    /// The socket at which a task attaches.
     pub fn socket(&self, task: &str) -> PathBuf {
         self.place(task).socket()
     }
 
-    /// The daemon of a task.
+    /// The daemon that serves a task.
     pub fn daemon(&mut self, task: &str) -> &mut Daemon {
         let host = self.host(task);
         self.daemons[host].as_mut().expect("it runs")
@@ -76,19 +76,19 @@ impl Hosts {
         Attach::new(task).socket(self.socket(task)).arena_bytes(ARENA_BYTES).timeout(STUCK).attach().unwrap()
     }
 
-    /// Kills the daemon of a task.
+    /// Kills the daemon that serves a task.
     pub fn kill(&mut self, task: &str) {
         let host = self.host(task);
         drop(self.daemons[host].take());
     }
 
-    /// Has `sealane drain` end the daemon of a task.
+    /// Ends a task's daemon with `sealane drain`.
     pub fn drain_one(&mut self, task: &str) {
         let host = self.host(task);
         drain(&self.places[host], self.daemons[host].take().expect("it runs"));
     }
 
-    /// Has another daemon take the place of a task's.
+    /// Replaces a task's daemon by another one that takes over from it.
     pub fn hand_over(&mut self, task: &str) {
         let host = self.host(task);
         self.turns += 1;
@@ -110,7 +110,7 @@ impl Hosts {
         self.settings[host].iter().map(String::as_str).collect()
     }
 
-    /// Starts the daemon of a task anew, at the same socket and the same address.
+    /// Starts the daemon of a task again, at the same socket and address.
     pub fn restart(&mut self, task: &str) {
         let host = self.host(task);
         let daemon = start_at(&self.places[host], &self.tasks(host), &self.settings_of(host));
@@ -118,13 +118,13 @@ impl Hosts {
         self.daemons[host] = Some(daemon);
     }
 
-    /// Waits until the daemon of a task shares memory with so many clients and with no others.
+    /// Waits until the daemon of a task shares memory with exactly `clients` clients.
     pub fn until_clients(&mut self, task: &str, clients: usize) {
         let pid = self.daemon(task).pid();
         eventually("the memory of former clients is freed", || mappings(pid) == clients * MAPPINGS_PER_CLIENT);
     }
 
-    /// Drains every daemon, which must end at once and in good order: nothing is in flight.
+    /// Drains every daemon. Nothing is in flight, so each must end at once and cleanly.
     pub fn drain(self) -> Vec<Place> {
         for (place, daemon) in self.places.iter().zip(self.daemons) {
             drain(place, daemon.expect("it runs"));
@@ -133,7 +133,7 @@ impl Hosts {
     }
 }
 
-/// Everything that is in flight must end within the daemon's time.
+/// Drains one daemon: everything in flight must end within the daemon's time.
 fn drain(place: &Place, daemon: Daemon) {
     let drained = place.command(&["drain"]).stderr(Stdio::piped()).spawn().unwrap();
     let Ended { code, stderr } = daemon.ended();
@@ -149,7 +149,7 @@ fn start_at(place: &Place, tasks: &[&str], settings: &[&str]) -> Result<Daemon, 
 }
 
 fn spawn_at(place: &Place, name: &str, tasks: &[&str], more: &[&str]) -> Daemon {
-    // Several daemons of a test would all claim the first CPU, each in a directory of its own.
+    // The daemons of a test would all claim the first CPU, since each uses its own directory.
     let mut arguments = vec!["--set", "runtime.pin=false", "--set", "daemon.area_bytes=17MiB"];
     tasks.iter().for_each(|task| arguments.extend(["--task", task]));
     arguments.extend(more);

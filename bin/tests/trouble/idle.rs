@@ -9,14 +9,14 @@ use crate::hosts::Hosts;
 use crate::tensors::{STEP, tensor, verify};
 use crate::traces::{eventually, sleeps, time_used};
 
-/// Clients that are attached.
+/// Attached clients.
 const CLIENTS: usize = 64;
 
 /// How long they do nothing.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A shard that does not sleep would use all of it. One that sleeps uses less than a hundredth; the rest is for machines
-/// that are busy with other things.
+/// A shard that does not sleep would use all of [`QUIET`], one that sleeps less than a hundredth of it. The rest is for
+/// machines that are busy with other things.
 const USED_MAX: Duration = QUIET.checked_div(5).unwrap();
 
 #[test]
@@ -35,7 +35,7 @@ fn shards_with_idle_clients_sleep() {
     }
     let pid = hosts.daemon(names[0]).pid();
     let before = time_used(pid);
-    // The passing of time is what is tested here: a recv that nobody answers waits for so long.
+    // Time itself is tested here, so a recv that nobody answers waits for this long.
     let options = RecvOptions { timeout: Some(QUIET), destination: None, ..RecvOptions::default() };
     let error = tasks[0].recv_with(names[1], STEP, "never", options).wait().unwrap_err().error;
     assert_eq!(error.code(), Code::DeadlineExceeded);

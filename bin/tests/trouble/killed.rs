@@ -1,5 +1,5 @@
-//! Clients that are killed in the middle of large tensors, with their daemon or alone: whoever dealt with them hears it
-//! or has the whole tensor, and the daemon keeps nothing of theirs.
+//! Clients that are killed while they move large tensors, with their daemon or alone: their peers are told, or have the
+//! whole tensor, and the daemon keeps nothing of the dead clients.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ use crate::tensors::{LARGE, STEP, in_arena, tensor, verify};
 /// Clients that are killed, each a little later in its work than the one before.
 const ROUNDS: u64 = 4;
 
-/// Calls of the survivor when the other one dies.
+/// The survivor's calls in flight when the other one dies.
 const UNDER_WAY: u64 = 6;
 
-/// How long a tensor is asked for that may never come: taken by another one, or asked for too late.
+/// How long to wait for a tensor that may never come: already taken by another recv, or asked for too late.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lets a while pass that grows with the round.
+/// Waits for a time that grows with the round.
 fn dither(round: u64) {
     (0..round * 20_000).for_each(|_| std::hint::spin_loop());
 }
 
-/// What the consumer of a dead process hears of it.
+/// Whether the error names the producer's process.
 fn names(unreceived: &Unreceived, producer: &Process) -> bool {
     unreceived.error.code() == Code::Unavailable
         && unreceived.error.to_string().contains(&format!("process {} was attached as this task", producer.pid()))
 }
 
-/// Asks for a large tensor, into a destination.
+/// Starts a recv of a large tensor into a destination.
 fn ask(consumer: &Task, number: u64) -> Receiving {
     let options = RecvOptions {
         timeout: Some(PATIENCE),
@@ -46,7 +46,7 @@ fn producers_die(mut hosts: Hosts) {
     for round in 0..ROUNDS {
         let mut producer = Process::start(&format!("send {PS} {WORKER}"), &hosts.socket(PS));
         let in_vain = ["some", "others"].map(|key| consumer.recv(PS, STEP, key));
-        // These are asked for later, so what was asked for before is known there when they come.
+        // These are asked for later, so once they arrive, the earlier requests are known there.
         for number in 0..2 {
             verify(&consumer.recv(PS, STEP, &number.to_string()).wait().unwrap(), number, LARGE);
         }
@@ -57,7 +57,7 @@ fn producers_die(mut hosts: Hosts) {
             match receiving.wait() {
                 Ok(tensor) => verify(&tensor, number, LARGE),
                 Err(unreceived) if unreceived.error.code() == Code::DeadlineExceeded => {
-                    // It was asked for when the process was gone already: another one might have come.
+                    // It was asked for after the process had gone: it waited for a successor.
                 }
                 Err(unreceived) => assert!(names(&unreceived, &producer), "{unreceived}"),
             }
@@ -68,7 +68,7 @@ fn producers_die(mut hosts: Hosts) {
         }
         hosts.until_clients(PS, beside);
     }
-    // The next one is served like the first, and what its predecessors had left to send is gone.
+    // The next producer is served like the first, and nothing that its predecessors still had to send is left.
     let producer = hosts.attach(PS);
     let sending = producer.send(WORKER, STEP, "0", in_arena(&producer, 77, LARGE));
     verify(&consumer.recv(PS, STEP, "0").wait().unwrap(), 77, LARGE);
@@ -94,14 +94,14 @@ fn consumers_die(mut hosts: Hosts) {
         let mut consumer = Process::start(&format!("recv {WORKER} {PS}"), &hosts.socket(WORKER));
         let numbers = || (0..UNDER_WAY).rev();
         let send = |number: u64| (number, producer.send(WORKER, STEP, &number.to_string(), tensor(number, LARGE)));
-        // The last first: the consumer begins when all are there.
+        // The last first: the consumer starts once all are there.
         let mut under_way: Vec<(u64, Sending)> = numbers().take(5).map(send).collect();
         under_way.push(send(0));
         consumer.hear("got 0");
         dither(round);
         consumer.kill();
         hosts.until_clients(WORKER, beside);
-        // What it did not take is its successor's, whole.
+        // Its successor gets the tensors that it did not take, whole.
         let successor = hosts.attach(WORKER);
         for (number, mut sending) in under_way {
             loop {
@@ -114,7 +114,7 @@ fn consumers_die(mut hosts: Hosts) {
                         verify(&tensor, number, LARGE);
                         break sending.wait().unwrap();
                     }
-                    // It was taken at that moment.
+                    // The dead consumer had just taken it.
                     Err(unreceived) => assert_eq!(unreceived.error.code(), Code::DeadlineExceeded),
                 }
             }
@@ -149,7 +149,7 @@ fn a_client_and_its_daemon_are_killed_and_new_ones_work() {
         for (number, receiving) in (1..).zip(under_way) {
             match receiving.wait().map_err(|unreceived| unreceived.error.code()) {
                 Ok(tensor) => verify(&tensor, number, LARGE),
-                // The last if they were not asked for yet: they wait for a daemon that may come.
+                // The last for tensors not asked for yet: they wait for another daemon.
                 Err(code) => assert!(matches!(code, Code::Unavailable | Code::DeadlineExceeded), "{code:?}"),
             }
         }

@@ -1,4 +1,4 @@
-//! Tasks whose process is killed: who waits for them hears of it, and so does who asks later, unless it waits for their return.
+//! Tasks whose process is killed: calls that wait for them are told, and so are later calls, unless they wait for the task's return.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::processes::Process;
 use crate::roles::LISTENER;
 use crate::tensors::STEP;
 
-/// Longer than anything here takes, and shorter than a call waits that nobody ends.
+/// Longer than anything here takes, and shorter than the wait of a call that nobody ends.
 const LONG: Duration = Duration::from_secs(60);
-/// Within what who waits for a task hears that it has left, and what a machine may add that has other work to do.
+/// How soon waiting calls must hear that a task has left, including the delay of a busy machine.
 const HEARD_WITHIN: Duration = Duration::from_secs(1);
 const LOADED_MACHINE: Duration = Duration::from_secs(9);
-/// A wait that is to find that nothing comes.
+/// A wait that should find that nothing comes.
 const SHORT: Duration = Duration::from_millis(200);
 
 fn recv_or_fail(task: &Task, key: &str) -> sealane::Receiving {
@@ -25,7 +25,7 @@ fn recv_or_fail(task: &Task, key: &str) -> sealane::Receiving {
     task.recv_with(PS, STEP, key, options)
 }
 
-/// What says that the process of the ps has ended.
+/// Whether the error says that the process of the ps has ended.
 fn is_left(error: &Error, process: &Process) -> bool {
     let pid = format!("process {} was attached as this task", process.pid());
     matches!(error, Error::Left { task, reason } if &**task == PS && reason.contains(&pid))
@@ -37,7 +37,7 @@ fn a_ps_is_killed(mut hosts: Hosts) {
     let worker = hosts.attach(WORKER);
     let gradients = worker.acceptor("gradients", AcceptOptions::default());
     let users = ShardedTable::of(PS, "user").unwrap();
-    // Nobody was there yet: that is waited for.
+    // The task has not attached yet: the recv waits for it.
     let first = recv_or_fail(&worker, "before anybody came");
     for _ in 0..2 {
         let mut ps = Process::start(&format!("hold {PS}"), &hosts.socket(PS));
@@ -69,13 +69,13 @@ fn a_ps_is_killed(mut hosts: Hosts) {
         hears("accept", begun, gradients.accept().fail_if_gone([PS]).wait().unwrap_err());
         hears("stream", begun, dialing.wait().unwrap_err());
         hosts.until_clients(PS, beside);
-        // What is asked now is asked of who has left.
+        // These calls are made after it has left.
         let asked = Instant::now();
         hears("recv", asked, recv_or_fail(&worker, "w").wait().unwrap_err().error);
         hears("pull", asked, pull().wait().remove(0).unwrap_err());
         hears("rows", asked, rows().wait().unwrap_err().error);
         hears("stream", asked, dial().wait().unwrap_err());
-        // Calls that do not say so wait for the next one.
+        // Calls that do not ask for this failure wait for the next process.
         let options = RecvOptions { timeout: Some(SHORT), ..RecvOptions::default() };
         let error = worker.recv_with(PS, STEP, "w", options).wait().unwrap_err().error;
         assert_eq!(error.code(), Code::DeadlineExceeded);
@@ -111,11 +111,11 @@ fn a_task_whose_daemon_is_restarted_has_not_left() {
     worker.pull_rows(&users, &[1], &options()).wait().unwrap();
     hosts.kill(PS);
     hosts.restart(PS);
-    // Its process is there, and publishes again: until then it is waited for.
+    // Its process is alive and publishes again; until then the pull waits.
     let pulled = loop {
         match worker.pull_rows(&users, &[1], &options()).wait() {
             Ok(pulled) => break pulled,
-            // Of the daemon that was killed.
+            // The killed daemon's error.
             Err(unreceived) => assert!(!matches!(unreceived.error, Error::Left { .. }), "{unreceived}"),
         }
     };

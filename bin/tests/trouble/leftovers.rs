@@ -1,4 +1,4 @@
-//! What is left of clients and daemons, however they ended: nothing.
+//! Clients and daemons leave nothing behind, however they end.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::raw::Raw;
 use crate::tensors::{LARGE, STEP, in_arena, verify};
 use crate::traces::{eventually, files, mappings, shared_descriptors, sleeps};
 
-/// What the test itself put into a daemon's directory.
+/// Files that the test itself puts into a daemon's directory.
 const OWN_FILES: [&str; 3] = [".endpoint_map", "first.log", "first.manager"];
 
 fn names(directory: &Path) -> Vec<String> {
@@ -22,7 +22,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A daemon has files in its own directory alone, and none of its memory has a name.
+/// A daemon has files only in its own directory, and none of its memory has a name.
 fn uses_no_files_elsewhere(pid: Pid, place: &Place) {
     // The program itself may lie anywhere.
     for file in files(pid).into_iter().filter(|file| file.as_path() != Path::new(env!("CARGO_BIN_EXE_sealane"))) {
@@ -39,7 +39,7 @@ fn no_memory_has_a_name() {
     }
 }
 
-/// One client says goodbye and another one is killed, both after they have received and while they send.
+/// Clients that detach and clients that are killed, both after receiving and while sending.
 fn clients_come_and_go(hosts: &mut Hosts) {
     let (producer, consumer) = (hosts.attach(PS), hosts.attach(WORKER));
     let sending = producer.send(WORKER, STEP, "key", in_arena(&producer, 1, LARGE));
@@ -56,7 +56,7 @@ fn clients_come_and_go(hosts: &mut Hosts) {
     killed[1].hear("got 2");
     killed.iter_mut().for_each(Process::kill);
     hosts.until_clients(PS, 0);
-    // One that says nothing, and leaves without a word.
+    // A client that sends nothing and leaves without a message.
     drop(Raw::attach(hosts.place(PS), PS).unwrap());
     hosts.until_clients(PS, 0);
 }
@@ -65,7 +65,7 @@ fn clients_come_and_go(hosts: &mut Hosts) {
 fn nothing_is_left_of_clients_and_of_a_daemon_that_drains() {
     let mut hosts = Hosts::start(&[&[PS, WORKER]]);
     let pid = hosts.daemon(PS).pid();
-    // It may still be telling that it is ready.
+    // It may still be reporting that it is ready.
     eventually("the daemon sleeps", || sleeps(pid));
     let before = shared_descriptors(pid);
     for _ in 0..3 {

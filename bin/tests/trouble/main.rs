@@ -1,5 +1,5 @@
-//! What goes wrong between clients and daemons, with real processes: each is killed, stopped, starved, or hostile, and
-//! nobody else comes to harm.
+//! What goes wrong between clients and daemons, with real processes: each of them is killed, stopped, starved, or hostile, and
+//! no other process is harmed.
 
 mod absent;
 #[path = "../daemon/fixture.rs"]

@@ -1,4 +1,4 @@
-//! Client processes: this very test binary, started again in a role.
+//! Client processes: this test binary, started again in a role.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -12,11 +12,11 @@ use nix::unistd::Pid;
 use crate::fixture::STUCK;
 use crate::roles;
 
-/// Give a process its role, and the socket to attach at.
+/// Environment variables that give a process its role, and the socket to attach at.
 const ROLE_VARIABLE: &str = "SEALANE_TEST_ROLE";
 const SOCKET_VARIABLE: &str = "SEALANE_TEST_SOCKET";
 
-/// What the processes of other tests run.
+/// The entry point of the processes that other tests start.
 #[test]
 #[ignore = "it is a process of other tests"]
 fn the_processes_of_other_tests() {
@@ -38,7 +38,7 @@ impl Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "processes::the_processes_of_other_tests", "--ignored", "--nocapture"]);
         command.env(ROLE_VARIABLE, role).env(SOCKET_VARIABLE, socket);
-        // The harness of the tests keeps standard output to itself.
+        // The test harness captures standard output.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (input, output) = (child.stdin.take(), child.stderr.take().unwrap());
@@ -60,7 +60,7 @@ impl Process {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Waits until it says something that begins so; the rest of that line.
+    /// Waits for an output line that begins with `begin`; the rest of that line.
     pub fn hear(&mut self, begin: &str) -> String {
         loop {
             match self.lines.recv_timeout(STUCK) {
@@ -77,12 +77,12 @@ impl Process {
         }
     }
 
-    /// What it said so far that begins so, each without the beginning.
+    /// The output lines so far that begin with `begin`, without that beginning.
     pub fn heard(&self, begin: &str) -> Vec<&str> {
         self.heard.iter().filter_map(|line| line.strip_prefix(begin)).map(str::trim).collect()
     }
 
-    /// Ends its standard input, which ends most roles.
+    /// Closes its standard input, which ends most roles.
     pub fn release(&mut self) {
         self.input = None;
     }
@@ -91,7 +91,7 @@ impl Process {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Kills it as the kernel does that is short of memory.
+    /// Kills it as the kernel does when it runs short of memory.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

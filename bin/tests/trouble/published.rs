@@ -1,5 +1,5 @@
-//! Clients that are killed while they publish and pull large tensors: whoever deals with them has whole tensors or hears
-//! of it, and the daemon keeps nothing of theirs.
+//! Clients that are killed while they publish and pull large tensors: their peers get whole tensors or an error, and
+//! the daemon keeps nothing of the dead clients.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::traces::eventually;
 /// Clients that are killed.
 const ROUNDS: usize = 4;
 
-/// How long a tensor is pulled that may never come: asked for when its producer is gone already, or half read.
+/// How long to wait for a tensor that may never come: pulled after its producer has gone, or half read when it goes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn keys() -> Keys {
@@ -41,7 +41,7 @@ fn publishers_die(mut hosts: Hosts, plan: fn(&Task) -> Plan) {
         }
         let pulling = plan.pull_within(3, PATIENCE);
         producer.kill();
-        // It may have published that; and another producer might have come.
+        // It may have published that version, or the pull waits for another producer.
         if let Err(error) = pulling.wait() {
             assert!(matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
         }
@@ -80,7 +80,7 @@ fn pullers_die(mut hosts: Hosts, role: &str) {
         consumer.hear("pulled 3");
         consumer.kill();
         hosts.until_clients(WORKER, beside);
-        // What it read is let go once there is something newer.
+        // Memory that it read is freed once there is a newer version.
         producer.publish_many(round, PUBLISHED.map(|key| (key, tensor(0, 1)))).wait().unwrap();
         eventually("the arena is free", || producer.alloc(ARENA_BYTES as usize).is_ok());
     }

@@ -1,5 +1,5 @@
-//! Acceptors and pushers that are killed: whoever deals with them waits and goes on with the next one, and the daemon
-//! keeps nothing of theirs.
+//! Acceptors and pushers that are killed: their peers wait and go on with the next process, and the daemon keeps
+//! nothing of the dead ones.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const PUSHES_AT_ONCE: usize = 8;
 /// Tensors that an acceptor takes before it is killed.
 const TAKEN: u64 = 20;
 
-/// An acceptor that goes refuses what is on its way to it; the next one may have it.
+/// A dying acceptor refuses tensors on their way to it; they may be pushed again to the next one.
 fn may_be_repeated(error: &Error) -> bool {
     error.code() == Code::Unavailable
 }
@@ -46,13 +46,13 @@ fn acceptors_die(mut hosts: Hosts) {
         acceptor.hear("accepted 3");
         acceptor.kill();
         hosts.until_clients(PS, beside);
-        // Nobody accepts: pushers wait, and hear nothing but that the last acceptor went.
+        // Nobody accepts: pushers wait, and hear at most that the last acceptor has gone.
         let soon = SendOptions { timeout: Some(Duration::from_millis(10)) };
         let late = pusher.push_with(PS, QUEUE, tensor(0, 64), soon).wait();
         let code = late.unwrap_err().code();
         assert!(matches!(code, Code::DeadlineExceeded | Code::Unavailable), "{code:?}");
     }
-    // The next one is served like the first.
+    // The next acceptor is served like the first.
     let successor = hosts.attach(PS);
     let acceptor = successor.acceptor(QUEUE, AcceptOptions::default());
     pushes.push_back(pusher.push(PS, QUEUE, tensor(7777, MIDDLING)));
@@ -98,7 +98,7 @@ fn pushers_die(mut hosts: Hosts) {
         }
         pusher.kill();
         hosts.until_clients(WORKER, beside);
-        // What it had pushed is whole.
+        // The tensors it had pushed are whole.
         let patience = Duration::from_millis(50);
         while let Some(accepted) = acceptor.accept().wait_within(patience).unwrap() {
             verify(&accepted.tensor, number_in(&accepted.tensor), MIDDLING);

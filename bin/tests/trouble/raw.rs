@@ -87,11 +87,24 @@ impl Raw {
 
     /// The next completion, as it is printed; nothing if the daemon hangs up first.
     pub fn next(&mut self) -> Option<String> {
+        self.next_as(|completion| format!("{completion:?}"))
+    }
+
+    /// The calls of the next completion, which has their small tensors.
+    pub fn arrived(&mut self) -> Vec<u32> {
+        let calls = self.next_as(|completion| match completion {
+            Completion::Arrived { calls } => calls.iter().map(|small| small.call).collect(),
+            other => panic!("{other:?}"),
+        });
+        calls.expect("the daemon goes on")
+    }
+
+    fn next_as<T>(&mut self, look: impl Fn(Completion<'_>) -> T) -> Option<T> {
         let stuck = Instant::now() + STUCK;
         loop {
             assert!(Instant::now() < stuck, "no completion comes");
             if let Some(completion) = self.look() {
-                return Some(format!("{completion:?}"));
+                return Some(look(completion));
             }
             self.end.completions.publish();
             self.end.own_sleep().announce();
@@ -123,4 +136,9 @@ impl Raw {
         // SAFETY: the mapping lives as long as `self` and begins at a page; of an atomic every value is legal.
         unsafe { std::slice::from_raw_parts(self.arena.base().cast().as_ptr(), self.arena.len() as usize / 8) }
     }
+}
+
+/// How the small tensor of a call is printed that has come alone.
+pub fn arrived(call: u32) -> String {
+    format!("Arrived {{ calls: CallList {{ heads: [Head {{ call: {call}, ")
 }

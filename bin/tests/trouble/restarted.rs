@@ -1,4 +1,4 @@
-//! Daemons that are killed, drain, or hand over under busy clients and are started again: the clients go on by themselves, and no
+//! Daemons that are killed, drained, or replaced under busy clients, and started again: the clients continue by themselves, and no
 //! tensor whose send reported success is lost or delivered twice.
 
 use std::collections::{HashMap, HashSet};
@@ -16,10 +16,10 @@ use crate::roles::{ITEMS, QUEUE, REPORTS};
 use crate::tensors::{number_in, tensor, verify};
 use crate::traces::eventually;
 
-/// Each sends to the next and receives from the one before.
+/// Each sends to the next member and receives from the one before.
 const MEMBERS: [&str; 4] = ["ps0:2222", "worker0:2222", "ps1:2222", "worker1:2222"];
 
-/// Item and attempt, as a member tells them.
+/// The pairs of item and attempt that a member reports.
 fn attempts(member: &Process, begin: &str) -> Vec<(usize, u64)> {
     let read = |line: &str| {
         let (item, attempt) = line.split_once(' ').unwrap();
@@ -28,7 +28,7 @@ fn attempts(member: &Process, begin: &str) -> Vec<(usize, u64)> {
     member.heard(begin).into_iter().map(read).collect()
 }
 
-/// Ends the daemon of the first member, and starts it again, once for each of its reports but the last.
+/// Ends the daemon of the first member with `end` after each of its reports but the last.
 fn daemons_end(mut hosts: Hosts, end: impl Fn(&mut Hosts, &str)) {
     let neighbour = |member: usize, distance: usize| MEMBERS[(member + distance) % MEMBERS.len()];
     let mut members: Vec<Process> = (0..MEMBERS.len())
@@ -130,7 +130,7 @@ fn training_goes_on(restart: impl Fn(&mut Hosts, &str)) {
     hosts.drain();
 }
 
-/// In the ring, and out of the arena.
+/// In the ring, and in the arena.
 const SIZES: [usize; 3] = [64, 512, 300_000];
 
 fn publish(ps: &Task, version: i64) -> Result<(), Error> {
@@ -138,7 +138,7 @@ fn publish(ps: &Task, version: i64) -> Result<(), Error> {
     ps.publish_many(version, SIZES.map(|size| (size.to_string(), tensor(size)))).wait()
 }
 
-/// The versions that a plan has now, each with the bytes of that version. A peer's pull that is on its way when its daemon goes ends.
+/// The versions that the plan now has, each with its bytes checked. A pull from another host ends if its daemon goes meanwhile.
 fn pull(plan: &mut Plan, version: i64) -> Vec<i64> {
     let begun = Instant::now();
     while let Err(error) = plan.pull(version).wait() {
@@ -163,7 +163,7 @@ fn what_is_published_is_there_after_a_restart_and_no_version_goes_back() {
     what_is_published_stays(drained);
 }
 
-/// Says that it is over when dropped.
+/// Sets the flag when dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -191,7 +191,7 @@ fn what_is_published_stays(restart: impl Fn(&mut Hosts, &str)) {
     }
     let over = AtomicBool::new(false);
     let last = thread::scope(|scope| {
-        // Those who run until it is over must not outlive a failure.
+        // Threads that run until the flag is set must not outlive a failure.
         let ends = Ends(&over);
         let publishing = scope.spawn(|| {
             let mut version = 1;
@@ -240,7 +240,7 @@ fn a_queue_that_is_deeper_than_what_its_acceptor_is_handed_loses_nothing_in_a_ha
     queue_stays(Hosts::hand_over);
 }
 
-/// Tensors that wait in a queue when its daemon goes, and how many more are pushed meanwhile.
+/// Tensors that wait in a queue when its daemon goes, and the number pushed meanwhile.
 const QUEUED: u64 = 1000;
 const MORE: u64 = 200;
 /// The number of the one after them.

@@ -1,4 +1,4 @@
-//! What client processes do. Each says on standard error how far it is.
+//! What client processes do. Each reports its progress on standard error.
 
 use std::io::{Read, stdin};
 use std::path::Path;
@@ -15,17 +15,17 @@ use crate::tensors::{LARGE, MIDDLING, STEP, in_arena, meta, number_in, tensor, v
 /// Large sends in flight at once.
 const SENDS_AT_ONCE: u64 = 2;
 
-/// Items that each member of a circle sends, and as many that it receives.
+/// Items that each member of a circle sends, and the number it receives.
 pub const ITEMS: usize = 600;
 
 /// Threads of a member that send, and as many that receive.
 const LANES: usize = 2;
 
-/// How often a member says how far it is.
+/// How often a member reports its progress.
 pub const REPORTS: usize = 4;
 
-/// After that time a send of a circle is given up: its consumer may have its tensor, and a daemon that died have kept
-/// that to itself.
+/// After this time a member gives up a send: the consumer may already have the tensor, and the daemon may have died
+/// before it could report that.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub fn play(words: &[&str], socket: &Path) {
@@ -57,7 +57,6 @@ fn until_released() {
     let _ = stdin().read_to_end(&mut Vec::new());
 }
 
-/// Sends large tensors without end.
 fn send(task: &Task, to: &str) {
     let mut under_way = std::collections::VecDeque::new();
     for number in 0.. {
@@ -69,7 +68,7 @@ fn send(task: &Task, to: &str) {
     }
 }
 
-/// Receives large tensors without end: one into the receive area, the next into a destination.
+/// Receives large tensors forever, alternately into the receive area and into a destination.
 fn recv(task: &Task, from: &str) {
     for number in 0.. {
         let key = number.to_string();
@@ -82,15 +81,15 @@ fn recv(task: &Task, from: &str) {
     }
 }
 
-/// Large tensors that are published and pulled.
+/// The keys of the large tensors that are published and pulled.
 pub const PUBLISHED: [&str; 3] = ["a", "b", "c"];
 
-/// Publishes large tensors without end, each version in place of the one before.
+/// Publishes large tensors forever, each version replacing the one before.
 fn publish(task: &Task) {
     for version in 0..i64::MAX {
         let tensors = PUBLISHED.map(|key| (key, in_arena(task, version as u64, LARGE)));
         task.publish_many(version, tensors).wait().unwrap();
-        // There is room for two versions: the one before must be free.
+        // There is room for two versions: the one before must have been freed.
         while task.alloc(PUBLISHED.len() * LARGE).is_err() {
             std::thread::yield_now();
         }
@@ -98,7 +97,6 @@ fn publish(task: &Task) {
     }
 }
 
-/// Pulls large tensors without end.
 fn pull(mut plan: Plan) {
     for number in 0.. {
         plan.pull(0).wait().unwrap();
@@ -107,13 +105,13 @@ fn pull(mut plan: Plan) {
     }
 }
 
-/// What is pushed into.
+/// The queue that tensors are pushed into.
 pub const QUEUE: &str = "grads";
 
-/// Whom streams are dialed to.
+/// The name that the echo listens under.
 pub const LISTENER: &str = "echo";
 
-/// Sends back what comes on any stream, and ends with it.
+/// Echoes every stream, and ends each when it ends.
 fn echo(task: &Task) {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions::default()).unwrap();
     eprintln!("listens");
@@ -126,7 +124,7 @@ fn echo(task: &Task) {
     }
 }
 
-/// Accepts tensors of any size without end.
+/// Accepts tensors of any size forever.
 fn accept(task: &Task) {
     let acceptor = task.acceptor(QUEUE, AcceptOptions { tensors_max: 4, ..AcceptOptions::default() });
     for count in 0_u64.. {
@@ -137,7 +135,6 @@ fn accept(task: &Task) {
     }
 }
 
-/// Pushes without end.
 fn push(task: &Task, to: &str) {
     let mut under_way = std::collections::VecDeque::new();
     for number in 0.. {
@@ -148,10 +145,10 @@ fn push(task: &Task, to: &str) {
     }
 }
 
-/// Steps of a training.
+/// Training steps.
 const STEPS: u64 = 2_000;
 
-/// Publishes weights for each step when the gradient of the last has come. Nothing may fail.
+/// Publishes the weights of each step once the gradient of the previous step has arrived. Nothing may fail.
 fn lead(task: &Task) {
     let gradients = task.acceptor(QUEUE, AcceptOptions::default());
     for step in 0..STEPS {
@@ -163,7 +160,7 @@ fn lead(task: &Task) {
     until_released();
 }
 
-/// Pulls the weights of each step and pushes a gradient, and says how far it is. Nothing may fail.
+/// Pulls the weights of each step, pushes a gradient, and reports its progress. Nothing may fail.
 fn train(task: &Task, ps: &str) {
     let mut plan = task.plan(ps, Keys::new(["weights"]).unwrap());
     for step in 0..STEPS {
@@ -178,7 +175,7 @@ fn train(task: &Task, ps: &str) {
     until_released();
 }
 
-/// Asks for many small tensors at once, and then takes what has come.
+/// Starts many small recvs at once, then takes what has arrived.
 fn ask(task: &Task, from: &str, count: u64) {
     let wanted = (0..count).map(|number| (number.to_string(), RecvOptions::default()));
     let under_way = task.recv_all(from, STEP, wanted);
@@ -190,13 +187,13 @@ fn ask(task: &Task, from: &str, count: u64) {
     until_released();
 }
 
-/// Bits of a tensor's number that are its item's.
+/// Low bits of a tensor's number that hold its item; the rest is the attempt.
 const ITEM_BITS: u32 = 16;
 
-/// An item of a circle and the attempt to send it.
+/// An item of a circle, and the attempt to send it.
 type Attempt = (usize, u64);
 
-/// What a member of a circle was told.
+/// What a member of a circle has sent and received.
 #[derive(Default)]
 struct Ledger {
     /// Sends that reported success.
@@ -205,7 +202,7 @@ struct Ledger {
     got: Vec<Attempt>,
 }
 
-/// Sends items to one neighbour and receives as many from the other, whatever the daemons do: what fails is tried again.
+/// Sends items to one neighbour and receives as many from the other, whatever the daemons do: failed calls are retried.
 fn circle(task: &Task, to: &str, from: &str) {
     eprintln!("attached");
     let ledger = Arc::new(Mutex::new(Ledger::default()));
@@ -221,7 +218,7 @@ fn circle(task: &Task, to: &str, from: &str) {
         .collect();
     receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
     eprintln!("done");
-    // Until then sends may end.
+    // Until it is released, sends may still end.
     until_released();
     let ledger = ledger.lock().unwrap();
     ledger.sent.iter().for_each(|(item, attempt)| eprintln!("sent {item} {attempt}"));
@@ -229,23 +226,23 @@ fn circle(task: &Task, to: &str, from: &str) {
     eprintln!("end");
 }
 
-/// Small ones travel in the ring, others in one copy, and some in several.
+/// Small items travel in the ring, larger ones in one copy or several.
 fn len_of(item: usize) -> usize {
     [64, 8 << 10, 64, 300 << 10][item % 4]
 }
 
-/// The number of the tensor of an attempt. While a daemon starts, there are many.
+/// The tensor's number of an attempt. There are many attempts while a daemon restarts.
 fn number_of((item, attempt): Attempt) -> u64 {
     attempt << ITEM_BITS | item as u64
 }
 
-/// The attempt whose tensor has that number.
+/// The attempt with this tensor number.
 fn attempt_of(number: u64) -> Attempt {
     ((number & ((1 << ITEM_BITS) - 1)) as usize, number >> ITEM_BITS)
 }
 
-/// Sends an item until it has arrived. One that nobody takes any more is left to a thread of its own: its consumer may
-/// have the tensor that this side was told is lost.
+/// Sends an item until it has arrived. A send that nobody receives is left to a thread of its own: the consumer may have
+/// its tensor although this side was told that it is lost.
 fn give(task: &Task, to: &str, item: usize, ledger: &Arc<Mutex<Ledger>>) {
     for attempt in 0.. {
         match try_to_give(task, to, (item, attempt), ledger) {
@@ -291,12 +288,12 @@ fn take(task: &Task, from: &str, item: usize, ledger: &Mutex<Ledger>, count: &At
     }
 }
 
-/// Why a call did not succeed that may be made again; any other reason is a fault.
+/// The code of a call that may be retried; any other error is a bug.
 fn may_be_repeated(error: &Error) -> Code {
-    // A send that was given up may have lent its tensor to a daemon that is gone: for a while it waits there still.
+    // A send that was given up may have lent its tensor to a dead daemon: for a while the tensor still waits there.
     let is_there_still = error.code() == Code::InvalidArgument && error.to_string().contains("is already waiting");
     assert!(is_there_still || matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded), "{error}");
-    // The daemon starts meanwhile.
+    // Lets the daemon start meanwhile.
     std::thread::yield_now();
     error.code()
 }

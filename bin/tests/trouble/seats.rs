@@ -1,4 +1,4 @@
-//! Who may attach: one process a task.
+//! Who may attach: one process per task.
 
 use sealane::{Attach, Code};
 
@@ -23,7 +23,7 @@ fn a_task_in_use_is_free_as_soon_as_its_process_is_killed() {
 
     let consumer = hosts.attach(WORKER);
     let waiting = consumer.recv(PS, STEP, "key");
-    // The shard knows of it when it has answered what was asked later.
+    // Once the shard has answered this later call, it knows of the first.
     let probe = consumer.send(WORKER, STEP, "probe", tensor(1, 64));
     verify(&consumer.recv(WORKER, STEP, "probe").wait().unwrap(), 1, 64);
     probe.wait().unwrap();

@@ -42,7 +42,7 @@ fn ends_die(mut hosts: Hosts) {
 const LONG: usize = 40 << 20;
 const PIECE: usize = 4 << 20;
 
-/// Ends the connections to or from a port; false where the kernel or its tool cannot, or this user may not.
+/// Cuts the connections from and to a port; false if the kernel or its tool cannot, or this user may not.
 fn sever(port: &str) -> bool {
     let filter = ["-K", "-H", "-t", "state", "established", "sport", "=", port, "or", "dport", "=", port];
     Command::new("ss").args(filter).output().is_ok_and(|output| !output.stdout.is_empty())
@@ -55,7 +55,7 @@ fn a_link_that_is_lost_costs_a_stream_no_byte() {
     echo.hear("listens");
     let worker = hosts.attach(WORKER);
     let stream = Streams::of(&worker).connect(PS, LISTENER, StreamOptions::default()).wait().unwrap();
-    // The worker's daemon has connected to that of the ps, or the other way round.
+    // Either daemon may have made the connection.
     let ports = [PS, WORKER].map(|task| hosts.place(task).address.rsplit_once(':').unwrap().1.to_owned());
     let sent: Vec<u8> = (0..LONG).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
     let mut severed = 0;
@@ -90,7 +90,7 @@ fn who_waits_for_a_stream_hears_that_its_other_end_was_killed_over_tcp() {
     ends_die(Hosts::start(&[&[PS], &[WORKER]]));
 }
 
-/// A daemon that notices within some seconds that a peer's is silent, and gives it up.
+/// A daemon that gives up a silent peer after some seconds.
 const IMPATIENT: [&str; 6] = [
     "--set",
     "transport.heartbeat_ms=1000",
@@ -100,13 +100,13 @@ const IMPATIENT: [&str; 6] = [
     "transport.connect_timeout_ms=5000",
 ];
 
-/// Why a call of `std::io` on a stream failed.
+/// The library's error code behind a failed call of `std::io`.
 fn code(error: &std::io::Error) -> Code {
     error.get_ref().and_then(|error| error.downcast_ref::<sealane::Error>()).unwrap().code()
 }
 
-/// The daemon of the ps stands still for longer than that of the worker waits for it, and goes on. What the worker's end of
-/// a stream has heard, the other end is to hear as well, whatever it does: `outlive` is given that one.
+/// The daemon of the ps is stopped for longer than the worker's daemon waits, and then continues. What the worker's end of a
+/// stream was told, the other end must hear too, whatever it does: `outlive` gets that other end.
 fn an_outage_is_survived(outlive: impl FnOnce(&Stream)) {
     let mut hosts = Hosts::start_with(&[&[PS], &[WORKER]], &[&[], &IMPATIENT]);
     let (ps, worker) = (hosts.attach(PS), hosts.attach(WORKER));
@@ -121,7 +121,7 @@ fn an_outage_is_survived(outlive: impl FnOnce(&Stream)) {
     assert_eq!(code(&dialed.read(&mut [0]).unwrap_err()), Code::Unavailable);
     hosts.daemon(PS).signal(Signal::SIGCONT);
     outlive(&accepted);
-    // The two tasks are as they were.
+    // The two tasks are unaffected.
     let again = dialing.connect(PS, LISTENER, options).wait().unwrap();
     (&again).write_all(b"again").unwrap();
     again.finish().wait().unwrap();

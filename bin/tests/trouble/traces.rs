@@ -1,4 +1,4 @@
-//! What the kernel knows of a process: its mappings, descriptors, memory and time.
+//! What the kernel reports about a process: mappings, descriptors, memory and CPU time.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use nix::unistd::Pid;
 
 use crate::fixture::STUCK;
 
-/// What the kernel calls the memory that daemons share with clients.
+/// The kernel's name for the memory that daemons share with clients.
 const SHARED_MEMORY: &str = "/memfd:sealane";
 
-/// Waits for something that is told to nobody and has to be looked for.
+/// Polls until something holds that no event announces.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let stuck = Instant::now() + STUCK;
     while !is_so() {
@@ -25,12 +25,12 @@ fn read(pid: Pid, file: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
 }
 
-/// Pieces of shared memory that a process has mapped.
+/// The number of shared memory mappings of a process.
 pub fn mappings(pid: Pid) -> usize {
     read(pid, "maps").lines().filter(|line| line.contains(SHARED_MEMORY)).count()
 }
 
-/// Files that a process has mapped or open, by their paths; what has none, like sockets, is not there.
+/// The paths of files that a process has mapped or open, without those that have no path, like sockets.
 pub fn files(pid: Pid) -> Vec<PathBuf> {
     let maps = read(pid, "maps");
     let mapped =
@@ -38,7 +38,7 @@ pub fn files(pid: Pid) -> Vec<PathBuf> {
     mapped.chain(opened(pid).filter(|path| path.is_absolute())).collect()
 }
 
-/// Descriptors of a process of the kinds that a daemon has for its clients: connections, bells, memory, processes.
+/// The descriptors of a process that a daemon needs for its clients: connections, bells, memory, processes.
 pub fn shared_descriptors(pid: Pid) -> usize {
     let is_shared = |path: &PathBuf| {
         let name = path.to_string_lossy();
@@ -49,20 +49,20 @@ pub fn shared_descriptors(pid: Pid) -> usize {
     opened(pid).filter(is_shared).count()
 }
 
-/// What the descriptors of a process stand for. One may be closed meanwhile.
+/// What the descriptors of a process refer to. One may be closed meanwhile.
 fn opened(pid: Pid) -> impl Iterator<Item = PathBuf> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     descriptors.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
 }
 
-/// Memory of a process that is its own, in bytes: what it shares with clients is not counted.
+/// A process's private memory in bytes, without what it shares with clients.
 pub fn own_memory(pid: Pid) -> u64 {
     let status = read(pid, "status");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// True if no thread of a process runs or wants to.
+/// True if no thread of a process is running or runnable.
 pub fn sleeps(pid: Pid) -> bool {
     let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks.all(|task| {
@@ -72,7 +72,7 @@ pub fn sleeps(pid: Pid) -> bool {
     })
 }
 
-/// The time that all threads of a process have run.
+/// The CPU time used by all threads of a process.
 pub fn time_used(pid: Pid) -> Duration {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let used = tasks.map(|task| {

@@ -1,4 +1,4 @@
-//! Starting a call never waits: what there is no room for goes later, and where there is no daemon that is said at once.
+//! Starting a call never waits: calls without room are sent later, and a missing daemon is reported at once.
 
 use std::{
     ffi::c_void,
@@ -24,17 +24,17 @@ use crate::{
     fixture::*,
 };
 
-/// A daemon that is a process, which can be stopped and killed.
+/// A daemon in a process of its own, which can be stopped and killed.
 struct Process {
     child: Child,
-    /// Stays open: it may have more to say.
+    /// Kept open, because the daemon may write more.
     _output: BufReader<ChildStdout>,
 }
 
 const PLACE_VARIABLE: &str = "SEALANE_TEST_DAEMON";
 
 impl Process {
-    /// Listens at `socket`, in place of whatever did.
+    /// Starts a daemon that listens at `socket`, replacing any earlier one.
     fn start(socket: &Path) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "--nocapture", "backlog::the_daemon_process_of_other_tests"])
@@ -54,7 +54,7 @@ impl Process {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Stops it, and waits until none of its threads runs.
+    /// Stops the process, and waits until none of its threads runs.
     fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
@@ -72,7 +72,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A test that fails leaves none behind, nor one that is stopped.
+        // A failed test must leave no process behind, not even a stopped one.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -83,7 +83,7 @@ fn tasks() -> Vec<String> {
     [PS, WORKER].map(str::to_owned).into_iter().chain(numbered).collect()
 }
 
-/// Two tasks each, for what would be too much for one: a daemon has at most 16,384 calls of a process in flight on a core.
+/// Two tasks per pair, since one would exceed a limit: a daemon has at most 16,384 calls of a process in flight on a core.
 const PAIRS: usize = 4;
 
 fn ps(pair: usize) -> String {
@@ -94,7 +94,7 @@ fn worker(pair: usize) -> String {
     format!("worker{}.pairs:2222", pair + 1)
 }
 
-/// The process that other tests start: a daemon, which drains when it is told so and ends with its standard input.
+/// The process that other tests start: a daemon that drains on request and ends when its standard input closes.
 #[test]
 #[ignore = "it is a process of other tests"]
 fn the_daemon_process_of_other_tests() {
@@ -116,7 +116,7 @@ fn the_daemon_process_of_other_tests() {
     }
 }
 
-/// What one call was told, by its number: its code, and the bytes that came.
+/// How one call ended: its number, its code, and the received bytes.
 type Report = (usize, sealane_code, Vec<u8>);
 
 struct Reporter {
@@ -129,7 +129,7 @@ impl Reporter {
         Box::into_raw(Box::new(Reporter { number, reports: reports.clone() })).cast()
     }
 
-    /// Of a call that was refused.
+    /// Frees the context of a call that was refused.
     unsafe fn free(context: *mut c_void) {
         // SAFETY: `context` made it, and no callback has it.
         drop(unsafe { Box::from_raw(context.cast::<Reporter>()) });
@@ -140,7 +140,7 @@ unsafe extern "C" fn report_done(context: *mut c_void, error: *const sealane_err
     // SAFETY: the context is a `Reporter` that nobody else has; the error is null or valid for this call.
     unsafe {
         let reporter = Box::from_raw(context.cast::<Reporter>());
-        // A test that has failed does not listen.
+        // A failed test no longer receives.
         let _ = reporter.reports.send((reporter.number, sealane_error_code(error), Vec::new()));
     }
 }
@@ -277,7 +277,7 @@ fn more_than_may_wait_is_refused_at_once_and_takes_nothing_over() {
     };
     assert!(message.contains("client backlog_calls is full"), "{message}");
     assert!(started > 500);
-    // Nothing of a batch is sent that would be too much, and nothing of it is released.
+    // A batch that exceeds the limit is refused as a whole, and none of its memory is released.
     let ear = Ear::new();
     let (bytes, dims) = ([7_u8; 8], [8]);
     let lent = sealane_source { release: Some(release), release_context: ear.context(), ..source(&bytes, &dims) };
@@ -287,7 +287,7 @@ fn more_than_may_wait_is_refused_at_once_and_takes_nothing_over() {
         unsafe { sealane_send_all(ps.0, text(WORKER), 0, items.as_ptr(), 2, 0, Some(done), null_mut()) },
         sealane_code::ResourceExhausted,
     );
-    // What ends a step is heard all the same.
+    // The end of a step is accepted all the same.
     // SAFETY: the task is attached.
     ok(unsafe { sealane_cleanup(ps.0, 1_000_000) });
     drop(held);
@@ -321,7 +321,7 @@ fn tensors_that_the_arena_has_no_room_for_wait_and_stay_their_owners_until_they_
         // SAFETY: memory lives until the end, the ear until it is told.
         unsafe { sealane_send(ps.0, to, step as i64, key, &lent, 0, Some(done), ear.context(), null_mut()) }
     };
-    // Some 16 fit into the arena, 31 more into what may wait.
+    // About 16 fit into the arena, 31 more into the backlog.
     let releases = Ear::new();
     (0..COUNT).for_each(|step| ok(send(step, releases.context())));
     let none = Ear::new();
@@ -337,7 +337,7 @@ fn tensors_that_the_arena_has_no_room_for_wait_and_stay_their_owners_until_they_
         assert!(more < COUNT, "the bound is kept");
     };
     assert!(message.contains("client backlog_bytes is full"), "{message}");
-    // What needs no room passes by.
+    // Calls that need no room overtake them.
     let (got, small) = (Ear::new(), Ear::new());
     ps.send(WORKER, 1, "small", &[9; 100], &small);
     worker.recv(PS, 1, "small", &got);
@@ -403,7 +403,7 @@ fn a_call_that_waits_ends_at_its_deadline_or_with_its_step_or_when_it_is_given_u
     let daemon = Daemon::start(&directory, Settings { shards: 1, tasks: tasks() });
     let (ps, worker) = attached_to(&daemon.socket, SMALL);
     assert!(ps.knows(WORKER) && worker.knows(PS));
-    // PendingSends fill the arena.
+    // Pending sends fill the arena.
     let (pending_sends, waiting) = (Ear::new(), Ear::new());
     (0..4).for_each(|step| ps.send(WORKER, step, "pending", &vec![1; 1 << 20], &pending_sends));
     (10..12).for_each(|step| ps.send(WORKER, step, "waits", &vec![2; 1 << 20], &waiting));
@@ -435,14 +435,14 @@ fn a_call_that_waits_ends_at_its_deadline_or_with_its_step_or_when_it_is_given_u
     drop(ps);
 }
 
-/// Starts recvs until one is told what is `expected` or it takes too long.
+/// Starts recvs until one ends with `expected`; fails if that takes too long.
 fn until(task: &Task, expected: sealane_code, told_at_once: bool) {
     let deadline = Instant::now() + LONG;
     loop {
         let (recvs, received) = channel();
         let context = Reporter::context(0, &recvs);
         let begun = Instant::now();
-        // It ends soon where there is a daemon.
+        // With a daemon, it ends soon.
         // SAFETY: everything lives until the function returns, the context until it is told.
         let (started, message) = code(unsafe {
             sealane_recv(task.0, text(PS), 1, text("none"), null(), 1, Some(report_received), context, null_mut())
@@ -485,7 +485,7 @@ fn without_a_daemon_calls_fail_at_once_and_work_again_with_the_next() {
         }
         assert_eq!(under_way.told().code, sealane_code::Unavailable);
         until(&worker, sealane_code::Unavailable, true);
-        // The function itself says so, and takes nothing over.
+        // The function itself returns the error, and takes nothing over.
         let ear = Ear::new();
         let (bytes, dims) = ([7_u8; 8], [8]);
         let lent = sealane_source { release: Some(release), release_context: ear.context(), ..source(&bytes, &dims) };
@@ -498,7 +498,7 @@ fn without_a_daemon_calls_fail_at_once_and_work_again_with_the_next() {
             );
             refused(sealane_cleanup(worker.0, 1), sealane_code::Unavailable);
         }
-        // One that answers nothing is waited for by nobody but the thread that attaches.
+        // Only the attaching thread waits for a daemon that does not answer.
         let next = Process::start(&socket);
         next.stop();
         for _ in 0..100 {

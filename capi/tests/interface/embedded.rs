@@ -34,7 +34,7 @@ fn start(map: &Path, task: &str) -> Task {
     start_with(map, task, &OPTIONS)
 }
 
-/// A task of a map that lies in a file.
+/// A task of the map in a file.
 fn start_with(map: &Path, task: &str, options: &sealane_embedded_options) -> Task {
     let map = CString::new(map.to_str().unwrap()).unwrap();
     let task = CString::new(task).unwrap();
@@ -44,7 +44,7 @@ fn start_with(map: &Path, task: &str, options: &sealane_embedded_options) -> Tas
     Task(embedded)
 }
 
-/// A map of two tasks at an address of the `number`th test's own, so that nobody takes the ports between now and the engines' start.
+/// A map of two tasks at an address that only this test uses, so that nobody takes the ports before the engines start.
 fn map(number: u8) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let [_, one, two, three] = std::process::id().to_be_bytes();
@@ -56,7 +56,7 @@ fn map(number: u8) -> (TempDir, PathBuf) {
     (directory, map)
 }
 
-/// A file that its owner alone may read.
+/// A file that only its owner may read.
 fn private(directory: &TempDir, name: &str, content: &str) -> CString {
     let path = directory.path().join(name);
     std::fs::write(&path, content).unwrap();
@@ -64,7 +64,7 @@ fn private(directory: &TempDir, name: &str, content: &str) -> CString {
     CString::new(path.to_str().unwrap()).unwrap()
 }
 
-/// A tensor goes from the one to the other; false if they do not let each other in.
+/// Whether a tensor passes from one to the other; false if they reject each other.
 fn is_carried(ps: &sealane_embedded_options, worker: &sealane_embedded_options, number: u8) -> bool {
     let (_directory, map) = map(number);
     let (ps, worker) = (start_with(&map, PS, ps), start_with(&map, WORKER, worker));
@@ -196,7 +196,7 @@ fn tables_of_engines_of_ones_own_are_pulled_from() {
     let users = Sharded::new("users", &[PS], 0, SEALANE_SHARDING_MODULO);
     let pulled = users.pull(&worker, &[3, 999], &ANY).unwrap();
     assert_eq!(floats(&pulled), [13., 14., 15., 16., 3996., 3997., 3998., 3999.]);
-    // A table and rows outlive their task.
+    // A table and its rows outlive their task.
     ps.detach();
     // SAFETY: the table is closed once.
     unsafe { sealane_table_close(table) };

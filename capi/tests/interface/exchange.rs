@@ -1,4 +1,4 @@
-//! Tensors that are sent and received.
+//! Tensors sent and received.
 
 use std::{
     ffi::{CString, c_void},
@@ -14,7 +14,7 @@ use crate::{daemon::LONG, fixture::*};
 #[test]
 fn what_went_another_way_is_told_to_the_daemon() {
     let World { _directory, daemon, worker: _worker, ps } = world();
-    // More peers than are told apart.
+    // More peers than are counted separately.
     let peers: Vec<String> = (0..1030).map(|peer| format!("peer{peer}:1")).collect();
     // SAFETY: the task is attached, the texts live.
     unsafe {
@@ -44,7 +44,7 @@ fn what_went_another_way_is_told_to_the_daemon() {
         ];
         (sums, others)
     };
-    // The rest is told a second after the first, while a call is in progress.
+    // The rest is reported a second after the first, while a call is in progress.
     let ear = Ear::new();
     ps.recv(WORKER, 1, "never", &ear);
     daemon.until("all is told", |daemon| told(daemon) == ([2060, 206_000, 4120, 20_600], 12));
@@ -144,7 +144,7 @@ fn memory_that_was_lent_is_released_once_when_nobody_uses_it_any_more() {
     unsafe {
         sealane_free(from);
         sealane_free(to);
-        // Neither twice, nor what was never allocated: nothing happens.
+        // Freeing it twice, or freeing memory that was never allocated, does nothing.
         sealane_free(from);
         sealane_free(elsewhere.as_mut_ptr().cast());
         sealane_free(null_mut());
@@ -180,7 +180,7 @@ fn a_tensor_that_does_not_fit_ends_its_recv_and_the_destination_comes_back() {
     ps.send(WORKER, 1, "key", &[1, 2, 3], &sent);
     assert_eq!(got.told().code, sealane_code::InvalidArgument);
     assert!(filled.ok().released);
-    // Its producer has it still.
+    // The producer still owns the memory.
     worker.recv(PS, 1, "key", &got);
     assert_eq!(got.tensor().bytes(), [1, 2, 3]);
     sent.ok();
@@ -271,7 +271,7 @@ fn a_recv_that_is_given_up_is_told_so_once_and_the_tensor_is_anothers() {
     assert_eq!(second.tensor().bytes(), [1, 2, 3]);
     call.cancel();
     sent.ok();
-    // A call later all that was told of the others has been told.
+    // After one more complete call, everything about the others has been reported.
     let late = Ear::new();
     worker.recv_within(PS, 2, "none", 1, &late);
     late.told();
@@ -305,7 +305,7 @@ fn a_task_says_whom_its_endpoint_map_has() {
     assert!(!worker.knows("nobody:1") && !worker.knows("") && !worker.knows("no name"));
 }
 
-/// What a chain of callbacks carries along.
+/// The state that a chain of callbacks passes on.
 struct Chain {
     worker: *mut sealane_task,
     left: i64,

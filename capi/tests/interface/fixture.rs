@@ -1,4 +1,4 @@
-//! What C code would have: callbacks that note what they are called with, texts, sources.
+//! What C code would have: callbacks that record their arguments, texts, sources.
 
 use std::{
     ffi::{CStr, CString, c_void},
@@ -15,14 +15,14 @@ use crate::daemon::{Daemon, LONG, Settings};
 
 pub const PS: &str = "ps0.train:2222";
 pub const WORKER: &str = "worker0.train:2222";
-/// One that [`world`] does not attach as.
+/// A task that [`world`] does not attach as.
 pub const THIRD: &CStr = c"worker1.train:2222";
 
 pub fn text(text: &str) -> sealane_text {
     sealane_text { start: text.as_ptr().cast(), bytes: text.len() }
 }
 
-/// What a function says, and its error's code.
+/// The code and message of a function's error.
 pub fn code(error: *mut sealane_error) -> (sealane_code, String) {
     // SAFETY: the error is null or new, and is freed once.
     unsafe {
@@ -46,7 +46,7 @@ pub fn refused(error: *mut sealane_error, expected: sealane_code) -> String {
     message
 }
 
-/// A tensor that is freed once.
+/// A tensor, freed when dropped.
 pub struct Held(pub *mut sealane_tensor);
 
 // SAFETY: tensors are for any thread.
@@ -80,7 +80,7 @@ impl Drop for Held {
     }
 }
 
-/// What a callback was called with.
+/// The arguments of one callback.
 pub struct Told {
     pub code: sealane_code,
     pub message: String,
@@ -89,9 +89,9 @@ pub struct Told {
     pub released: bool,
 }
 
-/// The context of callbacks, and what they have noted.
+/// The context of callbacks, which records their calls.
 pub struct Ear {
-    /// Stays, so that a test that fails leaves no callback without one.
+    /// Never freed, so that a failed test leaves no callback without its context.
     sender: &'static Sender<Told>,
     told: Receiver<Told>,
 }
@@ -106,7 +106,7 @@ impl Ear {
         std::ptr::from_ref(self.sender).cast_mut().cast()
     }
 
-    /// Memory for a recv, whose release it hears.
+    /// Memory for a recv; this records its release.
     pub fn destination(&self, memory: &mut [u8]) -> sealane_destination {
         let (start, bytes) = (memory.as_mut_ptr().cast(), memory.len());
         sealane_destination { memory: start, bytes, release: Some(release), release_context: self.context() }
@@ -151,7 +151,7 @@ unsafe fn tell(context: *mut c_void, error: *const sealane_error, tensors: &[*mu
             thread: thread::current().id(),
             released,
         };
-        // A test that has failed does not listen.
+        // A failed test no longer receives.
         let _ = (*context.cast::<Sender<Told>>()).send(told);
     }
 }
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn release(context: *mut c_void) {
     unsafe { tell(context, null(), &[], true) }
 }
 
-/// Bytes to be sent, which are copied.
+/// Bytes to send; the library copies them.
 pub fn source(bytes: &[u8], dims: &[u64; 1]) -> sealane_source {
     let meta =
         sealane_meta { code: SEALANE_UINT, bits: 8, lanes: 1, flags: 0, rank: 1, reserved: 0, dims: dims.as_ptr() };
@@ -196,7 +196,7 @@ pub fn source(bytes: &[u8], dims: &[u64; 1]) -> sealane_source {
 pub const NOWHERE: sealane_destination =
     sealane_destination { memory: null_mut(), bytes: 0, release: None, release_context: null_mut() };
 
-/// A task that is detached in the end.
+/// A task, detached when dropped.
 pub struct Task(pub *mut sealane_task);
 
 // SAFETY: tasks are for any thread.
@@ -237,7 +237,7 @@ impl Task {
         });
     }
 
-    /// A recv that can be given up.
+    /// A recv that can be cancelled.
     pub fn recv_call(&self, from: &str, step: i64, key: &str, ear: &Ear) -> Call {
         let mut call = null_mut();
         // SAFETY: everything lives until the function returns, the ear longer.
@@ -314,7 +314,7 @@ pub fn attach(daemon: &Daemon, task: &str) -> Task {
     attach_with(&daemon.socket, task, sealane_attach_options { arena_bytes: 4 << 20, ..DEFAULTS })
 }
 
-/// Attaches with options but the socket, and waits for as long as a loaded machine takes.
+/// Attaches at `socket` with all other options given, and waits as long as a loaded machine may take.
 pub fn attach_with(socket: &Path, task: &str, options: sealane_attach_options) -> Task {
     let socket = CString::new(socket.to_str().unwrap()).unwrap();
     let options = sealane_attach_options { socket: socket.as_ptr(), attach_timeout_ms: 60_000, ..options };

@@ -6,7 +6,7 @@ use sealane_c::*;
 
 use crate::fixture::*;
 
-/// Asks in all ways that there are; what each is told.
+/// Makes a recv, a pull and an accept that fail if the task has left.
 fn ask(worker: &Task, acceptor: *mut sealane_acceptor, plan: *mut sealane_plan) -> [Ear; 3] {
     let ears = [Ear::new(), Ear::new(), Ear::new()];
     let (ps, key, tasks) = (text(PS), text("w"), [text(PS)]);
@@ -23,7 +23,7 @@ fn ask(worker: &Task, acceptor: *mut sealane_acceptor, plan: *mut sealane_plan) 
 
 #[test]
 fn a_task_that_has_left_is_not_waited_for() {
-    // The directory goes last.
+    // The directory is dropped last.
     let World { _directory, ps, worker, daemon } = world();
     let (mut acceptor, mut plan, keys) = (null_mut(), null_mut(), [text("w")]);
     // SAFETY: everything lives until the functions return.

@@ -1,4 +1,4 @@
-//! What is published, pulled once and by plans.
+//! Published tensors, pulled once and by plans.
 
 use std::ptr::null_mut;
 
@@ -48,7 +48,7 @@ fn what_is_published_is_pulled_with_its_version() {
     assert_eq!((a.bytes(), a.view().version), (&[1, 2][..], 3));
     // SAFETY: the text lives until the function returns.
     ok(unsafe { sealane_withdraw(ps.0, text("a")) });
-    // The daemon reads what one process writes in no order with what another does.
+    // The daemon reads records of different processes in no particular order.
     let each_ends_by_itself = (0..1000).any(|_| {
         let ears = [Ear::new(), Ear::new()];
         pull(worker, &["b", "a"], 3, 1, &ears);
@@ -83,7 +83,7 @@ fn a_plan_pulls_again_and_again_one_pull_at_a_time() {
         refused(sealane_plan_get(plan, 0, view.as_mut_ptr()), sealane_code::InvalidArgument);
         ps.publish(20, &[("a", &[1]), ("b", &[2])]);
         pulled.ok();
-        // Of another size now.
+        // The size has changed.
         assert_eq!((get(plan, 0), get(plan, 1)), ((20, &[1][..]), (20, &[2][..])));
         refused(sealane_plan_get(plan, 2, view.as_mut_ptr()), sealane_code::InvalidArgument);
 

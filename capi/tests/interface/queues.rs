@@ -1,4 +1,4 @@
-//! What is pushed and accepted.
+//! Tensors pushed into queues and accepted.
 
 use std::ptr::{null, null_mut};
 
@@ -61,7 +61,7 @@ fn an_accept_ends_when_its_acceptor_is_closed() {
         assert_eq!(ear.told().code, sealane_code::Cancelled);
         ear.nothing();
     }
-    // The queue can be opened again, by whoever comes when it is closed.
+    // The queue can be opened again once it is closed, by anyone.
     let pushed = Ear::new();
     push(worker, &[9], &pushed);
     loop {

@@ -1,4 +1,4 @@
-//! What is wrong is refused at once, and then nothing is called back or released.
+//! Invalid arguments are refused at once, and then nothing is called back or released.
 
 use std::{
     ffi::{CString, c_void},
@@ -56,7 +56,7 @@ fn a_send_that_makes_no_sense_takes_nothing_over() {
         let message = refused(error, sealane_code::InvalidArgument);
         assert!(message.contains(expected), "{message} should speak of {expected}");
     }
-    // One that makes no sense is enough for none of them to be sent.
+    // One invalid item is enough for none of them to be sent.
     let items = [good, sealane_source { bytes: 2, ..good }].map(|source| sealane_item { key, source, context });
     // SAFETY: as above.
     let all = unsafe { sealane_send_all(ps.0, to, 1, items.as_ptr(), 2, 0, Some(done), null_mut()) };
@@ -70,7 +70,7 @@ fn a_send_that_makes_no_sense_takes_nothing_over() {
     nothing_comes(ps, &ear);
 }
 
-/// A whole call later, nothing has been told.
+/// After one more complete call, nothing has been reported.
 fn nothing_comes(task: &Task, ear: &Ear) {
     let late = Ear::new();
     task.recv_within(WORKER, 99, "none", 1, &late);
@@ -154,7 +154,7 @@ fn options_of_other_headers_are_understood_or_refused() {
     let World { daemon, .. } = &world();
     let socket = CString::new(daemon.socket.to_str().unwrap()).unwrap();
     let known = sealane_attach_options { size: size_of::<Later>(), socket: socket.as_ptr(), ..DEFAULTS };
-    // Nobody is of that name, which the daemon says if the options are understood.
+    // No task has that name; the daemon says so if it understands the options.
     let attach = |options: *const sealane_attach_options| {
         // SAFETY: everything lives until the function returns.
         code(unsafe { sealane_attach(c"nobody:1".as_ptr(), options, &mut null_mut()) }).0
@@ -163,7 +163,7 @@ fn options_of_other_headers_are_understood_or_refused() {
     assert_eq!(attach(std::ptr::from_ref(&later).cast()), sealane_code::NotFound);
     later.more = 1;
     assert_eq!(attach(std::ptr::from_ref(&later).cast()), sealane_code::InvalidArgument);
-    // Of an earlier header, which knew the socket alone; what follows is not looked at.
+    // Options of an earlier header, which had the socket alone; the rest is ignored.
     let earlier = sealane_attach_options { size: 16, idle_spin_us: -99, ..known };
     assert_eq!(attach(&earlier), sealane_code::NotFound);
     for size in [0, 7, 1 << 20] {

@@ -1,4 +1,4 @@
-//! Detaching, and what is in flight then.
+//! Detaching a task that has calls in flight.
 
 use std::{
     ffi::c_void,
@@ -127,7 +127,7 @@ fn a_daemon_that_dies_ends_calls_with_unavailable() {
     daemon.kill();
     assert_eq!(ear.told().code, sealane_code::Unavailable);
     let (mut start, mut bytes) = (null(), 0);
-    // A call may end before the socket does.
+    // A call may end before the socket is closed.
     // SAFETY: the places live.
     while code(unsafe { sealane_arena_range(worker.0, &mut start, &mut bytes) }).0 != sealane_code::Unavailable {
         std::thread::yield_now();

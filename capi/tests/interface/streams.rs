@@ -7,7 +7,7 @@ use sealane_c::*;
 
 use crate::fixture::*;
 
-/// A stream that is closed once.
+/// A stream, closed when dropped.
 struct Held(*mut sealane_stream);
 
 // SAFETY: streams are for any thread.
@@ -21,7 +21,7 @@ impl Held {
         unsafe { sealane_stream_write(self.0, bytes.as_ptr().cast(), bytes.len(), 0) }
     }
 
-    /// What one read brings.
+    /// The bytes of one read.
     fn read(&self, most: usize, timeout_ms: i64) -> Result<Vec<u8>, *mut sealane_error> {
         let (mut into, mut count) = (vec![7; most], usize::MAX);
         // SAFETY: the stream is open, the memory lives.
@@ -53,7 +53,7 @@ fn listen(task: &Task) -> *mut sealane_stream_listener {
     listener
 }
 
-/// The dialer's end, and the other.
+/// The dialer's end and the listener's end of a stream.
 fn stream(worker: &Task, listener: *mut sealane_stream_listener) -> [Held; 2] {
     let (mut dialed, mut accepted) = (null_mut(), null_mut());
     // SAFETY: everything lives until the functions return.
@@ -164,7 +164,7 @@ fn what_makes_no_sense_is_refused() {
         assert!(message.contains(expected), "{message} should speak of {expected}");
     }
     assert!(none.is_null());
-    // Nothing of it has harmed the stream.
+    // None of these calls has damaged the stream.
     ok(dialed.write(b"a"));
     assert_eq!(accepted.read(9, 0).unwrap(), b"a");
     // SAFETY: nobody uses it any more.

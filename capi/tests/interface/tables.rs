@@ -1,4 +1,4 @@
-//! Tables: published, written, and their rows pulled and pushed.
+//! Tables: published and written, with rows pulled and pushed.
 
 use std::{
     ffi::c_void,
@@ -9,7 +9,7 @@ use sealane_c::*;
 
 use crate::fixture::*;
 
-/// Numbers in a row.
+/// Numbers per row.
 const DIM: usize = 4;
 pub const ANY: sealane_rows_options = sealane_rows_options {
     size: size_of::<sealane_rows_options>(),
@@ -19,7 +19,7 @@ pub const ANY: sealane_rows_options = sealane_rows_options {
     wait_if_gone: 0,
 };
 
-/// Rows that functions look at.
+/// The rows as the C functions take them. `values` and `dims` must outlive the view.
 pub fn view(values: &[f32], dims: &[u64; 2]) -> sealane_view {
     let meta =
         sealane_meta { code: SEALANE_FLOAT, bits: 32, lanes: 1, flags: 0, rank: 2, reserved: 0, dims: dims.as_ptr() };
@@ -30,7 +30,7 @@ fn dims(values: &[f32]) -> [u64; 2] {
     [(values.len() / DIM) as u64, DIM as u64]
 }
 
-/// Row `row` of a table whose rows say who they are.
+/// The expected values of row `row`: each row encodes its own number.
 fn row(row: u64) -> [f32; DIM] {
     [row as f32, row as f32 + 0.25, row as f32 + 0.5, row as f32 + 0.75]
 }
@@ -39,7 +39,7 @@ fn rows(ids: impl IntoIterator<Item = u64>) -> Vec<f32> {
     ids.into_iter().flat_map(row).collect()
 }
 
-/// A table that is closed once.
+/// A published table, closed when dropped.
 struct Published(*mut sealane_table);
 
 impl Published {
@@ -75,7 +75,7 @@ impl Drop for Published {
     }
 }
 
-/// A sharded table that is freed once.
+/// A sharded table, freed when dropped.
 pub struct Sharded(*mut sealane_sharded_table);
 
 impl Sharded {
@@ -87,7 +87,7 @@ impl Sharded {
         Sharded(table)
     }
 
-    /// The rows of an owner, by their numbers in the whole table.
+    /// The rows of an owner, as row numbers of the whole table.
     fn rows_of(&self, owner: usize) -> Vec<u64> {
         let (mut rows, mut row) = (0, 0);
         // SAFETY: everything lives until the functions return.
@@ -134,7 +134,7 @@ impl Sharded {
 }
 
 impl Sharded {
-    /// For the library's memory.
+    /// Wants these rows in memory of the library.
     fn wanted(&self, ids: &[u64]) -> sealane_wanted_rows {
         sealane_wanted_rows { table: self.0, ids: ids.as_ptr(), count: ids.len(), destination: NOWHERE }
     }
@@ -155,7 +155,6 @@ pub fn floats(tensor: &Held) -> Vec<f32> {
     tensor.bytes().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-/// Pulls rows of many tables, and waits.
 fn pull_all(
     task: &Task,
     wanted: &[sealane_wanted_rows],
@@ -172,14 +171,13 @@ fn pull_all(
     }
 }
 
-/// Starts a pull of rows of many tables.
 fn start_pull_all(task: &Task, wanted: &[sealane_wanted_rows], ear: &Ear, call: *mut *mut sealane_call) {
     let (start, count, told) = (wanted.as_ptr(), wanted.len(), Some(accepted as _));
     // SAFETY: everything lives until the function returns, the ear and memory of destinations longer.
     ok(unsafe { sealane_pull_all_rows(task.0, start, count, &ANY, told, ear.context(), call) });
 }
 
-/// Rows that did not come: of whom, their places, and why.
+/// The missing rows of a pull: owner, places and error code.
 fn missing(tensor: &Held) -> Vec<(String, Vec<u32>, sealane_code)> {
     let mut missing = std::mem::MaybeUninit::<sealane_missing_rows>::uninit();
     let of_owner = |index| {
@@ -209,7 +207,7 @@ fn rows_are_pulled_as_they_are_written() {
     let view = pulled.view();
     // SAFETY: there are as many dimensions.
     assert_eq!((view.meta.rank, unsafe { *view.meta.dims }), (2, 3));
-    // With memory of the caller's, and a callback.
+    // Into the caller's memory, with a callback.
     let (ear, mut memory) = (Ear::new(), vec![0_u8; 2 * 4 * DIM]);
     let (destination, ids) = (ear.destination(&mut memory), [1, 0]);
     let (start, received) = (ids.as_ptr(), Some(received as _));
@@ -221,7 +219,7 @@ fn rows_are_pulled_as_they_are_written() {
     assert_eq!((floats(&tensor), tensor.view().data), (rows([1, 0]), memory.as_ptr().cast()));
     drop(tensor);
     assert!(ear.told().released);
-    // And with memory of the caller's that is waited for.
+    // Into the caller's memory, with a blocking wait.
     let mut tensor = null_mut();
     let out = memory.as_mut_ptr().cast();
     // SAFETY: the memory lives longer than the tensor.
@@ -243,7 +241,7 @@ fn rows_are_pulled_as_they_are_written() {
     assert_eq!(floats(&users.pull(worker, &[1], &forever).unwrap()), row(1));
     let message = refused(users.pull(worker, &[1, 1000], &ANY).err().unwrap(), sealane_code::InvalidArgument);
     assert!(message.contains("1000"), "{message}");
-    // A pull that nobody can answer is given up.
+    // A pull that cannot be answered is cancelled.
     let (ear, mut call) = (Ear::new(), null_mut());
     let absent = Sharded::new("absent", &[PS], 0, SEALANE_SHARDING_MODULO);
     // SAFETY: everything lives until the functions return, the ear longer; the call is freed once.
@@ -260,7 +258,7 @@ fn memory_of_the_arena_becomes_the_table_or_is_freed() {
     let World { ps, worker, .. } = &world();
     let (count, dims) = (50_000, [50_000, DIM as u64]);
     let bytes = count * 4 * DIM;
-    // Of the arena of 4 MiB nothing is left when three are held; so none of the four below is.
+    // Three leaked tensors would fill the arena of 4 MiB: none of the attempts below may leak one.
     for attempt in 0..8 {
         let mut memory: *mut c_void = null_mut();
         // SAFETY: the memory has that many bytes until it is handed over.
@@ -304,7 +302,7 @@ fn rows_go_to_their_owners_and_come_from_all() {
         assert_eq!(floats(&all.pull(worker, &ids, &ANY).unwrap()), rows(ids.iter().copied()));
         drop(tables);
     }
-    // Of an owner that is not there, rows are missing.
+    // Rows of an owner that does not exist are missing.
     let third = THIRD.to_str().unwrap();
     let parts = Sharded::new("all", &[PS, third], 302, SEALANE_SHARDING_MODULO);
     let partial = sealane_rows_options { partial: 1, timeout_ms: 50, ..ANY };
@@ -317,7 +315,7 @@ fn rows_go_to_their_owners_and_come_from_all() {
     assert!(!unsafe { sealane_tensor_missing(null(), 0, std::mem::MaybeUninit::uninit().as_mut_ptr()) });
 }
 
-/// `users`, of 300 rows, half of which each of the two tasks has, and `items`, rows 1000 to 1009, which the worker has.
+/// `users` has 300 rows, half of them at each of the two tasks; `items` has rows 1000 to 1009, all at the worker.
 fn two_tables(World { ps, worker, .. }: &World) -> ([Sharded; 2], [Published; 3]) {
     let users = Sharded::new("users", &[PS, WORKER], 300, SEALANE_SHARDING_MODULO);
     let [even, odd] = [0, 1].map(|owner| rows(users.rows_of(owner)));
@@ -364,13 +362,13 @@ fn rows_of_many_tables_are_pulled_in_one_call() {
     ear.nothing();
     drop(tensors);
     assert!(ear.told().released);
-    // Of no table, there is nothing.
+    // A pull of no tables returns nothing.
     // SAFETY: there is nothing to read or write.
     ok(unsafe { sealane_pull_all_rows_wait(ps.0, null(), 0, null(), null_mut()) });
     start_pull_all(ps, &[], &ear, null_mut());
     assert!(ear.ok().tensors.is_empty());
 
-    // What is wrong with one table ends the call: no such row, memory that is not as long, a table that nobody has published.
+    // An error in one table ends the call: no such row, memory of the wrong length, a table that was never published.
     let wrong = |wanted: [sealane_wanted_rows; 2], options: &_, code| {
         refused(pull_all(ps, &wanted, options).err().expect("it is refused"), code)
     };
@@ -382,7 +380,7 @@ fn rows_of_many_tables_are_pulled_in_one_call() {
     let absent = Sharded::new("absent", &[PS], 0, SEALANE_SHARDING_RANGE);
     let soon = sealane_rows_options { timeout_ms: 1, ..ANY };
     wrong([users.wanted(&[1]), absent.wanted(&[1])], &soon, sealane_code::DeadlineExceeded);
-    // And one that nobody can answer is given up: memory comes back, and no tensor.
+    // A call that cannot be answered is cancelled: the memory comes back, and no tensor arrives.
     let mut call = null_mut();
     let given = sealane_wanted_rows { destination: released, ..items.wanted(&of_items) };
     start_pull_all(ps, &[given, absent.wanted(&[1])], &ear, &mut call);
@@ -418,7 +416,7 @@ fn each_table_of_a_partial_pull_names_what_it_misses() {
     assert!(matches!(why, sealane_code::Unavailable | sealane_code::DeadlineExceeded));
     assert_eq!(missing(of_users), []);
     assert_eq!(missing(of_items), [(WORKER.to_owned(), vec![0], sealane_code::InvalidArgument)]);
-    // Where none came, rows are what they were before; of a table from which none was ever pulled, nobody knows what that is.
+    // Missing rows keep the row format of an earlier pull; for a table never pulled before, the format is unknown.
     let none = pull_all(&world.ps, &[users.wanted(&[7]), parts.wanted(&[1])], &partial).unwrap();
     assert_eq!((floats(&none[1]).len(), missing(&none[1])[0].1.len()), (DIM, 1));
     let parts = Sharded::new("users", &[PS, third], 300, SEALANE_SHARDING_MODULO);
@@ -428,14 +426,14 @@ fn each_table_of_a_partial_pull_names_what_it_misses() {
 }
 
 /// # Safety
-/// The tensor that it is from lives.
+/// The tensor that `rows` is from must be alive.
 unsafe fn key_of(rows: &sealane_table_rows) -> &str {
     // SAFETY: as this function's caller promises.
     let key = unsafe { std::slice::from_raw_parts(rows.table.start.cast(), rows.table.bytes) };
     str::from_utf8(key).unwrap()
 }
 
-/// The queue `gradients` of a task, which is closed in the end.
+/// A task's queue `gradients`, closed when dropped.
 struct Gradients(*mut sealane_acceptor, Ear);
 
 impl Gradients {
@@ -446,7 +444,6 @@ impl Gradients {
         Gradients(acceptor, Ear::new())
     }
 
-    /// The next tensor.
     fn accept(&self) -> Held {
         // SAFETY: the acceptor is open, the ear lives.
         ok(unsafe { sealane_accept(self.0, 1, 0, Some(accepted), self.1.context(), null_mut()) });
@@ -461,7 +458,7 @@ impl Drop for Gradients {
     }
 }
 
-/// Rows that were pushed; what is in them lives as long as the tensor.
+/// The pushed rows of a tensor; their contents live as long as the tensor.
 fn pushed_rows(tensor: &Held) -> &[sealane_table_rows] {
     let (mut tables, mut count) = (null(), 0);
     // SAFETY: nobody else uses the tensor; so many are there, as long as it.
@@ -494,10 +491,10 @@ fn rows_of_many_tables_are_pushed_in_one_call() {
     };
     let of_users = users.outgoing(&[5, 4, 5], view(&ones, &three));
     let of_items = items.outgoing(&[7, 1], view(&ones[DIM..], &two));
-    // With one row that is not there, nothing is pushed.
+    // If one row does not exist, nothing is pushed.
     let message = refused(push(&[of_items, users.outgoing(&[4, 300], of_items.rows)]), sealane_code::InvalidArgument);
     assert!(message.contains("300"), "{message}");
-    // Nor what goes to more owners than calls may wait: three tables have two.
+    // Nor is anything pushed that needs more calls than the backlog may hold: the three tables have two owners.
     let third_owner = Sharded::new("items", &[THIRD.to_str().unwrap()], 0, SEALANE_SHARDING_RANGE);
     let other = third_owner.outgoing(&[7, 1], of_items.rows);
     let message = refused(push(&[of_users, of_items, other]), sealane_code::ResourceExhausted);
@@ -560,14 +557,14 @@ fn pushed_rows_are_accepted_and_added() {
             ok(sealane_table_add(table.0, sum.ids, sum.count, &sum.rows));
         }
     }
-    // The only owner has all rows, in another order.
+    // The only owner has all rows, in a different order.
     let places: Vec<u64> = users.rows_of(0);
     let expected = [9, 8].map(|id| {
         let local = places.iter().position(|&row| row == id).unwrap() as u64;
         row(local).map(|number| number + if id == 9 { 4. } else { 2. })
     });
     assert_eq!(floats(&users.pull(worker, &[9, 8], &ANY).unwrap()), expected.concat());
-    // What is no rows is refused, and still what it is.
+    // A tensor that holds no rows is refused and stays as it was.
     let bytes = [5_u8; 100];
     let (dims, ear) = ([100], Ear::new());
     let source = source(&bytes, &dims);
@@ -674,7 +671,7 @@ fn what_makes_no_sense_is_refused() {
     }
     assert!(published.is_null() && sharded.is_null() && tensor.is_null());
     ear.nothing();
-    // Nothing of it has harmed the table.
+    // None of these calls has damaged the table.
     assert_eq!(floats(&users.pull(worker, &[0, 99], &ANY).unwrap()), rows([0, 99]));
     // SAFETY: nothing happens.
     unsafe {
@@ -696,7 +693,7 @@ fn one_table_that_makes_no_sense_has_the_whole_call_refused() {
     let places = tensors.as_mut_ptr();
     let misaligned = (&raw mut tensors).cast::<*mut sealane_call>().wrapping_byte_add(1);
     let (small, late) = (sealane_rows_options { size: 4, ..ANY }, sealane_rows_options { timeout_ms: -2, ..ANY });
-    // The first of a call, which alone would do.
+    // Valid on its own, and the first item of the calls below.
     let waiting = users.wanted(&ids);
     let (good, outgoing) = (sealane_wanted_rows { destination, ..waiting }, users.outgoing(&ids, one));
     let lent = |change: &dyn Fn(&mut sealane_destination)| {
@@ -779,7 +776,7 @@ fn one_table_that_makes_no_sense_has_the_whole_call_refused() {
         assert!(message.contains(expected), "{message} should speak of {expected}");
     }
     assert_eq!(tensors, [null_mut(); 2]);
-    // A whole call later, nothing was pushed, told or released.
+    // After one more complete call, nothing was pushed, reported or released.
     let (gradients, late) = (Gradients::of(ps), Ear::new());
     start_pull_all(ps, &[waiting], &late, null_mut());
     assert_eq!(floats(&late.tensor()), row(3));

@@ -36,9 +36,9 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Acceptors {
     open: HashMap<u32, Inbox>,
-    /// Those whose queue was closed, by their numbers: until the shards have heard it, they hand over more.
+    /// Closed queues, by number: the shards hand over more until they have heard of it.
     closing: HashMap<u32, Closing>,
-    /// What was handed over and nobody has taken, by queue: the next acceptor's.
+    /// Tensors handed over and not taken, by queue: for the next acceptor.
     left: HashMap<Box<str>, VecDeque<Item>>,
     last: u32,
     /// Names of pushers, which many tensors share.
@@ -49,32 +49,31 @@ pub(super) struct Acceptors {
 struct Inbox {
     name: Box<str>,
     options: AcceptOptions,
-    /// The link that its queue is open with.
+    /// The link with which its queue is open.
     serial: Option<u64>,
     /// By segment.
     windows: Vec<Window>,
     items: VecDeque<Item>,
     /// Calls that end when there is something to look at.
     watches: Vec<u32>,
-    /// The daemon does not open it.
+    /// Why the daemon does not open it.
     refused: Option<Error>,
 }
 
 struct Closing {
     name: Box<str>,
     serial: u64,
-    /// By segment, of those where it was open; none where it is closed.
+    /// By segment; `None` where the queue is closed.
     windows: Vec<Option<Window>>,
 }
 
 struct Item {
-    /// The link to whose window it is owed, if it is.
+    /// The link whose window it counts against, if any.
     serial: Option<u64>,
     segment: u16,
     accepted: Accepted,
 }
 
-/// Tensors, and their bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Amount {
     tensors: u32,
@@ -85,7 +84,7 @@ struct Amount {
 #[derive(Debug, Clone, Copy, Default)]
 struct Window {
     whole: Amount,
-    /// Granted, and not handed over; its bytes are less than nothing after a large tensor.
+    /// Granted and not used; the bytes are negative after a large tensor.
     credit: Amount,
     /// Taken, and not granted again.
     owed: Amount,
@@ -99,7 +98,7 @@ impl Amount {
 }
 
 impl Window {
-    /// A window for one shard of a queue, and what may wait with the shard besides.
+    /// A window for one shard of a queue, and how much more may wait at the shard.
     fn of(options: &AcceptOptions, segments: u16, area_bytes: u64) -> (Window, Amount) {
         let share = |sum: usize| (sum / usize::from(segments)).max(1);
         let (tensors, bytes) = (share(options.tensors_max), share(options.bytes_max));
@@ -123,7 +122,7 @@ impl Window {
         has_credit
     }
 
-    /// What is to be granted again, in large parts.
+    /// Credit to be granted again, in large parts.
     fn due(&mut self) -> Option<Amount> {
         let Window { whole, owed, .. } = *self;
         if 2 * owed.tensors < whole.tensors && 2 * owed.bytes < whole.bytes {
@@ -136,7 +135,7 @@ impl Window {
 }
 
 impl Inbox {
-    /// Windows for the shards of a new link, and what may wait there besides. What is here from that link fills them.
+    /// Windows for the shards of a new link, and how much more may wait there. Tensors here from that link count against them.
     fn windows(&mut self, serial: u64, areas: &[u64]) -> Vec<(Window, Amount)> {
         let segments = areas.len() as u16;
         let window = |area_bytes: &u64| {
@@ -155,14 +154,14 @@ impl Inbox {
         windows
     }
 
-    /// Something is there, or the daemon has refused it: wakes those who watch it.
+    /// Wakes those who watch: something is there, or the daemon has refused the queue.
     fn tell(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         self.watches.drain(..).for_each(|watch| calls.noticed(watch, after));
     }
 }
 
 impl Acceptors {
-    /// A shard hands a tensor over.
+    /// Takes in a tensor that a shard hands over.
     pub(super) fn accepted(
         &mut self,
         (serial, segment, queue): (u64, u16, u32),
@@ -208,7 +207,7 @@ impl Acceptors {
         Ok(())
     }
 
-    /// The window of a shard for a queue that is open there, or that it has not closed yet.
+    /// A shard's window for a queue that is open there, or that it has not closed yet.
     #[inline]
     fn window(&mut self, (serial, segment, queue): (u64, u16, u32)) -> Option<&mut Window> {
         let segment = usize::from(segment);
@@ -219,7 +218,7 @@ impl Acceptors {
         inbox.windows.get_mut(segment)
     }
 
-    /// What an acceptor that is gone was handed belongs to the one that has the queue now, or to the next.
+    /// Passes tensors of an acceptor that is gone to the one that has the queue now, or to the next.
     fn leave(
         &mut self,
         name: Box<str>,
@@ -231,7 +230,7 @@ impl Acceptors {
         let heir = of_that_name.min_by_key(|(number, inbox)| (inbox.refused.is_some(), **number));
         match heir {
             Some((_, inbox)) => {
-                // Of a queue that is open, what it was not handed itself is no credit.
+                // Tensors that were not handed to this open queue itself do not count against its window.
                 let opened = inbox.serial;
                 let counts = |item: &Item| item.serial != opened;
                 inbox.items.extend(
@@ -243,7 +242,7 @@ impl Acceptors {
         }
     }
 
-    /// A shard has closed a queue, and hands over nothing more of it.
+    /// Notes that a shard has closed a queue, and hands over nothing more of it.
     pub(super) fn closed(&mut self, serial: u64, segment: u16, queue: u32) -> Result<(), Fault> {
         let closing = self.closing.get_mut(&queue).filter(|closing| closing.serial == serial);
         let window = closing.and_then(|closing| closing.windows.get_mut(usize::from(segment))?.take());
@@ -252,7 +251,7 @@ impl Acceptors {
         Ok(())
     }
 
-    /// A shard does not open a queue.
+    /// Notes that a shard does not open a queue.
     pub(super) fn unopened(&mut self, serial: u64, queue: u32, error: Error, calls: &mut Calls, after: &mut Aftermath) {
         if let Some(inbox) = self.open.get_mut(&queue).filter(|inbox| inbox.serial == Some(serial)) {
             inbox.refused.get_or_insert(error);
@@ -262,8 +261,8 @@ impl Acceptors {
 }
 
 impl Attachment {
-    /// Enters an acceptor; its number. Its queue is opened by [`open_queue`](Self::open_queue), or when something is to be
-    /// taken. In a forked child it is no acceptor's: nothing asks for it there before it is told that it is a child.
+    /// Enters an acceptor and returns its number. Its queue is opened by [`open_queue`](Self::open_queue), or when something is to be
+    /// taken. In a forked child it is no acceptor's number, and the child is refused before it is used.
     pub(crate) fn enter_acceptor(&self, name: &str, options: AcceptOptions) -> u32 {
         if self.mark.forked() {
             return 0;
@@ -285,7 +284,7 @@ impl Attachment {
         number
     }
 
-    /// Opens the queue of an acceptor, where this daemon does not know it.
+    /// Opens the queue of an acceptor, if this daemon does not know it.
     ///
     /// # Errors
     /// ResourceExhausted if there are too many queues, Unavailable if there is no daemon.
@@ -294,8 +293,7 @@ impl Attachment {
         self.up(Tick::now(), Some(Duration::ZERO))?.open_queue(number)
     }
 
-    /// Takes what was handed over, `most` tensors at most; while a daemon is restarted it waits for that, for `timeout` at
-    /// most.
+    /// Takes what was handed over, at most `most` tensors; waits for a daemon that is being restarted, for at most `timeout`.
     ///
     /// # Errors
     /// Why nothing will come.
@@ -335,7 +333,7 @@ impl Attachment {
         }
     }
 
-    /// [`poll_daemon`](Self::poll_daemon), unless there may be something to take before that.
+    /// [`poll_daemon`](Self::poll_daemon), but ready if there may be something to take before.
     pub(crate) fn poll_queue(&self, number: u32, waker: &Waker) -> Poll<()> {
         if self.check_fork().is_err() {
             return Poll::Ready(());
@@ -345,7 +343,7 @@ impl Attachment {
         if is_open { Poll::Ready(()) } else { held.poll_daemon(waker) }
     }
 
-    /// A call that ends when there is something to look at, at the latest a while after `deadline`; `None` if there is now.
+    /// A call that ends when there is something to look at, at the latest some time after `deadline`; `None` if there is now.
     ///
     /// # Errors
     /// ResourceExhausted if there are too many calls.
@@ -369,7 +367,7 @@ impl Attachment {
         self.lock().is_open(number)
     }
 
-    /// The call of a watch is of no use any more.
+    /// Ends a watch that is not needed any more.
     pub(crate) fn unwatch(&self, number: u32, watch: u32) {
         if self.abandon_if_forked() {
             return;
@@ -382,7 +380,7 @@ impl Attachment {
         }
     }
 
-    /// Closes an acceptor; what it has not taken is the next one's.
+    /// Closes an acceptor; what it has not taken goes to the next one.
     pub(crate) fn close_acceptor(&self, number: u32) {
         if self.abandon_if_forked() {
             return;
@@ -404,7 +402,7 @@ impl Held<'_> {
         self.acceptors.open.get_mut(&number).expect("open as long as its acceptor")
     }
 
-    /// Opens the queue of an acceptor at every shard, where this link does not know it.
+    /// Opens the queue of an acceptor at every shard, if this link does not know it.
     fn open_queue(&mut self, number: u32) -> Result<(), Error> {
         let Line::Up(link) = &self.line else { return Err(down(&self.line)) };
         let (serial, segments) = (link.serial, link.segments());
@@ -435,10 +433,10 @@ impl Held<'_> {
         if told.is_err() {
             let State { acceptors, calls, aftermath, .. } = &mut **self;
             let inbox = acceptors.open.get_mut(&number).expect("open as long as its acceptor");
-            // While one waits for room, another may have opened it with the next link.
+            // While this one waited for room, another may have opened it with the next link.
             if inbox.serial == Some(serial) {
                 inbox.serial = None;
-                // Others took it for open, and wait for what comes.
+                // Others took it for open, and wait for tensors.
                 inbox.tell(calls, aftermath);
                 let windows = inbox.windows.iter().take(opened).copied().map(Some).collect();
                 self.close_queue(number, Closing { name, serial, windows });
@@ -477,13 +475,13 @@ impl Held<'_> {
         is_open && inbox.items.is_empty() && inbox.refused.is_none()
     }
 
-    /// Takes tensors out, and lets the shards hand over as many again.
+    /// Takes tensors, and lets the shards hand over as many again.
     fn take_accepted(&mut self, number: u32, most: usize, into: &mut Vec<Accepted>) -> usize {
         let State { acceptors, line, .. } = &mut **self;
         let inbox = acceptors.open.get_mut(&number).expect("open as long as its acceptor");
         let count = inbox.items.len().min(most);
         for Item { serial, segment, accepted } in inbox.items.drain(..count) {
-            // What a former daemon has handed over is no credit of this one's, nor what an acceptor before was handed late.
+            // What a former daemon handed over, or was handed late to a former acceptor, is no credit of this window.
             if serial.is_some() && inbox.serial == serial {
                 inbox.windows[usize::from(segment)].owed.add(1, accepted.tensor.bytes().len() as i64);
             }
@@ -504,9 +502,9 @@ impl Held<'_> {
 }
 
 impl Link {
-    /// Writes the opening of a queue, if there may be one more, behind what waits to be submitted.
+    /// Submits the opening of a queue behind what waits, if one more queue is allowed.
     fn open_queue(&mut self, segment: u16, opening: &Submission<'_>) -> Result<(), Unsubmitted> {
-        // Queues that other acceptors had are closed first: one may have this name, and none counts any more.
+        // Queues of other acceptors are closed first: one may have this name, and closed ones do not count.
         self.flush_segment(segment)?;
         if *self.queues_of(segment) >= QUEUES_MAX {
             let reason = format!("{QUEUES_MAX} queues are open with one shard, which is the maximum");

@@ -29,7 +29,7 @@ impl Aftermath {
             && self.arenas.is_empty()
     }
 
-    /// Does all of it; what it was kept in can be used again.
+    /// Does all of it, and leaves this empty for reuse.
     pub(super) fn carry_out(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
         self.spent.clear();

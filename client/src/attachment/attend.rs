@@ -1,5 +1,5 @@
-//! Attending: a thread that waits for a future looks at the rings itself, in place of the driver, whose every answer would cost a
-//! wake-up more. Runs on the callers' threads; bounded by the time that they give.
+//! Attending: a thread that waits for a future polls the rings itself, in place of the driver, whose every answer would cost
+//! one more wake-up. Runs on the callers' threads; bounded by the time that they give.
 
 use std::{
     sync::{
@@ -14,18 +14,18 @@ use std::{
 use super::{Attachment, Held, Line, nudge::Nudge, wait::Waiter};
 use crate::limits::SWEEP_INTERVAL;
 
-/// Who sleeps until the bell rings: the daemon and other clients are to ring.
+/// Who sleeps until the bell rings, so that the daemon and other clients must ring it.
 #[derive(Default)]
 pub(super) struct Listening {
-    /// A thread does, and others park.
+    /// A thread does; the others park.
     pub(super) thread: bool,
     /// A task of a runtime does.
     pub(super) runtime: bool,
-    /// What has that look whether it still does.
+    /// Makes that task check whether it still does.
     pub(super) waker: Option<Waker>,
     /// There is such a task.
     pub(super) has_runtime: bool,
-    /// One has panicked, for its runtime lacks what it needs: there is to be no other.
+    /// Such a task has panicked, since its runtime lacks what it needs: there must be no other.
     #[cfg(feature = "tokio")]
     pub(super) has_failed: bool,
 }
@@ -35,14 +35,14 @@ impl Listening {
         self.thread || self.runtime
     }
 
-    /// Nobody does any more: whom to tell.
+    /// Nobody listens any more; returns whom to tell.
     pub(super) fn end(&mut self) -> Option<Waker> {
         (self.thread, self.runtime) = (false, false);
         self.waker.take()
     }
 }
 
-/// A thread that waits for a future, and what wakes it.
+/// A thread that waits for a future, and how it is woken.
 pub(super) struct Attendant {
     woken: AtomicBool,
     /// It sleeps on the bell, where only a nudge reaches it.
@@ -67,7 +67,7 @@ impl Attendant {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// How long it may sleep: while it does, it looks after the futures of others.
+    /// How long it may sleep; meanwhile it looks after others' futures.
     pub(super) fn time_left(&self) -> Duration {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         left.unwrap_or(SWEEP_INTERVAL).min(SWEEP_INTERVAL)
@@ -75,7 +75,7 @@ impl Attendant {
 
     /// It is about to listen; false if it was woken.
     pub(super) fn may_listen(&self) -> bool {
-        // WOKEN: either this sees that it was woken, or who wakes it sees that it listens.
+        // WOKEN: either this sees that it was woken, or its waker sees that it listens.
         self.listening.store(true, Ordering::SeqCst);
         let may = !self.is_woken();
         self.listening.store(may, Ordering::SeqCst);
@@ -103,7 +103,7 @@ impl Wake for Attendant {
     }
 }
 
-/// Leaves calls that others wait for to the driver again, however the wait ends.
+/// Leaves others' calls to the driver again, however the wait ends.
 struct Attending<'a>(&'a Attachment);
 
 impl Drop for Attending<'_> {
@@ -113,7 +113,7 @@ impl Drop for Attending<'_> {
 }
 
 impl Held<'_> {
-    /// Somebody attends no more.
+    /// A thread attends no more.
     pub(super) fn attends_no_more(&mut self) {
         self.attending -= 1;
         if self.attending == 0 && self.calls.watched() > 0 {
@@ -124,7 +124,7 @@ impl Held<'_> {
 }
 
 impl Attachment {
-    /// Waits until `poll` is ready, at most until then; polls once at least.
+    /// Waits until `poll` is ready, at most until then; polls at least once.
     pub(crate) fn attend<T>(
         &self,
         until: Option<Instant>,
@@ -134,7 +134,7 @@ impl Attachment {
         let waker = Waker::from(attendant.clone());
         let mut context = Context::from_waker(&waker);
         if self.check_fork().is_err() {
-            // No other thread of this process would let go of the lock. Calls fail here.
+            // The lock may be held by a thread that does not exist in this process. Calls fail here.
             return match poll(&mut context) {
                 Poll::Ready(value) => Some(value),
                 Poll::Pending => None,
@@ -156,7 +156,7 @@ impl Attachment {
         }
     }
 
-    /// Until something has happened that may concern it.
+    /// Waits until something has happened that may concern the attendant.
     fn wait_as(&self, attendant: &Attendant) {
         let waiter = Waiter::Attendant(attendant);
         let held = self.spin(waiter);
@@ -165,7 +165,7 @@ impl Attachment {
         }
         match held.line {
             Line::Up(_) => drop(self.sleep(held, waiter)),
-            // Who attaches again, or ends the calls, wakes it.
+            // Whoever attaches again, or ends the calls, wakes it.
             Line::Lost(_) | Line::Closed => {
                 drop(held);
                 thread::park_timeout(attendant.time_left());

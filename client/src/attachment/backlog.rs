@@ -1,6 +1,6 @@
 //! Calls that wait in this process: for room in a ring, as records in order of arrival, and for room in the arena, as tensors.
-//! Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for records that are not calls. What is done
-//! [at once](super::at_once) waits here for room in a ring whether or not other calls do; bounded by the table of calls.
+//! Under the attachment's lock; bounded by [`Backlog`], and by `BACKLOG_ORDERS_MAX` for records that are not calls. Calls made
+//! [at once](super::at_once) wait here for room in a ring whether or not other calls do; bounded by the table of calls.
 //!
 //! Nothing signals that a daemon has read, or that memory was freed: every thread that polls the rings also forwards waiting
 //! calls, and the driver polls while there are any.
@@ -36,23 +36,22 @@ pub(super) enum Way {
     Backlog,
 }
 
-/// What waits for one attachment.
+/// The calls of one attachment that wait in this process.
 #[derive(Default)]
 pub(super) struct Waiting {
     bounds: Option<Backlog>,
-    /// Records and tensors, and their bytes.
+    /// Number of waiting records and tensors, and their bytes.
     count: usize,
     bytes: u64,
-    /// Tensors for which the arena has no room, and, behind them, pushes.
+    /// Tensors for which the arena has no room, and pushes behind them.
     unplaced: VecDeque<Unplaced>,
-    /// One that is just copied.
+    /// The one that is being copied.
     placing: Option<(u32, Purpose)>,
-    /// The driver knows.
+    /// The driver knows that calls wait.
     attended: bool,
     look: Duration,
 }
 
-/// A record that waits.
 pub(super) struct Stored {
     kind: u8,
     flags: u8,
@@ -79,7 +78,7 @@ impl Stored {
         into.set(self.kind, self.flags, &self.content);
     }
 
-    /// What it counts as.
+    /// The bytes for which it counts.
     fn bytes(&self) -> u64 {
         (size_of::<Stored>() + size_of_val(&*self.content)) as u64
     }
@@ -101,16 +100,16 @@ impl Waiting {
         self.count == 0
     }
 
-    /// Tensors wait for the arena: what must not overtake them waits behind.
+    /// True if tensors wait for the arena: what must not overtake them waits behind them.
     #[inline]
     pub(super) fn has_unplaced(&self) -> bool {
         !self.unplaced.is_empty() || self.placing.is_some()
     }
 
-    /// Counts what is to wait.
+    /// Counts a record or tensor that is to wait.
     ///
     /// # Errors
-    /// `Full` where nothing waits here, ResourceExhausted if it is one too many.
+    /// `Full` if calls do not wait here, ResourceExhausted if it is one too many.
     fn admit(&mut self, is_call: bool, bytes: u64) -> Result<(), Unsubmitted> {
         let Some(bounds) = self.bounds else { return Err(Unsubmitted::Full) };
         if is_call {
@@ -149,7 +148,7 @@ impl Waiting {
         self.attended &= !self.is_empty();
     }
 
-    /// Those that are still wanted stay.
+    /// Drops waiting tensors that are not wanted any more.
     fn prune(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         for unplaced in std::mem::take(&mut self.unplaced) {
             if calls.untold(unplaced.call).is_some() {
@@ -170,7 +169,7 @@ fn full_of_calls(Backlog { calls_max, .. }: Backlog, calls: usize) -> Error {
 }
 
 impl Link {
-    /// Keeps the submission that was just encoded until there is room, behind what waits already.
+    /// Queues the submission that was just encoded until there is room, behind what waits already.
     #[cold]
     pub(super) fn postpone(&mut self, segment: u16, submission: &Submission<'_>) -> Result<Way, Unsubmitted> {
         debug_assert_eq!(submission.more_calls(), 0, "a list would wait as what is no call");
@@ -185,7 +184,7 @@ impl Link {
         Ok(Way::Backlog)
     }
 
-    /// Submits what waits, as far as there is room.
+    /// Submits waiting records, as far as there is room.
     fn forward(&mut self, calls: &mut Calls) -> Result<(), Box<str>> {
         let now = Tick::now();
         let Link { waiting, segments, incoming: stored, outgoing, .. } = self;
@@ -214,7 +213,7 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the calls whose time is over while they wait, and forgets those that are wanted no more.
+    /// Ends calls that time out while they wait, and forgets those that are not wanted any more.
     fn expire(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         let now = Tick::now();
         let Link { waiting, segments, incoming: stored, .. } = self;
@@ -242,10 +241,10 @@ impl Link {
     }
 }
 
-/// What a call has waited for that is in no ring yet.
+/// What a call waits for whose record is not in a ring yet.
 const UNREAD: &str = "the daemon of this host, which has not read the calls before it";
 
-/// What a tensor has waited for that has no place yet.
+/// What a tensor waits for that has no room in the arena yet.
 const UNPLACED: &str = "room in the arena, which tensors before it still take (arena_bytes)";
 
 /// The error of a call that the daemon was not told of in time.
@@ -307,7 +306,7 @@ impl Held<'_> {
         }
     }
 
-    /// Ends what waits for longer than it may.
+    /// Ends calls that have waited too long.
     pub(super) fn expire_backlog(&mut self) {
         if self.has_backlog() {
             let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
@@ -315,7 +314,7 @@ impl Held<'_> {
         }
     }
 
-    /// Calls wait in this process from now on: the driver has to look after them.
+    /// Has the driver look after the calls that wait in this process from now on.
     #[cold]
     pub(super) fn attend(&mut self) {
         let Line::Up(link) = &mut self.line else { return };
@@ -325,13 +324,13 @@ impl Held<'_> {
         self.note();
         self.wake_driver();
         if self.listening.is_there() {
-            // It sleeps until the daemon rings, which it does not for this.
+            // It sleeps until the daemon rings, which does not ring for this.
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);
         }
     }
 
-    /// How long to sleep at most, where something waits for room that nobody rings for.
+    /// How long to sleep at most while something waits for room, since nobody rings for that.
     pub(super) fn look_again(&mut self) -> Option<Duration> {
         let Line::Up(link) = &mut self.line else { return None };
         if link.waiting.is_empty() && !link.has_chores() {
@@ -342,13 +341,13 @@ impl Held<'_> {
         Some(look)
     }
 
-    /// Notes whether a new call has to look first: see [`Attachment::room_for`].
+    /// Notes whether new calls must check for room first: see [`Attachment::room_for`].
     pub(super) fn note(&self) {
         let crowded = !self.takes_calls() || self.has_backlog();
         self.attachment.crowded.store(crowded, Ordering::Relaxed);
     }
 
-    /// True if a tensor is to wait for the arena, or behind one that does.
+    /// True if a tensor must wait for the arena, or behind one that does.
     #[inline]
     pub(super) fn must_wait(&self, purpose: Purpose, tensor: &Tensor) -> bool {
         let Line::Up(link) = &self.line else { return false };
@@ -357,7 +356,7 @@ impl Held<'_> {
                 || !is_small(tensor) && link.arena.span_of(tensor.bytes()).is_none())
     }
 
-    /// Keeps a tensor for which the arena has no room until it has.
+    /// Queues a tensor for which the arena has no room.
     #[cold]
     pub(super) fn keep_waiting(
         &mut self,
@@ -396,7 +395,7 @@ impl Held<'_> {
         Ok(call)
     }
 
-    /// A step has ended: what waits for the arena in it is not sent any more.
+    /// Ends a step: its tensors that wait for the arena are not sent.
     pub(super) fn end_unplaced(&mut self, step: i64, reason: &str) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let waiting = &mut link.waiting;
@@ -409,7 +408,7 @@ impl Held<'_> {
         waiting.prune(calls, aftermath);
     }
 
-    /// The first tensor that waits for the arena and finds room now, with that room, which is none where it needs none.
+    /// The first waiting tensor that can be submitted now, with its room in the arena, if it needs some.
     fn next_unplaced(&mut self) -> Option<(u64, Unplaced, Option<Buffer>)> {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return None };
         while let Some(first) = link.waiting.unplaced.front() {
@@ -425,7 +424,7 @@ impl Held<'_> {
             if is_wanted {
                 link.waiting.look = ROOM_LOOK;
                 link.waiting.placing = Some((first.call, first.purpose));
-                // It counts until it is submitted.
+                // It still counts until it is submitted.
                 link.waiting.count += 1;
                 return Some((link.serial, first, room));
             }
@@ -480,18 +479,18 @@ impl Attachment {
             drop(held);
             if let Some(mut room) = room {
                 room.copy_from_slice(unplaced.payload.as_ref());
-                // What it is a copy of goes back to its owner before the lock is taken again.
+                // The original goes back to its owner before the lock is taken again.
                 unplaced.payload = room.into();
             }
             self.lock().submit_placed(serial, unplaced);
         }
     }
 
-    /// Whether so many calls may be started now, which may have to wait with so many bytes, of which the addresses of the arena are told. Most
-    /// often this is a look at a flag. What comes in between a call hears when it ends.
+    /// Checks whether so many calls may be started now, with their bytes that may have to wait; `bytes` gets the arena's addresses.
+    /// Usually this only checks a flag. If room runs out in between, the calls report it when they end.
     ///
     /// # Errors
-    /// Unavailable if there is no daemon, ResourceExhausted if so many calls cannot wait; none where calls wait in their callers' threads.
+    /// Unavailable if there is no daemon, ResourceExhausted if so many calls cannot wait; none if calls wait in their callers' threads.
     pub(crate) fn room_for(
         &self,
         calls: usize,

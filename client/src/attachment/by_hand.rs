@@ -1,15 +1,15 @@
-//! What somebody does by hand who is a task's driver: see [`crate::by_hand`].
+//! What a caller does by hand that acts as a task's driver: see [`crate::by_hand`].
 
 use super::{Attachment, Line};
 use crate::clock::Tick;
 
 impl Attachment {
-    /// Nobody else looks after what waits.
+    /// Nobody else takes care of waiting calls.
     pub(crate) fn is_driven_by_caller(&self) {
         self.lock().driver.is_the_caller();
     }
 
-    /// What the driver does each time that it is awake.
+    /// Does what the driver does each time it wakes.
     pub(crate) fn drive_once(&self) {
         let mut held = self.lock();
         held.pump();
@@ -23,7 +23,7 @@ impl Attachment {
         held.look_after_lanes(Tick::now());
     }
 
-    /// The daemon is gone, or has hung up.
+    /// Notices that the daemon is gone, or has hung up.
     pub(crate) fn hear_end(&self) {
         self.lock().hung_up();
     }
@@ -40,7 +40,7 @@ impl Attachment {
         self.lock().calls.held()
     }
 
-    /// Tensors that came by lanes, and that the daemon has not been told of.
+    /// Tensors that came over lanes and were not reported to the daemon.
     pub(crate) fn came_by_lanes(&self) -> u64 {
         match &self.lock().line {
             Line::Up(link) => link.direct.came(),

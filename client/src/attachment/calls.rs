@@ -41,21 +41,21 @@ pub(crate) struct Calls {
     vacant: Vec<u32>,
     /// Calls that a future waits for: somebody has to look at the rings for them.
     watched: usize,
-    /// Those of them that no answer ends, but that the daemon is done with a tensor.
+    /// Those among them that end only when the daemon releases a tensor, not by an answer.
     watched_releases: usize,
     /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
     kinds: LastKind,
     /// Recvs that may have a tensor of a direct lane, and tensors there that wait.
     matching: Matching,
-    /// Recvs to be given up at the daemon, for a tensor is set aside for them; with their segments.
+    /// Recvs to be cancelled at the daemon because a tensor is set aside for them, with their segments.
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
     published: Vec<(u32, bool)>,
 }
 
-/// How a recv ended. If its tensor lies in a substitute, it has to be copied to where the caller wants it, which is for
-/// the caller's thread to do, without the lock.
+/// How a recv ended. A tensor in a substitute still has to be copied to where the caller wants it, by the caller's thread
+/// and without the lock.
 pub(crate) struct Received {
     outcome: RecvOutcome,
     substitute: Option<Box<Substitute>>,
@@ -84,12 +84,12 @@ impl Calls {
         self.watched
     }
 
-    /// Those of them that no answer ends, but that the daemon is done with a tensor.
+    /// Those among them that end only when the daemon releases a tensor, not by an answer.
     pub(super) fn watched_releases(&self) -> usize {
         self.watched_releases
     }
 
-    /// Whether the call ends with an answer.
+    /// True if the call ends with an answer.
     pub(super) fn is_answered(&self, call: u32) -> bool {
         self.slots.get((call & INDEX_MASK) as usize).is_some_and(|slot| !slot.direction.is_released())
     }
@@ -136,10 +136,9 @@ impl Calls {
         Some(self.slots.len() as u32 - 1)
     }
 
-    /// Notes what a recv asks for that was submitted; `borrowed` if its destination is memory that others may write once the
-    /// call has ended.
+    /// Notes what a submitted recv asks for; `borrowed` if others may write its destination once the call has ended.
     ///
-    /// What came for another recv of that key while there was no room to ask is its own: until now nobody could see that it waits.
+    /// It also gets what came for another recv of that key while there was no room to submit it: until now nobody could see it waiting.
     #[inline]
     pub(super) fn asked(&mut self, call: u32, place: (&str, i64, &str), borrowed: bool, after: &mut Aftermath) {
         let Some(slot) = self.slot(call) else { return };
@@ -160,8 +159,7 @@ impl Calls {
         &mut self.unclaimed
     }
 
-    /// Enters a recv that has ended, with a tensor that came for one which was given up; `None` if the table is full, and then the tensor
-    /// is kept.
+    /// Enters a recv that ends at once with a tensor of one that was given up; `None` if the table is full, and then the tensor is kept.
     pub(super) fn claim(
         &mut self,
         of: (&str, i64, &str),
@@ -184,26 +182,26 @@ impl Calls {
         Some(call)
     }
 
-    /// A call that was entered waits in this process for room.
+    /// Marks an entered call as waiting in this process for room.
     pub(super) fn waits(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
             slot.daemon = Daemon::Untold;
         }
     }
 
-    /// When a call must have ended that waits in this process; `None` if it does not, or is wanted no more.
+    /// Deadline of a call that waits in this process; `None` if it does not, or is not wanted any more.
     pub(super) fn untold(&mut self, call: u32) -> Option<Tick> {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Untold).map(|slot| slot.deadline)
     }
 
-    /// The daemon has been told of a call that waited.
+    /// Marks a call that waited as told to the daemon.
     pub(super) fn told(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
             slot.daemon = Daemon::Working;
         }
     }
 
-    /// What a call lends that waits and had nothing to lend before.
+    /// Sets what a waiting call lends that had nothing to lend before.
     pub(super) fn lend(&mut self, call: u32, memory: Memory) {
         if let Some(slot) = self.slot(call) {
             slot.memory = memory;
@@ -231,7 +229,7 @@ impl Calls {
         self.slots.len() - self.vacant.len()
     }
 
-    /// True if so many calls more may be in flight.
+    /// True if so many more calls may be in flight.
     pub(super) fn have_room_for(&self, calls: usize) -> bool {
         CALLS_MAX - self.slots.len() + self.vacant.len() >= calls
     }
@@ -245,15 +243,15 @@ impl Calls {
                 slot.keeps &= slot.caller != Caller::Gone;
                 after.unwanted.extend(slot.tensor.take());
             } else {
-                // Its caller may still look at what came, and nobody after it.
+                // Its caller may still look at what came, but nobody after it.
                 slot.keeps = false;
             }
         }
     }
 
-    /// Keeps a tensor that came for a recv which was given up, or sets it aside for one that asks for it at this moment. What
-    /// lies in the caller's destination is copied, for once under the lock: the destination goes with its call, and the next
-    /// recv must not ask the daemon meanwhile.
+    /// Keeps a tensor that came for a recv which was given up, or sets it aside for one that asks for it now. If it lies in the
+    /// caller's destination it is copied, exceptionally under the lock: the destination leaves with its call, and the next recv
+    /// must not ask the daemon meanwhile.
     fn keep(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
         let slot = &self.slots[(call & INDEX_MASK) as usize];
         if slot.keeps && slot.copies {
@@ -265,7 +263,7 @@ impl Calls {
         after.unwanted.push(tensor);
     }
 
-    /// A tensor that is not this call's: it is for another that asks for it, or for one that will.
+    /// Passes a tensor that is not this call's to another recv that asks for it, or keeps it for one that will.
     fn pass_on(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
         let place = &self.slots[(call & INDEX_MASK) as usize].place;
         let fits = |memory: &Memory| memory.room().is_none_or(|room| tensor.bytes().len() <= room);
@@ -284,18 +282,18 @@ impl Calls {
         }
     }
 
-    /// Gives a recv that waits a tensor which was another's.
+    /// Gives another call's tensor to a recv that waits.
     fn give(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         slot.tensor = Some(tensor);
         if slot.daemon == Daemon::Untold {
             return self.end_with_set_aside(call, after);
         }
-        // The daemon has its destination. When it has given the recv up, that ends with this tensor.
+        // The daemon has its destination. Once it has given the recv up, that ends with this tensor.
         self.to_cancel.push((slot.segment, call));
     }
 
-    /// A tensor that was set aside for a recv, which the daemon is at work on, is another's after all.
+    /// Passes on a tensor that was set aside for a recv on which the daemon is still working.
     #[inline]
     fn unset_aside(&mut self, call: u32, after: &mut Aftermath) {
         if let Some(tensor) = self.slots[(call & INDEX_MASK) as usize].tensor.take() {
@@ -303,7 +301,7 @@ impl Calls {
         }
     }
 
-    /// A recv that is to be given up at the daemon, with its segment.
+    /// The next recv to cancel at the daemon, with its segment.
     #[inline]
     pub(super) fn take_to_cancel(&mut self) -> Option<(u16, u32)> {
         self.to_cancel.pop()
@@ -326,13 +324,13 @@ impl Calls {
         self.slots.iter().any(|slot| uses(slot) && !matches!(slot.memory, Memory::Nothing))
     }
 
-    /// True while the daemon may write a destination that is not this process's library's own.
+    /// True while the daemon may write a destination that is not this library's own memory.
     pub(super) fn borrows(&mut self, call: u32) -> bool {
         let uses = |slot: &Slot| matches!(slot.daemon, Daemon::Working | Daemon::Holding);
         self.slot(call).is_some_and(|slot| slot.borrowed && uses(slot))
     }
 
-    /// A tensor that arrives for a cancelled recv may be torn.
+    /// Notes that a tensor which arrives for a cancelled recv may be torn.
     pub(super) fn distrust(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
             slot.keeps = false;
@@ -346,17 +344,17 @@ impl Calls {
         Some(call)
     }
 
-    /// There is something to look at.
+    /// Ends a watch: there is something to look at.
     pub(super) fn noticed(&mut self, watch: u32, after: &mut Aftermath) {
         self.end(watch, after);
     }
 
-    /// Takes out a call that was not submitted after all.
+    /// Removes a call that was not submitted after all.
     pub(super) fn retract(&mut self, call: u32, after: &mut Aftermath) -> Memory {
         self.forget_name(call);
         let Some(slot) = self.slot(call) else { return Memory::Nothing };
         (slot.daemon, slot.caller) = (Daemon::Done, Caller::Gone);
-        // Where the link was lost meanwhile, the outcome has the caller's destination, and the slot at most what was lent in its place.
+        // If the link was lost meanwhile, the outcome has the caller's destination, and the slot at most what was lent in its place.
         let memory = match slot.failure.take().and_then(|failure| failure.destination) {
             Some(destination) => {
                 slot.spend(after);
@@ -375,7 +373,7 @@ impl Calls {
         slot.is_some_and(|slot| slot.caller == Caller::Owed && slot.generation == call >> CALL_INDEX_BITS)
     }
 
-    /// How a send, a push, a publication, a pull or a watch ended, which is told once.
+    /// How a send, a push, a publication, a pull or a watch ended; can be taken once.
     #[inline]
     pub(crate) fn take_sent(&mut self, call: u32) -> Option<SendOutcome> {
         let slot = self.owed(call)?;
@@ -387,7 +385,7 @@ impl Calls {
         Some(outcome)
     }
 
-    /// How a recv ended, which is told once.
+    /// How a recv ended; can be taken once.
     #[inline]
     pub(crate) fn take_received(&mut self, call: u32) -> Option<Received> {
         let slot = self.owed(call)?;
@@ -415,7 +413,7 @@ impl Calls {
         Some(slot)
     }
 
-    /// The caller does not care any more. The segment, if the daemon is still at work on it. One that waits in this process goes on
+    /// The caller gives the call up. Returns the segment if the daemon is still working on it. A call that waits in this process goes on
     /// unless it is to `cancel`.
     pub(super) fn forsake(&mut self, call: u32, cancel: bool, after: &mut Aftermath) -> Option<u16> {
         self.slot(call)?;
@@ -426,7 +424,7 @@ impl Calls {
             slot.spend(after);
         }
         let (mut unwanted, mut set_aside) = (None, None);
-        // The daemon has given it up, and does not have its memory back yet.
+        // The daemon has given it up, but has not returned its memory yet.
         let waits_for_memory = (slot.caller, slot.daemon) == (Caller::Waiting, Daemon::Holding);
         if waits_for_memory {
             set_aside = slot.tensor.take();
@@ -461,11 +459,11 @@ impl Calls {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Working).map(|slot| slot.segment)
     }
 
-    /// Has `waker` woken when the call ends; `watched` if nobody looks at the rings meanwhile but the driver.
+    /// Wakes `waker` when the call ends; `watched` if only the driver looks at the rings meanwhile.
     pub(super) fn wake_at_end(&mut self, call: u32, waker: &Waker, watched: bool, after: &mut Aftermath) {
         let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
         if !slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            // One that is replaced may run code of its owner when it is dropped, so it is not dropped here.
+            // Dropping a replaced waker may run code of its owner, so it is not dropped here.
             after.wakers.extend(slot.waker.replace(waker.clone()));
         }
         self.watch_for(call, watched);
@@ -493,7 +491,7 @@ impl Calls {
         self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline)
     }
 
-    /// The daemon does not answer: the caller is told, the memory stays with the daemon.
+    /// Ends a call that the daemon does not answer: the caller is told, the memory stays with the daemon.
     pub(super) fn overdue(&mut self, call: u32, error: Error, after: &mut Aftermath) {
         let Some(slot) = self.slot(call) else { return };
         if slot.caller != Caller::Waiting {
@@ -505,7 +503,7 @@ impl Calls {
         let (destination, kept) = std::mem::take(&mut slot.memory).apart();
         slot.memory = kept;
         slot.failure = Some(Box::new(Unreceived { error, destination }));
-        // Its caller may write it from now on.
+        // Its caller may write the destination from now on.
         slot.keeps &= !slot.borrowed;
         self.end(call, after);
         self.unset_aside(call, after);
@@ -521,7 +519,7 @@ impl Calls {
         }
     }
 
-    /// Nothing more is heard from the daemon: ends every call. Memory comes back where the daemon is `gone`; one that lives may
+    /// Ends every call, since nothing more is heard from the daemon. Memory comes back if the daemon is `gone`; one that lives may
     /// still use what it was lent, which then stays here for as long as this table does.
     pub(super) fn end_all(&mut self, gone: bool, error: impl Fn() -> Error, after: &mut Aftermath) {
         for index in 0..self.slots.len() {
@@ -547,7 +545,7 @@ impl Calls {
         (slot.generation == call >> CALL_INDEX_BITS).then_some(slot)
     }
 
-    /// Tells the caller, who may be gone.
+    /// Makes the outcome available to the caller, who may be gone, and wakes it.
     #[inline]
     fn end(&mut self, call: u32, after: &mut Aftermath) {
         let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };

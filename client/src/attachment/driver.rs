@@ -1,5 +1,6 @@
-//! The driver: a thread that polls the rings for calls that are awaited as futures, since an executor's threads must not sleep
-//! here, as far as no thread [attends](super::attend) to them. One per attachment, started by the first future that has to wait; it ends with the attachment.
+//! The driver: a thread that polls the rings for calls awaited as futures, since an executor's threads must not sleep
+//! here, unless a thread [attends](super::attend) to them. One per attachment, started by the first future that has to wait; it ends with
+//! the attachment.
 
 use std::{
     sync::Arc,
@@ -19,43 +20,43 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Driver {
     thread: Option<Thread>,
-    /// It has nothing to do and has to be woken.
+    /// It has nothing to do and must be woken.
     idle: bool,
-    /// When it next looks for calls that are over their deadlines.
+    /// When it next looks for calls past their deadlines.
     sweep: Option<Tick>,
-    /// Those who wait for a daemon that is being restarted.
+    /// Wakers of those who wait for a daemon that is being restarted.
     expecting: Vec<Waker>,
 }
 
 impl Driver {
-    /// What wakes it, where it is idle.
+    /// What wakes the driver, if it is idle.
     pub(super) fn waker(&mut self) -> Option<Waker> {
         let idle = std::mem::take(&mut self.idle);
         self.thread.clone().filter(|_| idle).map(|thread| Waker::from(Arc::new(Resume(thread))))
     }
 
-    /// It sleeps where it can be woken.
+    /// True if it sleeps where it can be woken.
     pub(super) fn is_idle(&self) -> bool {
         self.idle
     }
 
-    /// There is one.
+    /// True if it exists.
     pub(super) fn is_there(&self) -> bool {
         self.thread.is_some()
     }
 
-    /// There is none and never will be: who makes the calls looks himself.
+    /// There is no driver and never will be: the caller polls itself.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn is_the_caller(&mut self) {
         (self.thread, self.idle) = (Some(thread::current()), false);
     }
 
-    /// It sleeps, and is to be woken for what comes up.
+    /// It sleeps, and is to be woken when there is work.
     pub(super) fn rests(&mut self) {
         self.idle = true;
     }
 
-    /// Somebody waits for a daemon that is being restarted.
+    /// True if somebody waits for a daemon that is being restarted.
     pub(super) fn is_expecting(&self) -> bool {
         !self.expecting.is_empty()
     }
@@ -70,16 +71,16 @@ impl Wake for Resume {
 }
 
 impl Attachment {
-    /// How a call ended, or has `waker` woken when it does.
+    /// A call's outcome; else has `waker` woken when it has ended.
     ///
     /// # Errors
-    /// InvalidArgument in a forked child, ResourceExhausted if there can be no thread to wait for it.
+    /// InvalidArgument in a forked child, ResourceExhausted if no thread can be started to wait for it.
     pub(crate) fn poll<T>(&self, call: u32, take: Take<T>, waker: &Waker) -> Poll<Result<T, Error>> {
         self.poll_as(call, take, waker, true)
     }
 
-    /// [`poll`](Self::poll) for a send whose end nobody waits for: that it failed wakes at once, that it was released only when
-    /// somebody looks at the rings for something else.
+    /// [`poll`](Self::poll) for a send whose end nobody waits for: a failure wakes at once, a release only when
+    /// somebody polls the rings for another reason.
     pub(crate) fn poll_aside<T>(&self, call: u32, take: Take<T>, waker: &Waker) -> Poll<Result<T, Error>> {
         self.poll_as(call, take, waker, false)
     }
@@ -170,7 +171,7 @@ impl Attachment {
                 continue;
             }
             if held.listening.has_runtime {
-                // It looks, unless its runtime is kept busy.
+                // The runtime polls, unless it is kept busy.
                 let was_up = matches!(held.line, Line::Up(_));
                 held.chores();
                 held.check_life(Tick::now());
@@ -203,7 +204,6 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// See [`Attachment::poll_daemon`].
     pub(super) fn poll_daemon(&mut self, waker: &Waker) -> Poll<()> {
         if self.takes_calls() || !self.awaits_restart() {
             return Poll::Ready(());
@@ -215,13 +215,13 @@ impl Held<'_> {
         Poll::Pending
     }
 
-    /// Nobody has to wait for a daemon any more.
+    /// Wakes those who wait for a daemon: they need not wait any more.
     pub(super) fn end_expecting(&mut self) {
         let state = &mut **self;
         state.aftermath.wakers.append(&mut state.driver.expecting);
     }
 
-    /// Sees to it that the driver runs. Without a thread, what waits goes on when somebody looks at the rings.
+    /// Makes sure that the driver runs. If no thread can be started, waiting calls go on when somebody polls the rings.
     pub(super) fn wake_driver(&mut self) {
         if self.driver.thread.is_none() {
             self.driver.thread = self.attachment.start_driver().ok();
@@ -230,7 +230,7 @@ impl Held<'_> {
         state.aftermath.wakers.extend(state.driver.waker());
     }
 
-    /// Now and then ends the calls that the daemon should have ended long ago and that futures wait for.
+    /// From time to time ends calls awaited by futures that the daemon should have ended long ago.
     pub(super) fn sweep(&mut self) {
         let now = Tick::now();
         if self.driver.sweep.is_some_and(|sweep| now < sweep) {

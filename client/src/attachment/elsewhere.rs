@@ -1,5 +1,5 @@
-//! What the daemon cannot count: tensors that the program moved over another transport, which it shows next to its own, and bytes of
-//! streams that went by connections of their own, which it counts among its own. Added up here, and reported at most once per
+//! What the daemon cannot count itself: tensors that the program moved over another transport, which it shows next to its own, and bytes of
+//! streams on connections of their own, which it counts among its own. Summed here, and reported at most once per
 //! `ELSEWHERE_INTERVAL`. Under the attachment's lock; bounded by `ELSEWHERE_PEERS_MAX`.
 
 use std::sync::{
@@ -17,20 +17,20 @@ use crate::{
     task::Direction,
 };
 
-/// What was not told yet.
+/// Sums not reported yet.
 #[derive(Default)]
 pub(super) struct Elsewhere {
     peers: HashMap<Box<str>, Sums>,
-    /// Of peers beyond the limit.
+    /// For peers beyond the limit.
     others: Sums,
     is_new: bool,
-    /// Of peers within the limit.
+    /// For peers within the limit.
     streamed: HashMap<Box<str>, Arc<Streamed>>,
-    /// When it was told last.
+    /// When sums were last reported.
     told: Option<Tick>,
 }
 
-/// Bytes of streams with one peer that the daemon is to be told of. Each connection adds to them, under no lock.
+/// Bytes of streams with one peer to be reported to the daemon. Each connection adds to them without a lock.
 #[derive(Default)]
 pub(crate) struct Streamed {
     sent: AtomicU64,
@@ -46,7 +46,7 @@ impl Streamed {
         self.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Sent and received.
+    /// Bytes sent and received.
     fn bytes(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
@@ -55,7 +55,7 @@ impl Streamed {
         self.bytes() != (0, 0)
     }
 
-    /// So many were told.
+    /// Subtracts what was reported.
     fn take(&self, told: (u64, u64)) {
         self.sent.fetch_sub(told.0, Ordering::Relaxed);
         self.received.fetch_sub(told.1, Ordering::Relaxed);
@@ -91,7 +91,6 @@ impl Elsewhere {
 }
 
 impl Attachment {
-    /// See [`Task::note_elsewhere`](crate::Task::note_elsewhere).
     pub(crate) fn note_elsewhere(&self, peer: &str, direction: Direction, tensors: u64, bytes: u64) {
         // In a child the lock may be held forever.
         if self.check_fork().is_err() {
@@ -102,7 +101,7 @@ impl Attachment {
         held.tell_elsewhere(false);
     }
 
-    /// Where the bytes of streams with a peer are added up that go past the daemon; of peers beyond the limit it is not told.
+    /// Counts bytes of streams with a peer that bypass the daemon; for peers beyond the limit they are not reported.
     pub(crate) fn streamed(&self, peer: &str) -> Arc<Streamed> {
         if self.check_fork().is_err() {
             return Arc::default();
@@ -116,7 +115,7 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// Tells the daemon what is new, if it is time or `now`. What finds no room is told later.
+    /// Reports new sums to the daemon, if it is time or `now`. What finds no room is reported later.
     pub(super) fn tell_elsewhere(&mut self, now: bool) {
         let tick = Tick::now();
         if !now && self.elsewhere.told.is_some_and(|told| tick < told.after(ELSEWHERE_INTERVAL)) {

@@ -10,39 +10,39 @@ use std::{
 use super::{Attachment, Line, Link, State, Take};
 use crate::limits::ROOM_WAIT_MAX;
 
-/// The state, locked. When it is released, what must not happen under the lock happens.
+/// The locked state. Releasing it does what must not be done under the lock.
 pub(super) struct Held<'a> {
     pub(super) attachment: &'a Attachment,
     guard: Option<MutexGuard<'a, State>>,
-    /// Seldom there; boxed, so that every call makes and drops little.
+    /// Rarely present; boxed, so that calls make and drop little.
     extra: Option<Box<Extra<'a>>>,
 }
 
-/// What only few holders have.
+/// State that only few holders need.
 #[derive(Default)]
 pub(super) struct Extra<'a> {
     /// How long the caller has waited for a daemon.
     pub(super) waited: Duration,
-    /// Who publishes has it until all shards were told.
+    /// Held by a publisher until all shards were told.
     pub(super) turn: Option<MutexGuard<'a, ()>>,
-    /// Who attaches keeps others from it meanwhile.
+    /// This holder is attaching again, which keeps others from it.
     pub(super) attaches: bool,
-    /// What it has waited for room in the rings, for all that it submits together.
+    /// Its wait for room in the rings, shared by all that it submits together.
     room: RoomWait,
 }
 
-/// Since when a caller waits for room in the rings. Many calls that are made together wait together: a daemon that does not read is
-/// waited for once, and not once for each.
+/// Since when a caller waits for room in the rings. Calls made together wait together: for a daemon that does not read, they wait
+/// once, and not once for each.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RoomWait {
-    /// When there was no room first.
+    /// When there was no room for the first time.
     since: Option<Instant>,
-    /// Since when there has been none.
+    /// Since when there has been no room.
     stuck_since: Option<Instant>,
 }
 
 impl RoomWait {
-    /// There is no room at `now`. Until when a caller waits whose calls may take so long from the first wait on.
+    /// There is no room at `now`: until when to wait, if the caller's calls may take `timeout` from the first wait on.
     pub(super) fn until(&mut self, now: Instant, timeout: Duration) -> Instant {
         let (since, stuck) = (*self.since.get_or_insert(now), *self.stuck_since.get_or_insert(now));
         let at_most = stuck + ROOM_WAIT_MAX;
@@ -56,11 +56,11 @@ impl RoomWait {
 }
 
 thread_local! {
-    /// What this thread has waited for room, where it makes calls together that each take the lock.
+    /// This thread's wait for room, if it makes calls together that each take the lock.
     static TOGETHER: Cell<Option<RoomWait>> = const { Cell::new(None) };
 }
 
-/// Makes calls of one task that wait together for room, to however many peers.
+/// Makes calls of one task share one wait for room, to any number of peers.
 pub(crate) fn together<T>(work: impl FnOnce() -> T) -> T {
     struct Apart;
     impl Drop for Apart {
@@ -87,7 +87,7 @@ impl<'a> Held<'a> {
         self.extra.as_ref().map_or(Duration::ZERO, |extra| extra.waited)
     }
 
-    /// Looks at what was waited for room.
+    /// Lets `look` use the current wait for room.
     pub(super) fn waiting_for_room<T>(&mut self, look: impl FnOnce(&mut RoomWait) -> T) -> T {
         let Some(mut together) = TOGETHER.get() else { return look(&mut self.extra().room) };
         let seen = look(&mut together);
@@ -130,7 +130,7 @@ impl Held<'_> {
         }
     }
 
-    /// Takes the answers that are there; a fault ends the attachment.
+    /// Takes in available answers; a fault ends the attachment.
     #[inline]
     pub(super) fn pump(&mut self) {
         let State { line: Line::Up(link), calls, acceptors, aftermath, unlooked, .. } = &mut **self else { return };
@@ -150,7 +150,7 @@ impl Held<'_> {
         self.cancel_those_set_aside();
     }
 
-    /// Takes what has come by direct lanes.
+    /// Takes in what has come over direct lanes.
     #[inline]
     fn drain_lanes(&mut self) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
@@ -159,7 +159,7 @@ impl Held<'_> {
         }
     }
 
-    /// Gives up at the daemon the recvs for which a tensor is set aside.
+    /// Cancels recvs at the daemon for which a tensor is set aside.
     #[inline]
     pub(super) fn cancel_those_set_aside(&mut self) {
         while let Some((segment, call)) = self.calls.take_to_cancel()
@@ -187,15 +187,15 @@ impl Held<'_> {
         }
     }
 
-    /// Does what is owed to those who found the lock taken.
+    /// Does what is owed to threads that found the lock taken.
     #[cold]
     fn chores_owed(&mut self) {
         self.attachment.owes_chores.store(false, Ordering::SeqCst);
         self.chores();
     }
 
-    /// How a call ended, by the table's `take`. A caller that leaves with an outcome makes sure that parked callers are not
-    /// left without a listener.
+    /// A call's outcome, by the table's `take`. A caller that leaves with its outcome makes sure that parked callers still
+    /// have a listener.
     #[inline(always)]
     pub(super) fn take<T>(&mut self, call: u32, take: Take<T>) -> Option<T> {
         let taken = take(&mut self.calls, call);
@@ -205,7 +205,7 @@ impl Held<'_> {
         taken
     }
 
-    /// If nobody listens, wakes one of those who sleep for want of their own bell.
+    /// If nobody listens, wakes one of the parked threads.
     #[inline]
     pub(super) fn hand_over(&mut self) {
         if !self.listening.thread
@@ -244,7 +244,7 @@ impl Drop for Held<'_> {
 }
 
 impl Held<'_> {
-    /// Lets others have the lock while `meanwhile` runs.
+    /// Releases the lock while `meanwhile` runs.
     pub(super) fn pause(&mut self, meanwhile: impl FnOnce()) {
         self.release();
         meanwhile();
@@ -262,11 +262,10 @@ impl Held<'_> {
         }
     }
 
-    /// Does what is to be done without the lock.
+    /// Does the work that must not be done under the lock.
     fn carry_out(&self, mut guard: MutexGuard<'_, State>) {
         if self.extra.as_ref().is_some_and(|extra| extra.turn.is_some() || extra.attaches) {
-            // What is to be done may wait for the turn, or attach: somebody who does neither does it, or this thread when it does not
-            // any more.
+            // That work may wait for the turn, or attach: a thread that does neither does it, or this one when it no longer does.
             if guard.listening.is_there() {
                 self.attachment.nudge_waker.wake_by_ref();
             }
@@ -275,7 +274,7 @@ impl Held<'_> {
         let mut aftermath = std::mem::take(&mut guard.aftermath);
         drop(guard);
         aftermath.carry_out();
-        // The vectors are used again, if nobody was faster.
+        // The vectors are reused, unless another thread was faster.
         if let Ok(mut guard) = self.attachment.state.try_lock()
             && guard.aftermath.is_empty()
         {
@@ -313,7 +312,7 @@ mod tests {
         let mut rig = Rig::new("task");
         let held = rig.attachment.lock();
         let area = held.link().segments[0].area.clone();
-        // So large that it is not piled up.
+        // Too large to be collected with others before it is freed.
         drop(area.lend(Span { offset: 0, len: AREA_BYTES / 4 }, 7).unwrap());
         assert!(rig.daemon.submissions.is_empty());
         drop(held);

@@ -35,7 +35,7 @@ use crate::{
     memory::{Area, Arena, ForkMark, Freed, Viewable},
 };
 
-/// An attachment as long as the daemon lives.
+/// An attachment to one daemon, while that lives.
 pub(super) struct Link {
     /// Tells one link from the next.
     pub(super) serial: u64,
@@ -56,11 +56,11 @@ pub(super) struct Link {
     pub(super) waiting: Waiting,
     pub(super) segments: Vec<Segment>,
     pub(super) peers: HashMap<Box<str>, Peer>,
-    /// Peers as shards know them that do not serve their pairs, by these shards.
+    /// Peers as known by shards that do not serve their pairs, by shard.
     peers_elsewhere: HashMap<(u16, Box<str>), Peer>,
-    /// The peer that was named last: most tasks speak to one for a while.
+    /// The peer that was named last: most tasks talk to one for a while.
     recent: Option<(String, Peer)>,
-    /// Small calls that are made together.
+    /// Small calls to be submitted together.
     pub(super) together: CallListBuf,
     pub(super) outgoing: Record,
     pub(super) incoming: Record,
@@ -77,25 +77,25 @@ pub(super) struct Segment {
     cancels: Vec<u32>,
     /// Plans to be closed, likewise.
     closings: Vec<Closing>,
-    /// What the plans take that are open.
+    /// What the open plans take.
     plans: Taken,
-    /// Queues that are open.
+    /// How many queues are open.
     queues: usize,
-    /// What is to be said of queues, in that order.
+    /// Messages about queues, in order.
     queue_chores: VecDeque<QueueChore>,
-    /// The shard was told of a part of a set, and not that it is all of it.
+    /// The shard was told a part of a set, but not that the set is complete.
     uncommitted: bool,
     /// Records for which the ring had no room, in order.
     pub(super) waiting: VecDeque<Stored>,
-    /// Something was submitted since the doorbell was last thought of.
+    /// Something was submitted since the doorbell was last considered.
     unannounced: bool,
-    /// It was told that this client goes.
+    /// The shard was told that this client leaves.
     said_goodbye: bool,
-    /// How far the shard had read when it was waited for in vain.
+    /// How far the shard had read when a wait for it was in vain.
     stood_at: Option<u64>,
 }
 
-/// Credit for a queue that is to be granted.
+/// Credit to be granted for a queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grant {
     pub(super) queue: u32,
@@ -190,7 +190,7 @@ impl Link {
         self.recent.as_ref().and_then(|(recent, peer)| (*recent == *name).then_some(*peer))
     }
 
-    /// The number of a peer, which its shard is told before the first use.
+    /// The number of a peer; its shard is told of it before the first use.
     pub(super) fn peer(&mut self, task: &str, name: &str) -> Result<Peer, Unsubmitted> {
         let peer = match self.peers.get(name) {
             Some(peer) => *peer,
@@ -207,7 +207,7 @@ impl Link {
         Ok(peer)
     }
 
-    /// The number of a peer for plans and rows, with the shard that is so many after the one that serves the pair.
+    /// The number of a peer for plans and rows, with the shard that is `stripe` places after the one that serves the pair.
     pub(super) fn pulled_peer(&mut self, task: &str, name: &str, stripe: usize) -> Result<Peer, Unsubmitted> {
         let serving = self.serving(task, name);
         let segment = ((usize::from(serving) + stripe) % self.segments.len()) as u16;
@@ -243,7 +243,7 @@ impl Link {
         Ok(Peer { segment, number })
     }
 
-    /// Writes one submission into a segment's ring; false if there is no room, or something waits for it.
+    /// Writes one submission into a segment's ring; false if there is no room, or something else waits for it.
     #[inline]
     pub(super) fn try_submit(&mut self, segment: u16, submission: &Submission<'_>) -> Result<bool, Unsubmitted> {
         submission.encode(&mut self.outgoing).map_err(refused)?;
@@ -252,7 +252,7 @@ impl Link {
         Ok(at.waiting.is_empty() && at.push(&self.outgoing).map_err(Unsubmitted::Fault)?)
     }
 
-    /// Writes one submission into a segment's ring, or has it wait where there is no room. [`ring`](Self::ring) tells the shard.
+    /// Writes one submission into a segment's ring, or queues it if there is no room. [`ring`](Self::ring) tells the shard.
     ///
     /// # Errors
     /// `Full` where nothing waits in this process.
@@ -264,7 +264,7 @@ impl Link {
         self.postpone(segment, submission)
     }
 
-    /// The same of what may overtake: it says nothing of what waits.
+    /// [`submit`](Self::submit) for what may overtake waiting records, since it does not concern them.
     pub(super) fn submit_ahead(&mut self, segment: u16, submission: &Submission<'_>) -> Result<(), Unsubmitted> {
         submission.encode(&mut self.outgoing).map_err(refused)?;
         match self.segments[usize::from(segment)].push(&self.outgoing).map_err(Unsubmitted::Fault)? {
@@ -273,14 +273,14 @@ impl Link {
         }
     }
 
-    /// Wakes the shards that were written to and sleep, and the processes at the other ends of lanes.
+    /// Wakes sleeping shards that were written to, and the processes at the other ends of lanes.
     #[inline]
     pub(super) fn ring(&mut self) {
         self.ring_shards();
         self.direct.ring();
     }
 
-    /// True if a shard was written to that was not rung for, or something waits to be written.
+    /// True if a shard was written to and not rung for, or something waits to be written.
     #[inline]
     pub(super) fn is_for_shards(&self) -> bool {
         !self.waiting.is_empty() || self.segments.iter().any(|segment| segment.unannounced || segment.has_chores())
@@ -295,7 +295,7 @@ impl Link {
         }
     }
 
-    /// Gives calls up; what finds no room now goes out later.
+    /// Cancels a call; if there is no room now, later.
     pub(super) fn cancel(&mut self, segment: u16, call: u32) -> Result<(), Box<str>> {
         self.segments[usize::from(segment)].cancels.push(call);
         self.flush()
@@ -307,13 +307,13 @@ impl Link {
         self.flush()
     }
 
-    /// A shard was waited for in vain.
+    /// Notes that a wait for a shard was in vain.
     pub(super) fn note_vain_wait(&mut self, segment: u16) {
         let segment = &mut self.segments[usize::from(segment)];
         segment.stood_at = segment.end.submissions.behind();
     }
 
-    /// A shard was waited for in vain, and has read nothing since.
+    /// True if a wait for a shard was in vain, and it has read nothing since.
     pub(super) fn stands_still(&self, segment: u16) -> bool {
         let segment = &self.segments[usize::from(segment)];
         segment.stood_at.is_some() && segment.stood_at == segment.end.submissions.behind()
@@ -329,7 +329,7 @@ impl Link {
         &mut self.segments[usize::from(segment)].queues
     }
 
-    /// Lets a shard hand over more of a queue, with the next [`flush`](Self::flush).
+    /// Grants a shard more of a queue, with the next [`flush`](Self::flush).
     pub(super) fn grant(&mut self, segment: u16, grant: Grant) {
         self.segments[usize::from(segment)].queue_chores.push_back(QueueChore::Grant(grant));
     }
@@ -339,12 +339,12 @@ impl Link {
         self.segments[usize::from(segment)].queue_chores.push_back(QueueChore::Close(queue));
     }
 
-    /// Says that a shard was told all of a set, likewise.
+    /// Tells a shard that a set is complete, likewise.
     pub(super) fn commit(&mut self, segment: u16) {
         self.segments[usize::from(segment)].uncommitted = true;
     }
 
-    /// True if that was not said yet, which it is by the end of the next set then.
+    /// True if that was not told yet; then the end of the next set tells it.
     pub(super) fn take_uncommitted(&mut self, segment: u16) -> bool {
         std::mem::take(&mut self.segments[usize::from(segment)].uncommitted)
     }
@@ -354,13 +354,13 @@ impl Link {
         self.segments[usize::from(segment)].area.len()
     }
 
-    /// True if something waits to be submitted that no caller waits for.
+    /// True if something waits to be submitted for which no caller waits.
     pub(super) fn has_chores(&self) -> bool {
         self.segments.iter().any(Segment::has_chores)
     }
 
-    /// Submits what no caller waits for: cancels, plans that are closed, credit, blocks of the receive areas. What finds no
-    /// room waits on.
+    /// Submits what no caller waits for: cancels, closed plans, credit, blocks of the receive areas. What finds no
+    /// room stays queued.
     #[inline]
     pub(super) fn flush(&mut self) -> Result<(), Box<str>> {
         for index in 0..self.segments() {
@@ -412,10 +412,10 @@ impl Link {
         Ok(())
     }
 
-    /// Takes what the shards have answered.
+    /// Takes in the shards' answers.
     ///
     /// # Errors
-    /// What the daemon did that no correct one does.
+    /// What the daemon did that no correct daemon does.
     #[inline]
     pub(super) fn drain(
         &mut self,
@@ -442,7 +442,7 @@ impl Link {
     }
 
     /// Announces that this side sleeps, and looks once more; false if there is something to do after all.
-    /// If it sleeps deeply it is not woken for sends that were released and publications that are known.
+    /// If it sleeps deeply, it is not woken for released sends and known publications.
     pub(super) fn may_sleep(&mut self, deeply: bool, calls: &mut Calls) -> bool {
         let sleeps = self.segments.iter().map(|segment| segment.end.own_sleep());
         if deeply {
@@ -463,7 +463,7 @@ impl Link {
         self.direct.awake();
     }
 
-    /// Says goodbye to the shards that have not heard it, where there is room for it.
+    /// Says goodbye to the shards that have not heard it, if there is room for it.
     pub(super) fn detach(&mut self) {
         for segment in 0..self.segments() {
             if !self.segments[usize::from(segment)].said_goodbye {
@@ -476,7 +476,7 @@ impl Link {
     }
 }
 
-/// A field that is too long.
+/// The error for a field that is too long.
 #[cold]
 fn refused(field: impl std::fmt::Display) -> Unsubmitted {
     Unsubmitted::Refused(Error::invalid(field.to_string()))
@@ -486,7 +486,7 @@ impl Segment {
     /// Writes a record into the ring; false if there is no room.
     ///
     /// # Errors
-    /// What the daemon did that no correct one does.
+    /// What the daemon did that no correct daemon does.
     #[inline]
     pub(super) fn push(&mut self, record: &Record) -> Result<bool, Box<str>> {
         match self.end.submissions.push(record) {

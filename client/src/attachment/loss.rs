@@ -21,17 +21,17 @@ use crate::{
 };
 
 thread_local! {
-    /// This thread waits for nothing.
+    /// This thread must not wait.
     static AT_ONCE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if this thread does what holds up others.
+/// True if this thread must not wait, since others wait for its work.
 pub(super) fn is_at_once() -> bool {
     AT_ONCE.get()
 }
 
-/// Does what holds up others: calls in it do not wait in this thread. While a daemon is being restarted they fail; for room in a ring
-/// they wait in this process.
+/// Does work that others wait for: calls made in it do not wait in this thread. While a daemon is being restarted they fail; for room
+/// in a ring they wait in this process.
 pub(crate) fn at_once<T>(work: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -44,8 +44,8 @@ pub(crate) fn at_once<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Attachment {
-    /// The state with a link that is up, as far as this side knows, and takes new calls; attaches again if it was lost.
-    /// After a drain the daemon is waited for, no longer than the caller's `timeout` from `now` on, when the call was made.
+    /// The state with a link that is up, as far as known, and takes new calls; attaches again if it was lost.
+    /// After a drain it waits for the daemon, at most for `timeout` from `now`, when the call was made.
     ///
     /// # Errors
     /// InvalidArgument in a forked child, Unavailable if there is no daemon.
@@ -61,18 +61,18 @@ impl Attachment {
         self.next_daemon(now, timeout)
     }
 
-    /// A daemon that has drained, or does, is expected back.
+    /// True if a daemon that drains or has drained is expected back.
     pub(crate) fn awaits_restart(&self) -> bool {
         self.lock().awaits_restart()
     }
 
-    /// Daemons so far that drained and are gone: for [`ended_by_restart`](Self::ended_by_restart).
+    /// How many daemons have drained and gone so far, for [`ended_by_restart`](Self::ended_by_restart).
     pub(crate) fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
     }
 
-    /// A call may have ended by a drain, and may be made again: a daemon that drained has gone since there were `restarts` of them, before
-    /// the call was made, or one drains or is expected back. Whoever attached again first, for another call, tells nobody.
+    /// True if a call may have ended by a drain, and may be made again: a drained daemon has gone since `restarts` was read, before
+    /// the call, or one drains or is expected back. (Another call may have attached again first, unnoticed.)
     pub(crate) fn ended_by_restart(&self, restarts: u64) -> bool {
         self.restarts() != restarts || self.awaits_restart()
     }
@@ -84,7 +84,7 @@ impl Attachment {
         }
         let called = Instant::now();
         let patience = self.settings.restart_timeout;
-        // A call may have waited for a daemon before; the clock alone makes none end early.
+        // A call may have waited for a daemon before; a coarse clock must not end it early.
         let left = |timeout| Some(now.after(timeout).from(Tick::now().before(BEHIND_MAX))?.min(timeout));
         let left = timeout.and_then(left);
         let patience = left.map_or(patience, |left| left.min(patience));
@@ -97,7 +97,7 @@ impl Attachment {
                 }
                 Err(error) => error,
             };
-            // Fail immediately when waiting for a restart cannot help, or none was announced.
+            // Fail immediately if waiting for a restart cannot help, or none was announced.
             if error.code() != Code::Unavailable || called.elapsed() >= patience || !self.awaits_restart() {
                 return Err(error);
             }
@@ -105,7 +105,7 @@ impl Attachment {
         }
     }
 
-    /// Waits for a while: no longer than the daemon that drains is there.
+    /// Pauses for that time, or until the draining daemon is gone.
     fn pause(&self, time: Duration) {
         let ear = match &self.lock().line {
             Line::Up(link) => Some(link.ear.clone()),
@@ -137,10 +137,10 @@ impl Attachment {
         self.attach_by(true)
     }
 
-    /// Attaches again, for a caller or for the republisher, whose attempts in vain do not keep a caller from one of its own.
+    /// Attaches again, for a caller or for the republisher, whose failed attempts do not delay a caller's own.
     pub(super) fn attach_by(&self, caller: bool) -> Result<Held<'_>, Error> {
         let attached = self.attach_alone(caller);
-        // What this has found is done now that others may attach: it runs code of others, which may want a daemon too.
+        // The outcome is handled once others may attach: it runs others' code, which may need a daemon too.
         match attached {
             Ok(mut held) => {
                 held.extra().attaches = false;
@@ -153,7 +153,7 @@ impl Attachment {
         }
     }
 
-    /// One tries, the others wait for what comes of it.
+    /// One thread tries; the others wait for its outcome.
     fn attach_alone(&self, caller: bool) -> Result<Held<'_>, Error> {
         let called = Instant::now();
         let mut attempts = self.attaching.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,19 +171,19 @@ impl Attachment {
             Line::Lost(error) => error.clone(),
         };
         drop(held);
-        // An attempt that ended while this one waited for it is its own as well.
+        // An attempt that ended while this one waited counts as its own.
         if let Some(last) = attempts.last.filter(|last| *last + REATTACH_INTERVAL > called) {
             return Err(also(lost, &format!("reattaching was last tried {:?} ago", last.elapsed())));
         }
         attempts.count += 1;
-        // Calls wait for this: the pages are mapped when they are used.
+        // Calls wait for this, so the pages are mapped later, when used.
         let connected = attach::connect(&self.settings, false);
         if caller {
             attempts.last = Some(Instant::now());
         }
         let (attached, daemon) = connected.map_err(|error| match error.code() {
             Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),
-            // It is not for want of a daemon.
+            // The failure is not for want of a daemon.
             _ => error,
         })?;
         let freed = self.me.clone();
@@ -203,25 +203,24 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// Asks the socket now and then whether the daemon lives: for threads that look at the rings and do not sleep.
+    /// Checks now and then whether the daemon lives: for threads that poll the rings without sleeping.
     #[inline]
     pub(super) fn check_life(&mut self, now: Tick) {
-        // A thread that listens hears it anyway, and a ring that is taken from it would not wake it.
+        // A listening thread hears it anyway, and must not lose a ring of the bell to this check.
         if now >= self.next_check && !self.listening.thread {
             self.next_check = now.after(LIFE_INTERVAL);
-            // That the daemon drains is said in the rings, and has to be known before it takes no calls.
+            // A drain is announced in the rings, and must be known before the daemon stops taking calls.
             self.pump();
             self.ask_for_life();
         }
     }
 
-    /// New calls may be submitted.
+    /// True if new calls may be submitted.
     #[inline]
     pub(super) fn takes_calls(&self) -> bool {
         matches!(&self.line, Line::Up(link) if !link.draining)
     }
 
-    /// See [`Attachment::awaits_restart`].
     pub(super) fn awaits_restart(&self) -> bool {
         match &self.line {
             Line::Up(link) => link.draining,
@@ -230,7 +229,7 @@ impl Held<'_> {
         }
     }
 
-    /// Takes what a daemon that drains has to say, and notices its end.
+    /// Takes in what a draining daemon says, and notices its end.
     fn listen_to_draining(&mut self) {
         if matches!(&self.line, Line::Up(link) if link.draining) {
             self.pump();
@@ -248,7 +247,7 @@ impl Held<'_> {
         if nudge::now(&link.ear) == Woken::HungUp {
             self.hung_up();
         } else if self.listening.runtime {
-            // The ring that was taken may have been for it.
+            // The ring that was consumed may have been for the listener.
             self.have_all_rung_for();
         }
     }
@@ -260,7 +259,7 @@ impl Held<'_> {
         self.give_up(true, if drained { "it has drained" } else { "it is gone, or has closed the connection" });
     }
 
-    /// The daemon says what no correct one says: gives the link up.
+    /// Gives the link up because the daemon has broken the protocol.
     #[cold]
     pub(super) fn lose(&mut self, fault: &str) {
         self.give_up(false, fault);
@@ -280,13 +279,13 @@ impl Held<'_> {
         self.end(Line::Lost(error.clone()), gone, || error.clone());
     }
 
-    /// Replaces the link and ends every call. Nobody sleeps through it. A daemon that is not `gone` keeps what it was lent.
+    /// Replaces the link, ends every call and wakes every sleeper. A daemon that is not `gone` keeps what it was lent.
     pub(super) fn end(&mut self, line: Line, gone: bool, error: impl Fn() -> Error) {
         self.settle_published();
         let (nudge, is_closing) = (self.attachment.nudge_waker.clone(), self.closing);
         let State { line: current, calls, aftermath, parked, driver, published, listening, .. } = &mut **self;
         if let Line::Up(mut link) = std::mem::replace(current, line) {
-            // A forked child may hold the socket open, and so may a listener for a while.
+            // A forked child may hold the socket open, and a listener may for a while.
             link.ear.hang_up();
             link.direct.leave(is_closing, calls, aftermath);
             aftermath.link = Some(link);
@@ -308,7 +307,7 @@ fn drains(link: &Link) -> Error {
     Error::unavailable(&link.daemon, "it drains")
 }
 
-/// An Unavailable with one more reason.
+/// An Unavailable error with a further reason.
 fn also(error: Error, more: &str) -> Error {
     match error {
         Error::Unavailable { peer, reason } => Error::Unavailable { peer, reason: format!("{reason}; {more}").into() },

@@ -27,7 +27,7 @@ pub(super) struct Substitute {
 }
 
 impl Substitute {
-    /// In place of it there is a tensor, which its call has or will have.
+    /// For a destination without a block: its call has the tensor, or will have it.
     pub(super) fn of_a_tensor(destination: Buffer) -> Memory {
         Memory::Substitute(Box::new(Substitute { landing: Buffer::default(), destination }))
     }
@@ -45,13 +45,13 @@ impl Memory {
         }
     }
 
-    /// True of a destination that has no block in its place: a tensor comes elsewhere first.
+    /// True for a destination without a block in its place: its tensor arrives elsewhere first.
     #[inline]
     pub(super) fn is_elsewhere(&self) -> bool {
         matches!(self, Memory::Substitute(substitute) if substitute.landing.is_empty())
     }
 
-    /// Once the daemon is done with it: the caller's destination, and what is of no use to the caller.
+    /// After the daemon has released it: the caller's destination, and the rest, which the caller does not need.
     pub(super) fn into_destination(self) -> (Option<Buffer>, Memory) {
         match self {
             Memory::Destination(buffer) => (Some(buffer), Memory::Nothing),
@@ -59,7 +59,7 @@ impl Memory {
         }
     }
 
-    /// While the daemon still uses it: the caller's destination if the daemon cannot reach it, and what it can.
+    /// While the daemon still uses it: the caller's destination if the daemon cannot reach it, and what the daemon can reach.
     pub(super) fn apart(self) -> (Option<Buffer>, Memory) {
         match self {
             Memory::Substitute(substitute) if substitute.landing.is_empty() => {
@@ -73,7 +73,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that the caller's destination has room for, if there is one.
+    /// Size of the caller's destination, if there is one.
     pub(super) fn room(&self) -> Option<usize> {
         match self {
             Memory::Nothing | Memory::Source(_) => None,

@@ -82,29 +82,29 @@ pub(crate) struct Attachment {
     settings: Settings,
     mark: Arc<ForkMark>,
     state: Mutex<State>,
-    /// Held by whoever [tells the shards](publish) what is published, before the state.
+    /// Held while [telling the shards](publish) what is published; taken before the state.
     turn: Mutex<()>,
-    /// Held by whoever ends a step, before the state.
+    /// Held while ending a step; taken before the state.
     ending: Mutex<()>,
-    /// Held while somebody attaches again.
+    /// Held while attaching again.
     attaching: Mutex<Attempts>,
     /// The listener sleeps.
     asleep: AtomicBool,
-    /// Blocks were freed while somebody had the lock, who is to give them back.
+    /// Blocks were freed while another thread held the lock, which is to give them back.
     owes_chores: AtomicBool,
     /// Starting a call may find no room, or no daemon.
     crowded: AtomicBool,
-    /// Daemons so far that drained and are gone. What is noted before a call says whether such an end may have ended it.
+    /// Daemons so far that drained and are gone. Compared with its value before a call, it says whether that may have ended the call.
     restarts: AtomicU64,
     nudge: Arc<Nudge>,
     nudge_waker: Waker,
-    /// For the driver's thread, and for areas, which tell of blocks that are free.
+    /// For the driver's thread, and for areas, which report blocks that are free.
     me: Weak<Attachment>,
 }
 
 struct State {
     line: Line,
-    /// The last daemon that was lost had drained, and until then the next is waited for.
+    /// If the last daemon had drained: until when the next is waited for.
     restart_until: Option<Instant>,
     calls: Calls,
     acceptors: Acceptors,
@@ -114,22 +114,22 @@ struct State {
     /// Threads that sleep because another one listens.
     parked: Vec<(u64, Waker)>,
     next_parked: u64,
-    /// Threads that wait for futures, and look at the rings in place of the driver.
+    /// Threads that wait for futures, and poll the rings in place of the driver.
     attending: usize,
-    /// Threads that look at the rings without pause.
+    /// Threads that poll the rings without pause.
     spinning: usize,
     patience: Patience,
-    /// When to ask next whether the daemon lives.
+    /// When to check next whether the daemon lives.
     next_check: Tick,
     driver: Driver,
     aftermath: Aftermath,
-    /// Submissions since the answers were last looked at.
+    /// Submissions since the last look at the answers.
     unlooked: u32,
     /// The last clone of the task is gone.
     closing: bool,
 }
 
-/// What was tried to attach again.
+/// Attempts to attach again.
 #[derive(Default)]
 struct Attempts {
     last: Option<Instant>,
@@ -140,7 +140,7 @@ struct Attempts {
 /// Takes the outcome of one kind of call out of the table.
 pub(crate) type Take<T> = fn(&mut Calls, u32) -> Option<T>;
 
-/// How things stand with the daemon.
+/// The state of the connection to the daemon.
 enum Line {
     Up(Box<Link>),
     /// Lost, and why: the next call attaches again.
@@ -159,7 +159,7 @@ impl Attachment {
         Attachment::over(settings, connected, Tick::now())
     }
 
-    /// Over the memory that a daemon of that name has given. Whether it lives is asked from `first_check` on.
+    /// Attaches over the memory that a daemon of that name has given. Whether it lives is checked from `first_check` on.
     ///
     /// # Errors
     /// Unavailable if the system gives no page, or no eventfd.
@@ -169,7 +169,7 @@ impl Attachment {
         first_check: Tick,
     ) -> Result<Arc<Attachment>, Error> {
         let broken = |what: &str, error: &dyn std::fmt::Display| Error::unavailable(what, error.to_string());
-        // Unknown where the system does not tell, and then nothing speaks against a spin.
+        // Unknown if the system does not tell; then nothing speaks against a spin.
         let cpus = std::thread::available_parallelism().map_or(usize::MAX, |cpus| cpus.get());
         let mark = Arc::new(ForkMark::new().map_err(|error| broken("a page that forks are known by", &error))?);
         let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &error))?);
@@ -230,7 +230,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// True in a child; the attachment is then never dropped, for its locks may be held by threads that do not exist here.
+    /// True in a forked child; the attachment is then never dropped, since its locks may be held by threads that do not exist here.
     pub(crate) fn abandon_if_forked(&self) -> bool {
         let forked = self.mark.forked();
         if forked {
@@ -248,7 +248,7 @@ impl Attachment {
         if let Some(buffer) = arena.allocate(len) {
             return Ok(buffer);
         }
-        // What the daemon is done with may still be waiting in the rings.
+        // Answers that free memory may still be waiting in the rings.
         self.lock().pump();
         arena.allocate(len).ok_or_else(|| no_room(&arena, len))
     }
@@ -288,7 +288,6 @@ impl Attachment {
         Ok(self.up(Tick::now(), None)?.link().area_bytes(0))
     }
 
-    /// See [`Task::open_lane`](crate::Task::open_lane).
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn open_lane(&self, peer: &str, given: GivenLane) {
         let mut held = self.lock();
@@ -298,7 +297,7 @@ impl Attachment {
         link.open_lane(peer.into(), given, calls);
     }
 
-    /// Tasks with whose processes this one has a direct lane that both read.
+    /// Tasks to whose processes this one has a direct lane that both ends read.
     pub(crate) fn direct_peers(&self) -> Vec<String> {
         match &self.lock().line {
             Line::Up(link) => link.direct.peers(),
@@ -306,7 +305,7 @@ impl Attachment {
         }
     }
 
-    /// Has the CUDA driver pin the arena, unless that was tried; without waiting for a daemon.
+    /// Pins the arena with the CUDA driver, unless that was tried; does not wait for a daemon.
     ///
     /// # Errors
     /// Why it does not.
@@ -319,7 +318,7 @@ impl Attachment {
         arena.pin(device, false)
     }
 
-    /// Has the CUDA driver pin the arena.
+    /// Pins the arena with the CUDA driver.
     ///
     /// # Errors
     /// Why it does not, or as attaching again fails.
@@ -328,7 +327,7 @@ impl Attachment {
         self.arena(Tick::now(), None)?.pin(device, true)
     }
 
-    /// Sees to it that there is a daemon that takes calls; one that is restarted is waited for.
+    /// Makes sure that there is a daemon that takes calls; waits for one that is being restarted.
     ///
     /// # Errors
     /// As attaching again fails.
@@ -341,14 +340,14 @@ impl Attachment {
         Ok(held.link().arena.clone())
     }
 
-    /// The caller of a call stops to care; `cancel` tells the daemon to stop as well.
+    /// The caller gives up a call; `cancel` tells the daemon to stop as well.
     pub(crate) fn forsake(&self, call: u32, cancel: bool) {
         if self.abandon_if_forked() {
             return;
         }
         let mut held = self.lock();
         if cancel {
-            // What has come for it may keep memory of others, who wait until it is given back.
+            // What came for it may hold memory that others wait for.
             held.pump();
         }
         let State { calls, aftermath, line, .. } = &mut *held;
@@ -366,8 +365,8 @@ impl Attachment {
         held.cancel_those_set_aside();
     }
 
-    /// The last clone of the task is gone: says goodbye, and ends the calls that are left. The shards may be reading or writing
-    /// what these have lent at this moment: waits until the daemon hangs up, which it does when they have let go. What is still
+    /// Closes the attachment after the last clone of the task: says goodbye, and ends the calls that are left. The shards may be using what
+    /// these have lent: waits until the daemon hangs up, which it does when they have let go. What is still
     /// lent after `LET_GO_MAX` stays so.
     pub(crate) fn close(&self) {
         if self.abandon_if_forked() {
@@ -402,8 +401,8 @@ impl Freed for Attachment {
         if !many && !self.asleep.load(Ordering::SeqCst) {
             return;
         }
-        // Whoever lets go of the lock does it. That may be this very thread, so it is not waited for; but another one that has looked
-        // already lets go in a moment.
+        // Whoever releases the lock gives the blocks back. That may be this very thread, so do not wait for it; but another one that
+        // has already checked releases the lock in a moment.
         self.owes_chores.store(true, Ordering::SeqCst);
         for _ in 0..LETTING_GO_SPINS {
             drop(self.try_lock());
@@ -415,7 +414,7 @@ impl Freed for Attachment {
     }
 }
 
-/// The end of calls whose task is gone.
+/// The error of calls whose task was dropped.
 fn dropped() -> Error {
     Error::unavailable("this attachment", "its task was dropped")
 }

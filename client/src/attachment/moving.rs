@@ -1,8 +1,8 @@
-//! What is published and lies in the arena of a daemon before, brought into that of the next one. On the thread that publishes again,
+//! Moves what is published from a former daemon's arena into that of the next one. On the republisher's thread,
 //! and for tables also on those of their owners.
 //!
 //! A tensor is copied. A table, which its owner writes in place, moves: whoever holds it copies it and makes the copy the table, so that
-//! no row is copied while it is written, nothing is written where nobody reads it, and there are never two of it in one arena.
+//! no row is copied while it is written, nothing is written where nobody reads it, and one arena never has two copies of it.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::{
 };
 
 impl Attachment {
-    /// A table that this task publishes and writes in place, as long as its owner has it.
+    /// Registers a table that this task publishes and writes in place, as long as its owner has it.
     pub(crate) fn register(&self, table: &Arc<OwnTable>) {
         self.lock().published.register(table);
     }
 
-    /// Sees to it that a table lies in the arena of the daemon that there is. Its owner holds it.
+    /// Makes sure that a table lies in the current daemon's arena. Its owner holds it.
     ///
     /// # Errors
     /// ResourceExhausted if there is no room, and as attaching again fails.
@@ -33,7 +33,7 @@ impl Attachment {
         }
     }
 
-    /// Brings what is published under a key into an arena; how many bytes were copied, or none without room.
+    /// Brings what is published under a key into an arena; returns how many bytes were copied, or `None` without room.
     pub(super) fn bring(&self, arena: &Arc<Arena>, key: &str, payload: &Payload) -> Option<u64> {
         let table = self.lock().published.table(key);
         if let Some(table) = table {
@@ -61,7 +61,7 @@ impl Attachment {
         let moved = memory.moved(rows, locks);
         let shared = |part: &Arc<Buffer>| Payload::Shared(part.clone());
         let mut bytes = moved.rows.len() as u64;
-        // The version too, of which the daemon before may not have heard.
+        // The version too, of which the former daemon may not have heard.
         self.replace(&table.key, (&shared(&memory.rows), shared(&moved.rows)), *version);
         if let (Some(before), Some(after)) = (&memory.locks, &moved.locks) {
             self.replace(&table.locks_key, (&shared(before), shared(after)), *version);
@@ -71,7 +71,7 @@ impl Attachment {
         Some(bytes)
     }
 
-    /// What is published under a key lies elsewhere now, unless the program has published something else meanwhile.
+    /// Notes that what is published under a key lies elsewhere now, unless the program has published something else meanwhile.
     fn replace(&self, key: &str, (before, after): (&Payload, Payload), version: i64) {
         let mut held = self.lock();
         let State { published, aftermath, .. } = &mut *held;
@@ -81,7 +81,7 @@ impl Attachment {
 
     fn room_in(&self, arena: &Arc<Arena>, len: usize) -> Option<Buffer> {
         arena.allocate(len).or_else(|| {
-            // What the daemon is done with may still be waiting in the rings.
+            // Answers that free memory may still be waiting in the rings.
             self.lock().pump();
             arena.allocate(len)
         })

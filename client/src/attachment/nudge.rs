@@ -20,15 +20,14 @@ use nix::{
 };
 use sealane_transport::shm::{ClientEar, Woken};
 
-/// Wakes the listener.
 pub(super) struct Nudge {
     event: EventFd,
 }
 
-/// Where other clients are heard, as one daemon has given it: the next gives another.
+/// Where other clients ring, as one daemon has provided it: the next provides another.
 pub(super) struct Others {
     pub(super) ear: ClientEar,
-    /// They are not heard any more: one of them has broken the bell of all.
+    /// It is not listened to any more: one of the clients has broken the bell of all.
     deaf: AtomicBool,
 }
 
@@ -52,13 +51,13 @@ impl Nudge {
         Ok(Self { event })
     }
 
-    /// Sleeps until the daemon rings or hangs up, another client rings that is heard by `others`, somebody nudges, a signal comes, or the
+    /// Sleeps until the daemon rings or hangs up, another client of `others` rings, somebody nudges, a signal comes, or the
     /// time is over.
     pub(super) fn listen(&self, ear: &ClientEar, others: Option<&Others>, timeout: Option<Duration>) -> Woken {
-        // A duration that the kernel's clock cannot hold is as good as none.
+        // A duration that the kernel's clock cannot hold counts as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
         let others = others.filter(|others| !others.is_deaf());
-        // Where there are no others, the nudge twice.
+        // Without others, the nudge takes two places.
         let third = others.map_or(self.event.as_fd(), |others| others.ear.as_fd());
         let mut polled = [ear.as_fd(), self.event.as_fd(), third].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match ppoll(&mut polled, timeout, None) {
@@ -71,13 +70,13 @@ impl Nudge {
                     others.deafen();
                 }
                 if nudged {
-                    // It says that there was a nudge, or that another thread has taken it.
+                    // There was a nudge, or another thread has consumed it.
                     let _ = self.event.read();
                 }
                 if heard { now(ear) } else { Woken::Rung }
             }
             Err(Errno::EINTR) => Woken::Rung,
-            // These descriptors are ours and open: without them nothing is heard again.
+            // These descriptors are ours and open; if that fails, nothing will be heard again.
             Err(_) => Woken::HungUp,
         }
     }
@@ -89,7 +88,7 @@ impl AsFd for Nudge {
     }
 }
 
-/// What the daemon has to say, without waiting.
+/// What the daemon signals, without waiting.
 pub(super) fn now(ear: &ClientEar) -> Woken {
     ear.wait(Some(Duration::ZERO)).unwrap_or(Woken::HungUp)
 }
@@ -100,7 +99,7 @@ impl Wake for Nudge {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // A counter that is full has nudged before.
+        // If the counter is full, it was nudged before.
         let _ = self.event.write(1);
     }
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{clock::Tick, memory::Viewable};
 
-/// A plan that a shard knows.
+/// A plan that is open at a shard.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seat {
     serial: u64,
@@ -32,36 +32,36 @@ pub(crate) struct Seat {
     plan: u32,
 }
 
-/// What a plan pulls, from whom, and where to if not to the receive area.
+/// What a plan pulls, from which task, and where to, if not to the receive area.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlanOf<'a> {
     pub(crate) from: &'a str,
-    /// Over which shard, counted from the one that serves the pair.
+    /// The shard, counted from the one that serves the pair.
     pub(crate) stripe: usize,
     pub(crate) keys: &'a Keys,
-    /// None, or one for each key, in the arena.
+    /// Empty, or one for each key, in the arena.
     pub(crate) places: &'a [Bytes],
 }
 
-/// What a shard has said of a plan and nobody has looked at.
+/// What a shard has reported of a plan and nobody has taken yet.
 #[derive(Default)]
 pub(crate) struct Gathered {
-    /// Where the versions are, if that is new.
+    /// Where the versions are, if that has changed.
     pub(crate) board: Option<Buffer>,
     pub(crate) placed: Vec<Placed>,
-    /// Numbers of the tensors that did not come, and why.
+    /// Numbers of the tensors that did not come, with the reasons.
     pub(crate) missed: Vec<(u32, Error)>,
 }
 
-/// A tensor has another place, or other metadata.
+/// A tensor with a new place, or new metadata.
 pub(crate) struct Placed {
     pub(crate) index: u32,
     pub(crate) meta: TensorMeta,
-    /// Where it is; where the one before was if there is none.
+    /// Its new place; `None` if that has not changed.
     pub(crate) memory: Option<Landed>,
 }
 
-/// Where a tensor is.
+/// Where a tensor lies.
 pub(crate) enum Landed {
     /// In the receive area.
     Here(Buffer),
@@ -69,11 +69,11 @@ pub(crate) enum Landed {
     Elsewhere(Viewable),
 }
 
-/// What is pulled of a plan.
+/// Parameters of a pull.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pull {
     pub(crate) min_version: i64,
-    /// What lies in the arenas of other clients may be viewed there.
+    /// Tensors in the arenas of other clients may be viewed there.
     pub(crate) views: bool,
     pub(crate) fail_if_gone: bool,
 }
@@ -100,7 +100,7 @@ pub(super) struct Taken {
     pub(super) key_bytes: usize,
 }
 
-/// A plan that is to be closed, which frees what it took.
+/// A plan to be closed, and what that frees.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Closing {
     pub(super) plan: u32,
@@ -112,7 +112,7 @@ impl Taken {
         Taken { plans: 1, keys: keys.len(), key_bytes: keys.iter().map(str::len).sum() }
     }
 
-    /// With one more plan, if there may be one.
+    /// With one more plan, if that is within the limits.
     fn and(self, more: Taken) -> Result<Taken, Error> {
         let sum = Taken {
             plans: self.plans + more.plans,
@@ -132,7 +132,7 @@ impl Taken {
         Ok(sum)
     }
 
-    /// Without a plan that is closed.
+    /// Subtracts a closed plan.
     pub(super) fn give_back(&mut self, less: Taken) {
         self.plans -= less.plans;
         self.keys -= less.keys;
@@ -144,7 +144,7 @@ const ELSEWHERE: Fault = "it reported a tensor that is not in the plan";
 const TOO_OFTEN: Fault = "it reported more tensors than the plan has";
 
 impl Plans {
-    /// What is gathered of a plan, unless it was closed. One of another shard is a fault.
+    /// The reports of a plan, unless it was closed. A report by another shard is a fault.
     fn of(&mut self, segment: u16, plan: u32) -> Result<Option<&mut Open>, Fault> {
         match self.open.get_mut(&plan) {
             Some(open) if open.segment != segment => Err("it reported a plan of another shard"),
@@ -178,7 +178,7 @@ impl Plans {
         Ok(())
     }
 
-    /// A tensor has another place; without `memory` it has other metadata.
+    /// Notes a tensor's new place, or without `memory` its new metadata.
     pub(super) fn placed(
         &mut self,
         segment: u16,
@@ -219,8 +219,8 @@ impl Plans {
 }
 
 impl Attachment {
-    /// Submits a pull of a plan, which is opened where this daemon does not know it; the call's number. A daemon that is
-    /// restarted is waited for, for `restart` at most. How it ended is told by [`Calls::take_sent`].
+    /// Submits a pull of a plan, and opens the plan if this daemon does not know it; returns the call's number. Waits for a daemon
+    /// that is being restarted, at most for `restart`. [`Calls::take_sent`] tells how the pull ended.
     pub(crate) fn pull(
         &self,
         seat: &mut Option<Seat>,
@@ -238,7 +238,7 @@ impl Attachment {
         pulled
     }
 
-    /// Gives a pull up; it ends all the same.
+    /// Cancels a pull; it still ends.
     pub(crate) fn cancel(&self, call: u32) {
         if self.abandon_if_forked() {
             return;
@@ -255,10 +255,10 @@ impl Attachment {
         }
     }
 
-    /// Moves what is new of a plan out.
+    /// Takes out what is new of a plan.
     ///
     /// # Errors
-    /// Unavailable if the daemon that it was told by is gone, and what it told with it.
+    /// Unavailable if the daemon that had the plan is gone, and its reports with it.
     pub(crate) fn gathered(&self, seat: Seat, each: impl FnOnce(Gathered)) -> Result<(), Error> {
         let mut held = self.lock();
         let link = match &mut held.line {
@@ -279,7 +279,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// The bytes of a tensor that the daemon of a plan has told of, where they lie.
+    /// The bytes of a tensor that a plan's daemon has reported, in the memory where they lie.
     ///
     /// # Errors
     /// As [`others_arena`](Self::others_arena); InvalidArgument if they are not there.
@@ -312,7 +312,7 @@ impl Attachment {
 }
 
 impl Link {
-    /// Closes a plan; what was gathered of it.
+    /// Closes a plan; returns what was gathered of it.
     fn close_plan(&mut self, Seat { segment, plan, .. }: Seat) -> Result<Option<Gathered>, Box<str>> {
         let Some(Open { taken, gathered, .. }) = self.plans.open.remove(&plan) else { return Ok(None) };
         self.close(segment, Closing { plan, taken })?;
@@ -339,7 +339,7 @@ impl Held<'_> {
         submitted.map_err(|(error, _)| error)
     }
 
-    /// Tells the plan's shard of it and its keys.
+    /// Tells the plan's shard of the plan and its keys.
     #[cold]
     fn open_plan(&mut self, PlanOf { from, stripe, keys, places }: PlanOf<'_>) -> Result<Seat, Error> {
         let task = self.attachment.task();
@@ -379,7 +379,7 @@ impl Held<'_> {
     }
 
     /// Lends a plan that was just opened the place for one of its tensors. Nobody waits for that call: it stays in the table
-    /// until the daemon has let go of the place.
+    /// until the daemon has released the place.
     fn lend_place(&mut self, Seat { segment, plan, .. }: Seat, index: u32, place: &Bytes) -> Result<(), Error> {
         let memory = Memory::Source(Payload::Bytes(place.clone()));
         let span = self.span(&memory)?.unwrap_or_default();
@@ -399,13 +399,13 @@ impl Held<'_> {
         }
     }
 
-    /// Closes a plan whose keys were not all told.
+    /// Closes a plan of which not all keys were told.
     fn give_plan_up(&mut self, seat: Seat) {
         let Line::Up(link) = &mut self.line else { return };
         if link.serial != seat.serial {
             return;
         }
-        // Nothing was pulled, so nothing is gathered.
+        // Nothing was pulled, so nothing was gathered.
         if let Err(fault) = link.close_plan(seat) {
             self.lose(&fault);
         }

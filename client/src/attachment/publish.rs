@@ -1,10 +1,10 @@
-//! Publishing and withdrawing: each shard is told, and what the task has published is kept. Runs on the callers' threads, and on that
-//! which publishes again.
+//! Publishing and withdrawing: tells every shard, and keeps what the task has published. Runs on the callers' threads, and on the
+//! republisher's.
 //!
-//! One set of tensors at a time is on its way to the shards, or one that is withdrawn: whoever tells the shards has the *turn*, from the
-//! moment that it looks at what is published until every shard was told and that is noted. So all shards hear of a key in the same
-//! order and of each set without another in between; what is published again is the newest that there is, and nothing that was
-//! withdrawn. The attachment's lock would not do: it is released wherever a ring is full.
+//! Only one set of tensors, or one withdrawal, is sent to the shards at a time: whoever tells the shards has the *turn*, from the
+//! moment that it looks at what is published until every shard was told and that is noted. So all shards hear of keys in the same
+//! order, and of each set without another in between; what is published again is always the newest, and never something that was
+//! withdrawn. The attachment's lock would not do: it is released whenever a ring is full.
 
 use std::sync::PoisonError;
 
@@ -21,21 +21,21 @@ use super::{
 };
 use crate::clock::Tick;
 
-/// Where the tensors of a set are when it is published.
+/// Where the tensors of a set lie when it is published.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lying {
     /// Anywhere: large ones are copied into the arena unless they lie there.
     Anywhere,
-    /// Large ones in the arena, where their owner goes on writing them: a copy would be another tensor.
+    /// Large ones in the arena, where their owner keeps writing them: a copy would be another tensor.
     InArena,
 }
 
-/// One tensor of a set, as shards are told of it.
+/// One tensor of a set, as shards are told.
 pub(super) type InSet<'a> = (&'a str, i64, &'a TensorMeta, &'a Payload);
 
 impl Attachment {
-    /// The state, in turn. It is not waited for long: a turn has a second for each record that finds no room in a ring, and not a second
-    /// one after the first that found none.
+    /// The state, with the turn. The wait is short: a turn takes at most a second for the first record that finds no room in a ring, and
+    /// not a second one after that.
     pub(super) fn in_turn(&self) -> Held<'_> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.lock();
@@ -43,7 +43,7 @@ impl Attachment {
         held
     }
 
-    /// The same with a link that takes calls, as [`up`](Self::up). A daemon is waited for before the turn.
+    /// [`in_turn`](Self::in_turn), with a link that takes calls, as [`up`](Self::up). A daemon is waited for before the turn.
     fn up_in_turn(&self) -> Result<Held<'_>, Error> {
         loop {
             drop(self.up(Tick::now(), None)?);
@@ -54,7 +54,7 @@ impl Attachment {
         }
     }
 
-    /// Publishes at every shard; `each` hears of every call, or of a tensor that there is none for.
+    /// Publishes at every shard; `each` is called for every call, or for a tensor that has none.
     pub(crate) fn publish_all<K: AsRef<str>>(
         &self,
         version: i64,
@@ -70,7 +70,7 @@ impl Attachment {
 
     /// The tensors that lie where the daemon reads them, each to be lent to every shard; and why the others do not.
     fn place_all<K>(&self, tensors: Vec<(K, Tensor)>, lying: Lying) -> (Vec<(K, TensorMeta, Payload)>, Option<Error>) {
-        // What follows one that had no room is not copied any more, as in `send_all`.
+        // Nothing is copied behind a tensor that had no room, as in `send_all`.
         let mut refusal = None;
         let mut placed = Vec::with_capacity(tensors.len());
         for (key, tensor) in tensors {
@@ -78,13 +78,13 @@ impl Attachment {
             if lying == Lying::Anywhere && (refusal.is_none() || tensor.as_ref().is_some_and(is_small)) {
                 refusal = match self.place(&mut tensor, Tick::now(), None) {
                     Ok(true) => refusal,
-                    // A version that takes the place of another may have to wait for memory that only its own coming frees.
+                    // A new version may have to wait for memory that becomes free only when it is published.
                     Ok(false) => tensor.take().map(|tensor| self.no_room(tensor.bytes().len())),
                     Err(error) => Some(error),
                 }
             }
             placed.extend(tensor.filter(|tensor| is_small(tensor) || refusal.is_none()).map(|tensor| {
-                // Each shard is lent the same bytes; they are free when the last has given them back.
+                // Every shard is lent the same bytes; they are free when the last has returned them.
                 let (meta, payload) = tensor.into_parts();
                 (key, meta, payload.into_shared())
             }));
@@ -92,7 +92,7 @@ impl Attachment {
         (placed, refusal)
     }
 
-    /// Tells every shard to remove a tensor from its store. It is not published again, whether or not there is a daemon to hear it.
+    /// Tells every shard to remove a tensor. It is not published again, whether or not there is a daemon to hear it.
     pub(crate) fn withdraw(&self, key: &str) -> Result<(), Error> {
         self.check_fork()?;
         let (mut held, in_vain) = match self.up_in_turn() {
@@ -104,7 +104,7 @@ impl Attachment {
         if !matches!(held.line, Line::Up(_)) {
             return Err(in_vain.unwrap_or_else(|| down(&held.line)));
         }
-        // Also one that drains, or has come meanwhile and may have heard of the tensor.
+        // Also to a daemon that drains, or has come meanwhile and may have heard of the tensor.
         held.tell_all(&Submission::Withdraw { key })
     }
 }
@@ -130,15 +130,15 @@ impl Held<'_> {
                 }
                 each(call);
             });
-            // The next shard is told only what the first may have shown by then, however the link ends.
+            // Later shards are told only what the first may have shown by then, however the link ends.
             self.published.end_set();
         }
         self.submitted(set.len() * usize::from(segments));
         Ok(())
     }
 
-    /// Tells one shard of a link of tensors that it is to make visible together; `each` hears of every one, in order.
-    /// The last may find no room, or be refused: then those before it become visible by themselves.
+    /// Tells one shard of a link of tensors that it is to make visible together; `each` is called for every one, in order.
+    /// If the last finds no room or is refused, those before it become visible anyway.
     pub(super) fn tell_set<'t>(
         &mut self,
         (serial, segment): (u64, u16),
@@ -163,7 +163,7 @@ impl Held<'_> {
         }
     }
 
-    /// Submits a publication to one shard; `more` follow that are to be seen with it.
+    /// Submits a publication to one shard; `more` follow that are to become visible with it.
     fn publish(
         &mut self,
         segment: u16,
@@ -193,7 +193,7 @@ impl Held<'_> {
         })
     }
 
-    /// It is still that link which the calls go to.
+    /// True if that link is still the current one.
     pub(super) fn is_link(&self, serial: u64) -> bool {
         matches!(&self.line, Line::Up(link) if link.serial == serial)
     }
@@ -205,7 +205,7 @@ impl Held<'_> {
         }
     }
 
-    /// What a shard was told of a set is all of it. Where its ring has no room, it hears that as soon as there is.
+    /// Tells a shard that a set is complete; if its ring has no room, as soon as there is some.
     fn commit(&mut self, segment: u16) {
         let Line::Up(link) = &mut self.line else { return };
         link.commit(segment);
@@ -214,7 +214,7 @@ impl Held<'_> {
         }
     }
 
-    /// True if a shard was not told yet where the set before ends: it ends with the next one then.
+    /// True if a shard was not told yet where the set before ends: then it ends with the next one.
     fn take_uncommitted(&mut self, segment: u16) -> bool {
         let Line::Up(link) = &mut self.line else { return false };
         link.take_uncommitted(segment)

@@ -1,4 +1,4 @@
-//! A descriptor of which a runtime of tokio's tells when there is something new to read.
+//! A descriptor that a tokio runtime watches for something new to read.
 #![allow(unsafe_code)]
 
 use std::{
@@ -9,11 +9,10 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// See the module.
 pub(super) struct Readable(AsyncFd<OwnedFd>);
 
 impl Readable {
-    /// Another descriptor of the same, in the runtime that this is called in.
+    /// Duplicates the descriptor, and registers it with the current runtime.
     ///
     /// # Errors
     /// The system's.
@@ -28,15 +27,15 @@ impl Readable {
         registered.map(Readable).map_err(Into::into)
     }
 
-    /// Whether something has come since this was last true; if not, there is a wake-up when it does. The kernel tells once of what comes:
-    /// whoever hears it reads all there is.
+    /// True if something has come since this was last true; if not, the task is woken when something does. The kernel reports it only once:
+    /// whoever hears of it reads everything there is.
     pub(super) fn has_news(&self, context: &mut Context<'_>) -> bool {
         match self.0.poll_read_ready(context) {
             Poll::Ready(Ok(mut ready)) => {
                 ready.clear_ready();
                 true
             }
-            // The runtime ends.
+            // The runtime is ending.
             Poll::Ready(Err(_)) | Poll::Pending => false,
         }
     }

@@ -1,10 +1,10 @@
 //! The *republisher*: a thread that waits for the daemon's end, attaches again, and publishes what the task had published. A program that
 //! has published and does nothing more need not notice. One per attachment, started by the first publication; it ends with the
-//! attachment. What lies in the arena of the daemon before is [brought](super::moving) into the new one; where there is no room, it is
-//! tried again every `REPUBLISH_INTERVAL`.
+//! attachment. What lies in the former daemon's arena is [brought](super::moving) into the new one; if there is no room, this is
+//! retried every `REPUBLISH_INTERVAL`.
 //!
-//! It becomes visible together, in sets of as many as a shard makes visible together; and whatever the program publishes meanwhile comes
-//! before such a set, which then is without it, or after it.
+//! It becomes visible in sets, each as large as a shard makes visible at once; what the program publishes meanwhile comes
+//! before such a set, which is then without it, or after it.
 
 use std::thread;
 
@@ -22,15 +22,15 @@ use crate::{
     limits::{NO_LIMIT, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, REPUBLISH_INTERVAL},
 };
 
-/// What came of publishing again.
+/// The result of publishing again.
 #[derive(Default)]
 struct Told {
-    /// At the first shard, of which publications, and how many bytes each has.
+    /// By call at the first shard: its publication, and its bytes.
     calls: Vec<(u32, u64, u64)>,
     copied_bytes: u64,
-    /// Those that were not told.
+    /// What was not published.
     left: Moved,
-    /// Of these, some had no room, which may come.
+    /// Some of that had no room, which may become free.
     without_room: bool,
 }
 
@@ -41,7 +41,7 @@ impl Told {
 }
 
 impl Attachment {
-    /// The republisher.
+    /// Runs the republisher.
     pub(super) fn republish(&self) {
         let (mut pause, mut tried) = (REATTACH_INTERVAL, None);
         loop {
@@ -73,7 +73,7 @@ impl Attachment {
         }
     }
 
-    /// Publishes by that link what it has not got; false if it is to be tried again.
+    /// Publishes over that link what it does not have; false if it is to be tried again.
     fn publish_again(&self, serial: u64, is_first: bool) -> bool {
         let stale = self.lock().published.stale(serial);
         if stale.is_empty() {
@@ -104,17 +104,17 @@ impl Attachment {
             && link.serial == serial
             && (is_first || published.tensors > 0)
         {
-            // Figures are not worth waiting for room.
+            // These figures are not worth waiting for room.
             let _ = link.submit(0, &Submission::PublishedAgain { published, copied_bytes, left });
             held.submitted(1);
         }
         !without_room
     }
 
-    /// Brings what lies in another arena into that of the link; the keys of what it can be told then.
+    /// Brings what lies in another arena into that of the link; returns the keys that can be published then.
     ///
     /// # Errors
-    /// It is not the link any more.
+    /// The link is not the current one any more.
     fn bring_within_reach<'k>(
         &self,
         serial: u64,
@@ -147,7 +147,7 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// The link, if it is that one and takes calls.
+    /// The link, if it is still that one and takes calls.
     fn check_link(&self, serial: u64) -> Result<&Link, Error> {
         match &self.line {
             Line::Up(link) if link.serial == serial && !link.draining => Ok(link),
@@ -156,8 +156,8 @@ impl Held<'_> {
         }
     }
 
-    /// Tells all shards what the link was not told of these, in turn, so that each makes it visible together: whoever pulls does not find
-    /// some of it and then something newer of the rest.
+    /// Publishes at all shards those of these that the link does not have, in turn, so that each makes them visible together: pulls do not
+    /// find some of them and then something newer of the rest.
     fn publish_together(&mut self, serial: u64, keys: &[&str], told: &mut Told) -> Result<(), Error> {
         let stale = |key: &&str| Some((*key).to_owned()).zip(self.published.get_stale(serial, key));
         let batch: Vec<(String, Stale)> = keys.iter().filter_map(stale).collect();

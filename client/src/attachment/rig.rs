@@ -10,7 +10,7 @@ use sealane_transport::shm::{
 use super::Attachment;
 use crate::{attach::Settings, clock::Tick};
 
-/// Of the arena, and of the area for what is received.
+/// Size of the arena, and of the receive area.
 pub(super) const AREA_BYTES: u64 = 4 << 20;
 
 pub(super) struct Rig {
@@ -51,7 +51,7 @@ impl Rig {
         Rig { attachment, daemon, _socket: other }
     }
 
-    /// The keys of the sends and recvs that the daemon has been told of since, and blocks that are free.
+    /// The keys of the sends and recvs that the daemon was told of since the last call, and freed blocks.
     pub(super) fn told(&mut self) -> Vec<String> {
         let (mut record, mut told) = (Record::new(), Vec::new());
         while self.daemon.submissions.pop(&mut record).unwrap() {

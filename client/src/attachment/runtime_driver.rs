@@ -1,6 +1,6 @@
-//! A driver in a runtime of tokio's: one of its tasks looks at the rings when somebody rings, so that what is awaited in that runtime costs
-//! no wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment or the runtime, and leaves what is
-//! awaited to that thread then, which meanwhile looks as often as once a second, lest a runtime that is kept busy keep all else.
+//! A driver in a tokio runtime: one of its tasks polls the rings when somebody rings, so that futures awaited in that runtime do not
+//! cost a wake-up of the [driver](super::driver)'s thread. One per attachment. It ends with the attachment or the runtime, and then leaves
+//! the futures to that thread, which meanwhile polls once a second, in case the runtime is kept busy.
 
 use std::{
     future::poll_fn,
@@ -24,7 +24,6 @@ use super::{
 use crate::{clock::Tick, limits::SWEEP_INTERVAL};
 
 impl Attachment {
-    /// See [`Task::drive_on`](crate::Task::drive_on).
     pub(crate) fn drive_on(&self, runtime: &Handle) {
         if self.check_fork().is_err() {
             return;
@@ -35,21 +34,21 @@ impl Attachment {
         }
         held.listening.has_runtime = true;
         held.attending += 1;
-        // It looks now and then, should the runtime not.
+        // The thread polls from time to time, in case the runtime does not.
         held.wake_driver();
         drop(held);
         let driver = RuntimeDriver(self.me.upgrade().expect("it is borrowed from its owner"));
         runtime.spawn(async move { driver.run().await });
     }
 
-    /// True while a runtime waits to be rung for, for tests of that.
+    /// True while a runtime waits to be rung for; for tests.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn is_heard_in_runtime(&self) -> bool {
         self.lock().listening.runtime
     }
 }
 
-/// Leaves what is awaited to the driver when it is dropped: with its runtime, for one.
+/// Leaves futures to the driver when dropped, for example with its runtime.
 struct RuntimeDriver(Arc<Attachment>);
 
 impl Drop for RuntimeDriver {
@@ -89,7 +88,7 @@ impl RuntimeDriver {
         Poll::Pending
     }
 
-    /// Takes in what has come; whether there is a daemon, and `None` once there will be none.
+    /// Takes in what has come; returns whether there is a daemon, `None` once there will be none.
     fn look(&self, heard: &mut Option<Heard>) -> Option<bool> {
         let mut held = self.0.lock();
         held.pump();
@@ -111,7 +110,7 @@ impl RuntimeDriver {
         }
     }
 
-    /// Waits until somebody rings, or there is something to do without.
+    /// Waits until somebody rings, or there is something to do anyway.
     async fn hear(&self, heard: &Heard) {
         let Some(timeout) = self.begin(heard) else { return yield_now().await };
         let mut late = pin!(sleep(timeout));
@@ -124,7 +123,7 @@ impl RuntimeDriver {
             }
             let mut held = self.0.lock();
             if !held.listening.is_there() {
-                // A thread that has listened, too, has said that nobody does.
+                // A thread that listened meanwhile has also announced that nobody listens.
                 return Poll::Ready(Woken::TimedOut);
             }
             held.listening.waker = Some(context.waker().clone());
@@ -135,7 +134,7 @@ impl RuntimeDriver {
         held.listening.waker = None;
         self.0.hears_no_more(&mut held, Some(heard.serial));
         if woken == Woken::Rung && held.listening.thread {
-            // The ring that was taken was for that thread, too, and who rings does so once.
+            // The consumed ring was for that thread, too, and comes only once.
             let nudge = self.0.nudge_waker.clone();
             held.aftermath.wakers.push(nudge);
         }
@@ -144,14 +143,14 @@ impl RuntimeDriver {
         }
     }
 
-    /// Has it rung for, at the latest after the time that this gives; `None` if something has come meanwhile.
+    /// Has itself rung for, and returns after what time at the latest; `None` if something has come meanwhile.
     fn begin(&self, heard: &Heard) -> Option<Duration> {
         let mut held = self.0.lock();
         match &held.line {
             Line::Up(link) if link.serial == heard.serial => {}
             _ => return None,
         }
-        // For a thread that listens all ring already.
+        // If a thread listens, it is rung for already.
         if !held.listening.thread {
             held.listening.runtime = self.0.may_be_rung_for(&mut held, Waiter::Driver);
             if !held.listening.runtime {
@@ -165,7 +164,7 @@ impl RuntimeDriver {
 }
 
 impl Attachment {
-    /// The runtime does not wait for the bell any more; the next link has a bell of its own.
+    /// The runtime does not wait for the bell any more; the next link has its own bell.
     fn hears_no_more(&self, held: &mut Held<'_>, serial: Option<u64>) {
         if std::mem::take(&mut held.listening.runtime) && !held.listening.thread {
             self.asleep.store(false, Ordering::SeqCst);
@@ -178,7 +177,7 @@ impl Attachment {
     }
 }
 
-/// Where one daemon is heard, and the clients that it has given lanes to.
+/// Where one daemon rings, and the clients that it has given lanes to.
 struct Heard {
     serial: u64,
     ear: Arc<ClientEar>,
@@ -211,7 +210,7 @@ impl Heard {
         self.serial == link.serial && is_same
     }
 
-    /// Ready once somebody has rung since the last time, or nudged: that is no ring.
+    /// Ready once somebody has rung since the last time, or nudged, which is no ring.
     fn poll(&self, context: &mut Context<'_>) -> Poll<Woken> {
         if self.daemon.has_news(context) {
             return Poll::Ready(self.ear.take_rings());
@@ -224,7 +223,7 @@ impl Heard {
             }
             return Poll::Ready(Woken::Rung);
         }
-        // A thread that listens reads it, and is not kept from that.
+        // A listening thread reads it, and is not kept from that.
         if self.nudged.has_news(context) { Poll::Ready(Woken::TimedOut) } else { Poll::Pending }
     }
 }

@@ -32,25 +32,25 @@ use crate::{
     memory::Arena,
 };
 
-/// How long a call without a deadline waits for room: while the daemon reads.
+/// How long a call without a deadline waits for room: as long as the daemon reads.
 pub(super) const WHILE_IT_READS: Duration = Duration::MAX;
 
-/// The peer that tensors leave for, and what they are there.
+/// The peer that tensors are sent to, and their purpose.
 #[derive(Clone, Copy)]
 pub(crate) struct To<'a> {
     pub(crate) peer: &'a str,
     pub(crate) purpose: Purpose,
 }
 
-/// What a tensor is that leaves.
+/// What a sent tensor is for.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
-    /// Kept for a recv of that step; its name is the key.
+    /// Kept for a recv of that step; the name is the key.
     Send {
         /// The step.
         step: i64,
     },
-    /// Put into a queue; its name is the queue's.
+    /// Put into a queue; the name is the queue's.
     Push,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct With<'a> {
 }
 
 impl Attachment {
-    /// Submits a send or a push; the call's number.
+    /// Submits a send or a push; returns the call's number.
     #[inline]
     pub(crate) fn send(&self, to: To<'_>, name: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
         let mut tensor = Some(tensor);
@@ -99,12 +99,12 @@ impl Attachment {
         };
         let sent = held.send(now, to, name, &mut tensor, options.timeout);
         held.submitted(1);
-        // What is left of the tensor is dropped after the lock is released: its owner may have a drop of its own.
+        // The rest of the tensor is dropped after the lock is released: its owner's drop may run code.
         drop(held);
         sent
     }
 
-    /// Submits a recv; the call's number.
+    /// Submits a recv; returns the call's number.
     #[inline]
     pub(crate) fn recv(&self, from: With<'_>, key: &str, options: RecvOptions) -> Result<u32, Unreceived> {
         let now = Tick::now();
@@ -124,8 +124,8 @@ impl Attachment {
         asked.map_err(|error| unreceived(error, memory.into_destination().0))
     }
 
-    /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` hears of every one, in order. The
-    /// first goes to the shard that is so many after the one that serves the pair, and each further one to the next.
+    /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` is called for every one, in order. The
+    /// first goes to the shard `stripe` places after the one that serves the pair, and each further one to the next.
     pub(crate) fn pull_rows(
         &self,
         (((peer, stripe), min_version), views): (((&str, usize), i64), bool),
@@ -145,7 +145,7 @@ impl Attachment {
         held.submitted(wanted.len());
     }
 
-    /// Submits many sends or pushes under one lock and rings once; `each` hears of every one, in order.
+    /// Submits many sends or pushes under one lock and rings once; `each` is called for every one, in order.
     pub(crate) fn send_all<K: AsRef<str>>(
         &self,
         to: To<'_>,
@@ -155,7 +155,7 @@ impl Attachment {
     ) {
         // The iterator is the caller's code, and runs before anything is locked.
         let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
-        // What follows one that had no room is not copied any more: a full arena is not tried a thousand times.
+        // Nothing is copied behind a tensor that had no room: a full arena is not tried a thousand times.
         let now = Tick::now();
         let (placed, refusal, mut held) = loop {
             let (mut placed, mut refusal) = (0, None);
@@ -192,7 +192,7 @@ impl Attachment {
                 Some((refused, error)) if next >= *refused && !tensor.as_ref().is_some_and(is_small) => {
                     Err(error.clone())
                 }
-                // None was looked at behind one that had no room.
+                // Tensors behind one without room were not looked at before.
                 _ if next >= placed && tensor.as_ref().is_some_and(is_of_device) => Err(on_device()),
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
             });
@@ -202,7 +202,7 @@ impl Attachment {
         drop(held);
     }
 
-    /// Submits many recvs under one lock and rings once; `each` hears of every one, in order.
+    /// Submits many recvs under one lock and rings once; `each` is called for every one, in order.
     pub(crate) fn recv_all<K: AsRef<str>>(
         &self,
         from: With<'_>,
@@ -210,7 +210,7 @@ impl Attachment {
         mut each: impl FnMut(Result<u32, Unreceived>),
     ) {
         let now = Tick::now();
-        // Deadlines differ: the longest is waited for, and those that are over by then end at once.
+        // Deadlines differ: the longest is used for waiting, and calls whose deadline passes meanwhile end at once.
         let timeouts = wanted.iter().map(|(_, options)| options.timeout);
         let timeout = timeouts.max_by_key(|timeout| timeout.unwrap_or(Duration::MAX)).flatten();
         let arena = OnceCell::new();
@@ -219,7 +219,7 @@ impl Attachment {
         let destinations = wanted.iter_mut().filter_map(|(_, options)| options.destination.as_mut());
         let memories = destinations.map(|destination| self.destination(Some(std::mem::take(destination)), arena));
         let mut memories = memories.collect::<Vec<_>>().into_iter();
-        // An empty buffer stands for each that was taken.
+        // Each taken destination was replaced by an empty buffer.
         let mut next_memory = |options: &RecvOptions| match options.destination {
             None => Ok(Memory::Nothing),
             Some(_) => memories.next().expect("each destination has its memory"),
@@ -265,11 +265,11 @@ impl Attachment {
         self.end_step(step, "it was cleaned up", &Submission::Cleanup { step })
     }
 
-    /// A step ends. What came in it for recvs that were given up is wanted no more, and what waits for the arena is not sent.
+    /// Ends a step: drops what came in it for recvs that were given up, and does not send what waits for the arena.
     fn end_step(&self, step: i64, reason: &str, told: &Submission<'_>) -> Result<(), Error> {
         self.check_fork()?;
-        // Ends of steps go out one after the other, to all: what another thread begins when the daemon says that a step has ended comes
-        // behind what lanes are told of that.
+        // Ends of steps go out one after the other, to all: what another thread begins when the daemon reports a step's end
+        // comes behind what lanes are told of it.
         let _in_turn = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.lock();
         held.pump();
@@ -281,7 +281,7 @@ impl Attachment {
         held.ask_for_step(step);
         drop(held);
         let aborted = matches!(told, Submission::Abort { .. });
-        // The daemon hears before those with whom this task has lanes.
+        // The daemon hears before the peers on lanes.
         match self.up(Tick::now(), None) {
             Ok(mut held) => {
                 let outcome = held.tell_all(told);
@@ -295,7 +295,7 @@ impl Attachment {
         }
     }
 
-    /// Sees to it that a tensor is small, or lies in the arena; false if it is to wait for room there.
+    /// Makes sure that a tensor is small, or lies in the arena; false if it must wait for room there.
     #[inline]
     pub(super) fn place(
         &self,
@@ -333,7 +333,7 @@ impl Attachment {
         Ok((Tensor::new(tensor.into_parts().0, copy)?, true))
     }
 
-    /// Memory from the arena; `None` if it is full and that is waited for elsewhere.
+    /// Memory from the arena; `None` if it is full and the tensor waits for it elsewhere.
     fn room_in_arena(&self, len: usize) -> Result<Option<Buffer>, Error> {
         match self.allocate(len) {
             Err(error) if error.code() == Code::ResourceExhausted && self.settings.backlog.is_some() => Ok(None),
@@ -341,7 +341,7 @@ impl Attachment {
         }
     }
 
-    /// What the daemon is lent of a destination: itself where it lies in the arena, else a block that takes its place.
+    /// What the daemon is lent for a destination: the destination itself if it lies in the arena, else a block in its place.
     #[inline]
     fn destination(
         &self,
@@ -367,7 +367,7 @@ impl Attachment {
         if destination.is_empty() || arena()?.span_of(destination).is_some() {
             return Ok(None);
         }
-        // One without a block is filled by a copy from wherever the tensor comes.
+        // Without a block, it is filled by a copy from wherever the tensor arrives.
         Ok(Some(self.room_in_arena(destination.len())?.unwrap_or_default()))
     }
 }
@@ -432,8 +432,8 @@ impl Held<'_> {
         sent.map_err(|(error, _)| error)
     }
 
-    /// Submits a recv; one of many that are asked for together is `fused`. One whose tensor came before, for a recv that was
-    /// given up, has ended. The memory is the call's if it is entered.
+    /// Submits a recv; `fused` if it is one of many that are asked for together. It ends at once if its tensor came before, for a recv
+    /// that was given up. The memory is the call's if it is entered.
     #[inline]
     fn recv(
         &mut self,
@@ -477,7 +477,7 @@ impl Held<'_> {
         }
     }
 
-    /// A recv that has what an earlier one has left, which may have come when lanes and rings were looked at a moment ago.
+    /// A recv of what an earlier one has left, which may have come when lanes and rings were last polled.
     #[inline]
     pub(super) fn claim(&mut self, place: (&str, i64, &str), memory: &mut Memory) -> Option<Result<u32, Error>> {
         let State { calls, aftermath, .. } = &mut **self;
@@ -488,7 +488,7 @@ impl Held<'_> {
         Some(taken.and_then(|tensor| calls.claim(place, tensor, memory, aftermath).ok_or_else(table_full)))
     }
 
-    /// Submits a request for rows. A cancelled one leaves nothing to the next: other rows are other tensors.
+    /// Submits a request for rows. A cancelled one leaves nothing for the next: other rows are other tensors.
     fn pull_rows(
         &mut self,
         now: Tick,
@@ -510,7 +510,7 @@ impl Held<'_> {
         asked.map_err(|(error, _)| error)
     }
 
-    /// Enters a call into the table and submits what `say` makes of its number; the memory comes back if that fails.
+    /// Enters a call and submits what `say` makes of its number; the memory is returned if that fails.
     #[inline]
     pub(super) fn enter<'s>(
         &mut self,
@@ -547,8 +547,7 @@ impl Held<'_> {
         self.submit(WHILE_IT_READS, |link| link.peer(task, name))
     }
 
-    /// The timeout that the daemon is told, and the deadline, of a call that was made at `now`. What it has waited for a
-    /// daemon is part of its time.
+    /// The timeout told to the daemon, and the deadline, of a call that was made at `now`. Time spent waiting for a daemon counts.
     #[inline]
     pub(super) fn time(&self, now: Tick, timeout: Option<Duration>) -> Result<(u32, Tick), Error> {
         let whole = match (&self.line, timeout) {
@@ -563,13 +562,13 @@ impl Held<'_> {
         Ok((left, now.deadline(whole)))
     }
 
-    /// The tensor is small, or lies in the arena of this link.
+    /// True if the tensor is small, or lies in the arena of this link.
     #[inline]
     fn reaches(&self, tensor: Option<&Tensor>) -> bool {
         tensor.is_none_or(|tensor| is_small(tensor) || self.link().arena.span_of(tensor.bytes()).is_some())
     }
 
-    /// Where in the arena the memory lies that was put there before the lock was taken; `None` without memory.
+    /// Where memory that was allocated before the lock was taken lies in the arena; `None` without memory.
     #[inline]
     pub(super) fn span(&self, memory: &Memory) -> Result<Option<Span>, Error> {
         match (memory.lent(), &self.line) {
@@ -610,7 +609,7 @@ impl Held<'_> {
         loop {
             let Line::Up(link) = &mut self.line else { return Err(down(&self.line)) };
             if link.serial != serial {
-                // What the attempt knows, numbers and places, were the former link's.
+                // The numbers and places of this attempt were the former link's.
                 return Err(Error::unavailable(&link.daemon, "it was lost while the call waited for room in its ring"));
             }
             match attempt(link) {
@@ -643,7 +642,7 @@ impl Held<'_> {
         down(&self.line)
     }
 
-    /// Before a recv, which may need the room: the shard takes things in order.
+    /// Gives blocks back before a recv, which may need the room: the shard takes records in order.
     #[inline]
     pub(super) fn give_back_blocks(&mut self) {
         if let Line::Up(link) = &mut self.line
@@ -653,8 +652,8 @@ impl Held<'_> {
         }
     }
 
-    /// After a call or a batch: wakes those who were written to, and looks at the answers now and then. Of a call that went by a lane no
-    /// shard hears.
+    /// After a call or a batch: wakes those who were written to, and looks at the answers now and then. Calls over lanes do not
+    /// concern shards.
     #[inline]
     pub(super) fn submitted(&mut self, count: usize) {
         let Line::Up(link) = &mut self.line else { return };
@@ -697,12 +696,12 @@ fn on_device() -> Error {
     Error::Unimplemented { reason: "an attached client's tensors are in host memory: copy this one there first".into() }
 }
 
-/// A recv that ended before it began.
+/// The error of a recv that could not begin.
 fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
     Unreceived { error, destination }
 }
 
-/// Why there is no link.
+/// The error if there is no link.
 pub(super) fn down(line: &Line) -> Error {
     match line {
         Line::Lost(error) => error.clone(),

@@ -1,4 +1,4 @@
-//! Small sends and recvs of a call for many: as many as fit go in one record. Runs on the callers' threads, under the attachment's lock.
+//! Small sends and recvs of a batch, with as many in one record as fit. Runs on the callers' threads, under the attachment's lock.
 
 use std::time::Duration;
 
@@ -54,8 +54,8 @@ impl Shared<'_> {
 }
 
 impl Held<'_> {
-    /// Sends the first of these tensors together, as many as are small and fit into a record; how many, of which `each` hears. None of them
-    /// if the first has to go by itself, and `None` if all have to: by a lane, or to an error that each meets then.
+    /// Sends the first of these tensors together, as many as are small and fit into a record; returns how many, and calls `each` for
+    /// them. 0 if the first has to go by itself, `None` if all have to: over a lane, or into an error that each meets then.
     pub(super) fn send_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
@@ -76,8 +76,8 @@ impl Held<'_> {
         Some(self.in_one_record(shared, Kind::Sends, calls, |call, _, _| each(Ok(call.call))))
     }
 
-    /// Asks for the first of these tensors together, as many as have the first one's options, no destination, and fit into a record; how
-    /// many, of which `each` hears the numbers. None, and `None`, likewise.
+    /// Asks for the first of these tensors together, as many as share the first one's options, have no destination, and fit into a record;
+    /// returns how many, and calls `each` with their numbers. 0 and `None` as for sends.
     pub(super) fn recv_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
@@ -85,7 +85,7 @@ impl Held<'_> {
         wanted: &[(K, RecvOptions)],
         mut each: impl FnMut(u32),
     ) -> Option<usize> {
-        // What came for a recv that was given up may be what the next one wants.
+        // The next recv may want what came for one that was given up.
         let [(_, RecvOptions { timeout, fail_if_gone, .. }), _, ..] = wanted else { return Some(0) };
         if !self.calls.unclaimed().is_empty() {
             return Some(0);
@@ -104,17 +104,17 @@ impl Held<'_> {
         }))
     }
 
-    /// What calls have in common that are made at `now`, if they may share a record. An error is met again by each.
+    /// What calls made at `now` have in common, if they may share a record. Each meets an error again by itself.
     fn shared<'a>(&mut self, now: Tick, (peer, step): (&'a str, i64), timeout: Option<Duration>) -> Option<Shared<'a>> {
         let (timeout_ms, deadline) = self.time(now, timeout).ok()?;
         let with = self.peer(peer).ok()?;
-        // They are counted once it is known how many they are.
+        // Tensors are counted once their number is known.
         let has_lane = self.lane_of((with, peer), now, 0).is_some();
         (!has_lane).then_some(Shared { peer, with, step, now, timeout_ms, deadline })
     }
 
-    /// Enters the first of these calls into the table, as many as fit into a record, and submits that; how many, each of which is `told`.
-    /// None if there is no room for them, in the ring or in the table.
+    /// Enters the first of these calls into the table, as many as fit into a record, and submits that; returns how many, after calling
+    /// `told` for each. 0 if the ring or the table has no room for them.
     fn in_one_record<'s>(
         &mut self,
         shared: Shared<'_>,
@@ -125,7 +125,7 @@ impl Held<'_> {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return 0 };
         let (segment, direction) = (shared.with.segment, kind.direction());
         link.together.clear();
-        // Keys and tensors are the caller's code: no call is entered while it runs.
+        // Keys and tensors run the caller's code: no call is entered meanwhile.
         for small in small {
             if !link.together.push(small) {
                 break;
@@ -140,7 +140,7 @@ impl Held<'_> {
             if matches!(link.try_submit(segment, &shared.submission(kind, list.as_list())), Ok(true)) {
                 list.as_list().iter().for_each(|small| told(small, calls, aftermath));
             } else {
-                // A fault is met again by those that go one by one, and a shard that sleeps makes no room.
+                // Calls that go one by one meet a fault again, and a shard that sleeps makes no room.
                 list.as_list().iter().for_each(|small| drop(calls.retract(small.call, aftermath)));
                 list.clear();
                 link.ring_shards();

@@ -18,7 +18,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Asks for something else, in the same memory.
+    /// Makes it ask for something else, in the same memory.
     #[inline]
     pub(super) fn set(&mut self, peer: &str, step: i64, key: &str) {
         self.peer.clear();
@@ -41,7 +41,6 @@ impl Place {
     }
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Unclaimed {
     steps: HashMap<i64, VecDeque<(Place, Tensor)>>,
@@ -54,23 +53,23 @@ impl Unclaimed {
         self.count == 0
     }
 
-    /// Keeps a tensor behind those of its key that are kept already.
+    /// Keeps a tensor behind others of its key.
     pub(super) fn keep(&mut self, place: Place, tensor: Tensor) {
         self.steps.entry(place.step).or_default().push_back((place, tensor));
         self.count += 1;
     }
 
-    /// Keeps one that was taken before all others of its key.
+    /// Returns a tensor that was taken, ahead of others of its key.
     pub(super) fn put_back(&mut self, place: Place, tensor: Tensor) {
         self.steps.entry(place.step).or_default().push_front((place, tensor));
         self.count += 1;
     }
 
-    /// The first of that key, for a destination that has `room`.
+    /// Takes the first tensor of that key, for a destination that has `room`.
     ///
     /// # Errors
-    /// InvalidArgument if it does not fit there and stays, ResourceExhausted if there is none and other keys have as many as may
-    /// be: the recv's own might have to be kept.
+    /// InvalidArgument if it does not fit there (it stays), ResourceExhausted if there is none and other keys have as many as
+    /// allowed: the recv's own might have to be kept.
     pub(super) fn take(
         &mut self,
         (peer, step, key): (&str, i64, &str),
@@ -98,7 +97,7 @@ impl Unclaimed {
         Ok(taken)
     }
 
-    /// Those of a step, which is over.
+    /// Takes the tensors of a step that is over.
     pub(super) fn forget(&mut self, step: i64) -> impl Iterator<Item = Tensor> {
         let forgotten = self.steps.remove(&step).unwrap_or_default();
         self.count -= forgotten.len();

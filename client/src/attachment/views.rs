@@ -1,4 +1,4 @@
-//! Arenas of other clients, in which tensors are viewed that they have published: mapped when the daemon first tells of one there, and
+//! Arenas of other clients, in which their published tensors are viewed: mapped when the daemon first names one, and
 //! unmapped when it says that their client has gone and the last view is dropped. Bounded by [`OTHERS_ARENAS_MAX`].
 
 use std::{
@@ -16,11 +16,11 @@ use sealane_transport::{
 use super::{Attachment, Line, aftermath::Aftermath, link::Segment};
 use crate::{attach, limits::OTHERS_ARENAS_MAX};
 
-/// The arenas that one daemon has shown.
+/// The arenas that one daemon has shared.
 #[derive(Default)]
 pub(super) struct Arenas {
     mapped: Vec<(u64, ReadOnlyMemory)>,
-    /// Clients that have gone.
+    /// Number of clients that have gone.
     gone: u64,
 }
 
@@ -34,11 +34,11 @@ impl Arenas {
 }
 
 impl Attachment {
-    /// The arena of that number, as the daemon of link `serial` knows it. It is asked for if it was not yet, which takes a conversation
-    /// of `VIEW_TIMEOUT` at most.
+    /// The arena of that number, as the daemon of link `serial` knows it. It is requested if that was not done, in a conversation
+    /// of at most `VIEW_TIMEOUT`.
     ///
     /// # Errors
-    /// ResourceExhausted if as many are mapped as may be, NotFound if its client has gone, Unavailable if the daemon has, or does not
+    /// ResourceExhausted if too many are mapped, NotFound if its client has gone, Unavailable if the daemon has gone, does not
     /// answer, or the system cannot map it.
     pub(super) fn others_arena(&self, serial: u64, arena: u64) -> Result<ReadOnlyMemory, Error> {
         let gone = match &self.lock().line {
@@ -56,7 +56,7 @@ impl Attachment {
         let memory = attach::map_arena(&self.settings, arena, Instant::now())?;
         if let Line::Up(link) = &mut self.lock().line
             && link.serial == serial
-            // It may have been told meanwhile that this one has gone, and would be kept then.
+            // The daemon may have reported meanwhile that its client has gone, and it would be kept for ever.
             && link.arenas.gone == gone
             && link.arenas.mapped.iter().all(|(number, _)| *number != arena)
         {
@@ -65,7 +65,7 @@ impl Attachment {
         Ok(memory)
     }
 
-    /// The number of the link that there is, counted from 1.
+    /// The number of the current link, counted from 1.
     pub(crate) fn link_number(&self) -> Option<u64> {
         match &self.lock().line {
             Line::Up(link) => Some(link.serial + 1),
@@ -73,7 +73,7 @@ impl Attachment {
         }
     }
 
-    /// The arena that is meant by a number in an answer of the daemon.
+    /// The arena that a number in the daemon's answer means.
     ///
     /// # Errors
     /// As [`others_arena`](Self::others_arena).
@@ -83,8 +83,8 @@ impl Attachment {
         self.others_arena(serial, arena)
     }
 
-    /// True if the daemon still lives that has lent this memory, and the clients of these arenas, as far as it has told: until then, what
-    /// lies there by its word is written by nobody else.
+    /// True if the daemon that has lent this memory still lives, and the clients of these arenas as far as it has reported: until then,
+    /// nobody else writes what lies there by its word.
     pub(crate) fn is_lent(&self, memory: &Buffer, mut arenas: impl Iterator<Item = u64>) -> bool {
         self.lock().pump();
         let is_there = match &self.lock().line {

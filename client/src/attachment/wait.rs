@@ -1,4 +1,4 @@
-//! Waiting: spin for a while, then sleep on the bell, or park while another thread does. Runs on the callers' threads and the
+//! Waiting: spin for a while, then sleep on the bell, or park while another thread sleeps on it. Runs on the callers' threads and the
 //! driver; a call's wait ends `GRACE` after its deadline whatever the daemon does.
 
 use std::{
@@ -19,12 +19,12 @@ use crate::{
     limits::{GRACE, LET_GO_LOOK, LET_GO_MAX, SPINS_PER_CLOCK, SWEEP_INTERVAL},
 };
 
-/// For whom a thread waits.
+/// Who waits.
 #[derive(Clone, Copy)]
 pub(super) enum Waiter<'a> {
     /// The caller of this call.
     Caller(u32),
-    /// The driver: for all calls that are awaited as futures.
+    /// The driver, which waits for all calls that are awaited as futures.
     Driver,
     /// A thread that waits for a future.
     Attendant(&'a Attendant),
@@ -70,7 +70,7 @@ impl Attachment {
         Ok(held.take(call, take))
     }
 
-    /// Waits for the end of many calls, in order; the lock is taken once for all that have ended when it is.
+    /// Waits for the end of many calls, in order; takes the lock once for all that have ended by then.
     ///
     /// # Errors
     /// InvalidArgument in a forked child, where the calls never end.
@@ -109,12 +109,12 @@ impl Attachment {
         }
     }
 
-    /// How long who waits looks before it sleeps, where the user has said.
+    /// How a waiting thread polls before it sleeps, if the user has set it.
     pub(crate) fn polling(&self) -> Option<Polling> {
         self.settings.polling
     }
 
-    /// False if who waits is to sleep at once.
+    /// False if a waiting thread is to sleep at once.
     pub(crate) fn may_spin(&self) -> bool {
         self.settings.polling != Some(Polling::Park)
     }
@@ -127,8 +127,8 @@ impl Attachment {
         attach::stream_connection(&self.settings, peer, number, Instant::now())
     }
 
-    /// Looks at the rings for as long as the policy says, or until the waiter has what it waits for. The driver looks while there is
-    /// something to look for.
+    /// Polls the rings for as long as the policy says, or until the waiter has what it waits for. The driver polls while there is
+    /// something to wait for.
     pub(super) fn spin(&self, waiter: Waiter<'_>) -> Held<'_> {
         let mut held = self.lock();
         let polling = match self.settings.polling {
@@ -173,7 +173,7 @@ impl Attachment {
             held.expire(waiter);
             let ended = match waiter {
                 Waiter::Caller(_) => false,
-                // Two threads that look at the same rings find no more than one.
+                // Two threads that poll the same rings find no more than one.
                 Waiter::Driver => held.attending > 0 || held.has_unplaced() || held.wants_lanes(),
                 Waiter::Attendant(attendant) => attendant.is_late(),
             };
@@ -183,7 +183,7 @@ impl Attachment {
         }
     }
 
-    /// Sleeps until something happens that may concern the waiter, which then has to look again.
+    /// Sleeps until something happens that may concern the waiter, which then has to check again.
     pub(super) fn sleep<'a>(&'a self, mut held: Held<'a>, waiter: Waiter<'_>) -> Held<'a> {
         held.pump();
         held.chores();
@@ -207,14 +207,14 @@ impl Attachment {
             return held;
         }
         held.listening.thread = true;
-        // For what waits for room nobody rings.
+        // Nobody rings when there is room again.
         let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
         let timeout = timeout.into_iter().chain(held.lanes_due(waiter)).min();
         let (serial, ear, others) = (held.link().serial, held.link().ear.clone(), held.link().direct.ear());
         let mut may_listen = true;
         match waiter {
             Waiter::Caller(call) => {
-                // Another thread that looks at the rings may find this call's answer: no bell rings for it.
+                // Another thread that polls the rings may find this call's answer: no bell rings for it.
                 let state = &mut *held;
                 state.calls.wake_at_end(call, &self.nudge_waker, false, &mut state.aftermath);
             }
@@ -245,7 +245,7 @@ impl Attachment {
         held
     }
 
-    /// Has whoever has something to say ring for the waiter, which is about to listen; false if something has been said already.
+    /// Has everyone who has something to say ring for the waiter, which is about to listen; false if something has been said already.
     pub(super) fn may_be_rung_for(&self, held: &mut Held<'_>, waiter: Waiter<'_>) -> bool {
         // ASLEEP: see `Area::has_piled`.
         self.asleep.store(true, Ordering::SeqCst);
@@ -260,7 +260,7 @@ impl Attachment {
         }
     }
 
-    /// Nobody has to ring.
+    /// The waiter is awake: nobody has to ring.
     pub(super) fn is_awake(&self, held: &Held<'_>) {
         if let Line::Up(link) = &held.line {
             link.awake();
@@ -299,14 +299,14 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// Waits until the daemon, to which goodbye was said, hangs up.
+    /// Waits until the daemon hangs up after the goodbye.
     pub(super) fn wait_for_hang_up(&mut self) {
         let until = Instant::now() + LET_GO_MAX;
         while Instant::now() < until {
             let State { line: Line::Up(link), listening, .. } = &mut **self else { return };
-            // There may have been no room for the goodbye.
+            // There may have been no room for the goodbye before.
             link.detach();
-            // A listener hears it anyway.
+            // A listener hears the hang-up anyway.
             if !listening.thread && nudge::now(&link.ear) == Woken::HungUp {
                 self.hung_up();
                 return;
@@ -316,7 +316,7 @@ impl Held<'_> {
         }
     }
 
-    /// Waits until the daemon has been told of what waits in this process, as far as it reads.
+    /// Waits until the daemon has been told what waits in this process, as far as it reads.
     pub(super) fn wait_for_backlog(&mut self) {
         let until = Instant::now() + LET_GO_MAX;
         while self.has_backlog() && Instant::now() < until {
@@ -326,8 +326,8 @@ impl Held<'_> {
         }
     }
 
-    /// Waits until the daemon lets go of the memory of a recv that was given up, which is its caller's to write again after
-    /// that: what comes then may be torn, and is not kept. Of many that are given up, one waits for a shard that reads nothing.
+    /// Waits until the daemon releases the memory of a recv that was given up, which its caller may write again then: what comes after
+    /// that may be torn, and is not kept. Of many that are given up, one waits for a shard that reads nothing.
     pub(super) fn wait_for_release(&mut self, segment: u16, call: u32) {
         let until = Instant::now() + LET_GO_MAX;
         loop {
@@ -350,7 +350,7 @@ impl Held<'_> {
         }
     }
 
-    /// A thread looks at the rings from now on: as long as it does, the daemon need not ring for the listener.
+    /// A thread polls the rings from now on: as long as it does, the daemon need not ring for the listener.
     fn start_spinning(&mut self) {
         self.spinning += 1;
         if let (true, Line::Up(link)) = (self.listening.is_there(), &self.line) {
@@ -358,25 +358,25 @@ impl Held<'_> {
         }
     }
 
-    /// It does not any more: the listener must be rung for again, and told of what came in between.
+    /// A thread polls no longer: the listener must be rung for again, and told of what came in between.
     fn stop_spinning(&mut self) {
         self.spinning -= 1;
         self.have_all_rung_for();
     }
 
-    /// Whether nobody waits for a send to be released, or a publication to be known, while this waiter listens.
+    /// True if nobody waits for a send to be released, or a publication to be known, while this waiter listens.
     fn wants_answers_alone(&self, waiter: Waiter<'_>) -> bool {
         let is_answered = match waiter {
             Waiter::Caller(call) => self.calls.is_answered(call),
             Waiter::Driver | Waiter::Attendant(_) => true,
         };
         let is_alone = self.parked.is_empty() && self.calls.watched_releases() == 0;
-        // A daemon that drains waits until everything is known here.
+        // A draining daemon waits until this process knows everything.
         let is_settled = !self.has_backlog() && matches!(&self.line, Line::Up(link) if !link.draining);
         is_answered && is_alone && is_settled
     }
 
-    /// The listener, if one sleeps and nobody looks at the rings meanwhile, is rung for whatever the daemon says.
+    /// Has the daemon ring for everything, if a listener sleeps and nobody polls the rings meanwhile.
     pub(super) fn have_all_rung_for(&mut self) {
         let State { line, calls, listening, spinning, .. } = &mut **self;
         if let (true, 0, Line::Up(link)) = (listening.is_there(), *spinning, line)
@@ -387,7 +387,7 @@ impl Held<'_> {
         }
     }
 
-    /// Whether the waiter has what it waits for.
+    /// True if the waiter has what it waits for.
     #[inline]
     fn is_over(&self, waiter: Waiter<'_>) -> bool {
         match waiter {
@@ -400,14 +400,14 @@ impl Held<'_> {
         }
     }
 
-    /// The waiter is awake again.
+    /// The waiter is awake again and needs no waker.
     fn wake_nobody(&mut self, waiter: Waiter<'_>) {
         if let Waiter::Caller(call) = waiter {
             self.calls.wake_nobody(call);
         }
     }
 
-    /// For how long the driver may sleep, by the lanes, which others leave to it if there is one.
+    /// How long the driver may sleep before the lanes need attention; other waiters leave the lanes to it if there is one.
     pub(super) fn lanes_due(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
         if matches!(waiter, Waiter::Driver) || !self.driver.is_there() { self.attend_lanes_in() } else { None }
     }
@@ -424,7 +424,7 @@ impl Held<'_> {
         }
     }
 
-    /// Ends what the daemon should have ended long ago.
+    /// Ends calls that the daemon should have ended long ago.
     fn expire(&mut self, waiter: Waiter<'_>) {
         match waiter {
             Waiter::Caller(call) => {
@@ -448,7 +448,6 @@ impl Held<'_> {
     }
 }
 
-/// Wakes a thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {

@@ -7,7 +7,7 @@ use sealane_transport::Error;
 
 use super::{DeviceBytes, driver::Context};
 
-/// Memory, until it is dropped.
+/// Device memory, freed on drop.
 struct Allocated {
     context: Context,
     address: u64,
@@ -24,12 +24,12 @@ impl Drop for Allocated {
     }
 }
 
-/// For programs without a library that allocates.
+/// For programs without a library that allocates device memory.
 impl DeviceBytes {
     /// `len` bytes of the device of that number, at least 1, with arbitrary contents; freed with the last clone.
     ///
     /// # Errors
-    /// ResourceExhausted if the device has no room, InvalidArgument for one that does not exist, Unavailable where there is no driver.
+    /// ResourceExhausted if the device has no room, InvalidArgument if it does not exist, Unavailable if there is no driver.
     pub fn allocate(device: usize, len: usize) -> Result<DeviceBytes, Error> {
         let context = Context::of(device)?;
         let address = context.with(|current| current.allocate(len))?;

@@ -1,5 +1,5 @@
-//! A device's copies: two streams, and a thread that learns when copies have ended. Calls are made by any thread; bounded by the memory
-//! that is copied, which the caller has.
+//! A device's copies: two streams, and a thread that learns when copies have ended. Callable from any thread; bounded by the memory
+//! that is copied, which is the caller's.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +30,7 @@ pub enum Direction {
     ToDevice,
 }
 
-/// What a copy uses until it has ended: bytes of the host, and as many of the device's memory at the same place.
+/// What a copy holds until it has ended: bytes of the host, and as many of the device for each.
 pub(super) struct Held {
     pub(super) host: Host,
     pub(super) device: Vec<DeviceBytes>,
@@ -39,7 +39,7 @@ pub(super) struct Held {
 /// The host's side of a copy.
 pub(super) enum Host {
     Payloads(Vec<Payload>),
-    /// The tensors of these numbers, which were pulled.
+    /// Tensors of a plan that were pulled, by their numbers.
     Pulled(Box<Plan>, Vec<usize>),
 }
 
@@ -63,19 +63,19 @@ impl Held {
     }
 }
 
-/// Told how a copy ended, on the device's thread.
+/// Called with the outcome of a copy, on the device's thread.
 pub(super) type Then = Box<dyn FnOnce(Result<Held, Error>) + Send>;
 
-/// A device of this process. They are made when they are first used, and stay.
+/// A device as used by this process. Made on first use, and kept.
 pub(super) struct Device {
     context: Context,
     lanes: [Lane; 2],
     bell: Bell,
-    /// The process that has the thread.
+    /// The process that runs the thread.
     process: u32,
 }
 
-/// A stream, and the copies that are in it, the oldest first.
+/// A stream and its pending copies, oldest first.
 struct Lane {
     stream: Stream,
     jobs: Mutex<VecDeque<Job>>,
@@ -85,7 +85,7 @@ struct Job {
     passed: Event,
     begun: Instant,
     held: Held,
-    /// The driver refused a part of it.
+    /// The driver's error, if it refused a part of the copy.
     refused: Option<Error>,
     then: Then,
 }
@@ -105,7 +105,7 @@ impl driver::Bell for Bell {
 }
 
 impl Bell {
-    /// Sleeps until it rings; with copies in the streams at most [`CUDA_LOOK`], since a device that is lost does not ring.
+    /// Sleeps until the bell rings; with copies pending at most [`CUDA_LOOK`], since a lost device does not ring.
     fn wait(&self, is_idle: bool) {
         let has_rung = locked(&self.has_rung);
         let mut has_rung = if is_idle {
@@ -164,7 +164,7 @@ impl Device {
         Ok(device)
     }
 
-    /// The number of the stream that copies in this direction are put into.
+    /// The number of the stream used for copies in this direction.
     pub(super) fn stream(&self, direction: Direction) -> u64 {
         self.lane(direction).stream.number()
     }
@@ -176,8 +176,8 @@ impl Device {
         }
     }
 
-    /// Copies between the two sides, to the host only if it has buffers of its own, and returns at once. Both are kept until
-    /// the copies have ended; memory that the device may still use after an error is never freed.
+    /// Starts a copy between the two sides, to the host only into buffers that it alone has, and returns at once. Both sides are kept
+    /// until the copy has ended; memory that the device may still use after an error is never freed.
     pub(super) fn copy(&'static self, direction: Direction, mut held: Held, then: Then) {
         let lane = self.lane(direction);
         let mut jobs = locked(&lane.jobs);
@@ -188,14 +188,14 @@ impl Device {
             is_used = true;
             let refused = copy_all(&pieces, direction, current, &lane.stream).err();
             let passed = current.record(&lane.stream)?;
-            // Without it the thread still looks, if later.
+            // If that fails, the thread still looks, only later.
             let _ = current.ring(&lane.stream, &self.bell);
             Ok((passed, refused))
         });
         match begun {
             Ok((passed, refused)) => {
                 jobs.push_back(Job { passed, begun: Instant::now(), held, refused, then });
-                // The thread may be idle, and then it does not look.
+                // An idle thread does not look by itself.
                 driver::Bell::ring(&self.bell);
             }
             Err(error) => {
@@ -208,7 +208,7 @@ impl Device {
         }
     }
 
-    /// Has copies of this direction wait for what is in another's stream now.
+    /// Makes copies in this direction wait for what is in the other stream now.
     pub(super) fn follow(&self, direction: Direction, bytes: &DeviceBytes) -> Result<(), Error> {
         self.context.with(|current| follow(bytes, current, &self.lane(direction).stream))
     }
@@ -218,7 +218,7 @@ impl Device {
             let mut is_idle = true;
             for lane in &self.lanes {
                 while let Some((job, outcome)) = self.ended(lane) {
-                    // What a caller's function panics with has been reported, and other copies go on.
+                    // A panic of a caller's function has been reported, and other copies go on.
                     let _ = catch_unwind(AssertUnwindSafe(|| job.end(outcome)));
                 }
                 is_idle &= locked(&lane.jobs).is_empty();
@@ -227,7 +227,7 @@ impl Device {
         }
     }
 
-    /// The oldest copy, if it has ended, and how.
+    /// The oldest copy and its outcome, if it has ended.
     fn ended(&self, lane: &Lane) -> Option<(Job, Result<(), Error>)> {
         let mut jobs = locked(&lane.jobs);
         let job = jobs.front()?;
@@ -248,7 +248,7 @@ impl Job {
         let Job { held, refused, then, .. } = self;
         match (outcome, refused) {
             (Ok(()), None) => then(Ok(held)),
-            // What was begun of it has ended.
+            // The parts that were begun have ended.
             (Ok(()), Some(error)) => then(Err(error)),
             (Err(error), _) => {
                 std::mem::forget(held);

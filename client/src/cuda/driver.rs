@@ -1,6 +1,6 @@
-//! The CUDA driver, loaded when it is first needed: a program that uses it also runs on hosts without one. Any thread.
+//! The CUDA driver, loaded on first use: a program that uses it also runs on hosts without one. Any thread.
 //!
-//! These are the few functions that copies between the host and a device take, with safe types over the driver's handles. Reference:
+//! Only the functions that copies between host and device need, with safe types over the driver's handles. Reference:
 //! the CUDA driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/>.
 #![allow(unsafe_code)]
 
@@ -35,12 +35,11 @@ const REGISTER_PORTABLE: c_uint = 1;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const DEVICE_ORDINAL: c_int = 9;
 
-/// Files that the driver may be in.
+/// Names of the driver's library, in the order tried.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 macro_rules! driver {
     ($($field:ident = $name:literal ($($argument:ty),*);)*) => {
-        /// The driver's functions.
         struct Functions {
             $($field: unsafe extern "C" fn($($argument),*) -> Status,)*
         }
@@ -93,7 +92,7 @@ pub(super) struct Driver {
 
 impl Driver {
     /// # Errors
-    /// Unavailable, with what was tried, where there is none, or none that works.
+    /// Unavailable, with what was tried, if no driver is found, or none works.
     pub(super) fn get() -> Result<&'static Driver, Error> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
         let driver = DRIVER.get_or_init(Driver::load).as_ref();
@@ -122,7 +121,6 @@ impl Driver {
         Ok(driver)
     }
 
-    /// How many devices there are.
     pub(super) fn devices(&self) -> usize {
         self.devices
     }
@@ -145,14 +143,14 @@ impl Driver {
     /// The device that has memory at this address.
     ///
     /// # Errors
-    /// The driver's, most often because none has.
+    /// The driver's, most often because no device has memory there.
     pub(super) fn device_of(&self, address: u64) -> Result<usize, Error> {
         let mut ordinal: c_int = 0;
         let place = (&raw mut ordinal).cast();
         // SAFETY: `ordinal` has room for the answer to this question.
         let ask = || unsafe { (self.functions.pointer_attribute)(place, DEVICE_ORDINAL, address) };
         let status = match ask() {
-            // Any will do.
+            // Any context will do.
             NO_CONTEXT => Context::of(0)?.with(|_| Ok(ask()))?,
             status => status,
         };
@@ -178,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// What the driver says of a status.
+    /// The driver's text for a status.
     fn words(&self, status: Status) -> String {
         let text = |of: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text = ptr::null();
@@ -236,7 +234,7 @@ impl Context {
         Ok(Context { driver, handle })
     }
 
-    /// Makes it current on this thread for as long as `during` runs. A graph that another thread captures meanwhile is not disturbed.
+    /// Runs `during` with the context current on this thread. A graph capture of another thread is not disturbed.
     ///
     /// # Errors
     /// The driver's, or those of `during`.
@@ -259,15 +257,15 @@ impl Context {
     }
 }
 
-/// Says that a context is current on this thread.
+/// Proof that a context is current on this thread.
 pub(super) struct Current {
     driver: &'static Driver,
 }
 
-/// A stream of this crate's own.
+/// A stream that this crate has created.
 pub(super) struct Stream(Handle);
 
-/// A stream of somebody else's, as a number: 1 is the legacy default stream, 2 that of a thread.
+/// A stream created elsewhere, as a number: 1 is the legacy default stream, 2 the per-thread default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignStream(pub(super) u64);
 
@@ -277,7 +275,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// The number under which others know it.
+    /// The number by which other libraries know it.
     pub(super) fn number(&self) -> u64 {
         self.0 as u64
     }
@@ -320,8 +318,6 @@ impl Current {
         Ok(Registered { driver: self.driver, start })
     }
 
-    /// A new stream.
-    ///
     /// # Errors
     /// The driver's.
     pub(super) fn stream(&self) -> Result<Stream, Error> {
@@ -343,7 +339,7 @@ impl Current {
         Ok(event)
     }
 
-    /// Memory of the device.
+    /// Allocates memory of the device.
     ///
     /// # Errors
     /// ResourceExhausted if it has none, and the driver's.
@@ -354,8 +350,6 @@ impl Current {
         self.driver.check("cuMemAlloc", status).map(|()| address)
     }
 
-    /// Frees memory.
-    ///
     /// # Safety
     /// It is from [`allocate`](Self::allocate), and nobody uses it any more.
     pub(super) unsafe fn free(&self, address: u64) {
@@ -387,12 +381,12 @@ impl Current {
         // SAFETY: as the caller promises; the host's are borrowed.
         let status = unsafe { (self.driver.functions.write)(device, host.as_ptr().cast(), host.len()) };
         self.driver.check("cuMemcpyHtoD", status)?;
-        // From memory that is not pinned it returns when the bytes are on their way, in the default stream.
+        // From unpinned memory the call returns before the copy has ended; it runs in the default stream.
         // SAFETY: that stream is there.
         self.driver.check("cuStreamSynchronize", unsafe { (self.driver.functions.stream_synchronize)(ptr::null_mut()) })
     }
 
-    /// The point that the stream has come to.
+    /// Records an event at what the stream has been given so far.
     ///
     /// # Errors
     /// The driver's.
@@ -400,7 +394,7 @@ impl Current {
         self.event_in(stream.0)
     }
 
-    /// Has `stream` wait for everything that was put into `other` so far.
+    /// Makes `stream` wait for everything that was put into `other` so far.
     ///
     /// # Errors
     /// The driver's.
@@ -426,7 +420,7 @@ impl Current {
         }
     }
 
-    /// Rings a bell when the stream gets there; never if the device is lost before.
+    /// Rings a bell when the stream has done everything it was given so far; never if the device is lost before.
     ///
     /// # Errors
     /// The driver's.

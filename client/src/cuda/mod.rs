@@ -3,12 +3,12 @@
 //! **Experimental**: tested against a driver of the tests' own, and not yet measured on hardware.
 //!
 //! [`Task::copy_from_device`](crate::Task::copy_from_device) copies tensors into the arena and then makes a call with them, such as
-//! a send; [`Task::copy_to_device`](crate::Task::copy_to_device) copies tensors that came to a device. Neither blocks its caller:
-//! the copies are put into streams of this crate's own, one for each direction and device, ordered after the caller's stream, and
-//! a thread learns of their end. The driver is loaded when it is first needed, so the same program runs on hosts without one.
+//! a send; [`Task::copy_to_device`](crate::Task::copy_to_device) copies received tensors to a device. Neither blocks its caller:
+//! the copies go into streams of this crate, one for each direction and device, ordered after the caller's stream, and
+//! a thread learns of their end. The driver is loaded on first use, so the same program runs on hosts without one.
 //!
-//! The arena is pinned when it is first used so ([`Task::pin`](crate::Task::pin)). Where the driver cannot pin it, and with an
-//! embedded engine, whose memory is ordinary, copies work all the same, but slower and not asynchronously.
+//! The arena is pinned on first use by a copy ([`Task::pin`](crate::Task::pin)). If the driver cannot pin it, and with an
+//! embedded engine, whose memory is ordinary, copies still work, but slower and not asynchronously.
 
 mod allocated;
 mod device;
@@ -29,7 +29,7 @@ pub use self::{
 };
 
 /// The number of the stream (a `CUstream`) that copies of `device` in this direction are put into, for producers of device memory that
-/// order another's stream after their own work, as DLPack's do.
+/// order a consumer's stream after their own work, as those of DLPack do.
 ///
 /// # Errors
 /// InvalidArgument for a device that does not exist, and in a forked child; Unavailable where there is no driver.
@@ -37,7 +37,7 @@ pub fn stream(device: usize, direction: Direction) -> Result<u64, Error> {
     Ok(device::Device::get(device)?.stream(direction))
 }
 
-/// Memory of a device, and what keeps it.
+/// Memory of a device, and what keeps it alive.
 #[derive(Debug, Clone)]
 pub struct DeviceBytes {
     device: usize,
@@ -65,7 +65,7 @@ impl DeviceBytes {
         DeviceBytes { device, address, len, after, _keeper: keeper }
     }
 
-    /// The same memory, which waits for nothing: copies of this direction wait already for what is in the stream `after` now.
+    /// The same memory without a stream to wait for: copies in this direction already wait for what is in `after` now.
     ///
     /// # Errors
     /// The driver's.
@@ -76,10 +76,10 @@ impl DeviceBytes {
         Ok(DeviceBytes { after: None, ..self })
     }
 
-    /// Some of them.
+    /// A part of these bytes.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range is out of bounds.
     pub fn part(&self, range: Range<usize>) -> DeviceBytes {
         assert!(range.start <= range.end && range.end <= self.len, "bytes {range:?} of {}", self.len);
         DeviceBytes { address: self.address + range.start as u64, len: range.len(), ..self.clone() }
@@ -95,7 +95,7 @@ impl DeviceBytes {
         self.address
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.len
@@ -122,7 +122,7 @@ impl DeviceTensor {
         &self.meta
     }
 
-    /// Where it lies.
+    /// The bytes of the tensor.
     pub fn bytes(&self) -> &DeviceBytes {
         &self.bytes
     }

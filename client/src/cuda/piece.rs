@@ -1,4 +1,4 @@
-//! Pieces of memory that are copied, and those of them that can be copied as one. Pure, but for the copy itself.
+//! Pieces of memory to copy, and which of them can be copied as one. Pure, except for the copy itself.
 #![allow(unsafe_code)]
 
 use sealane_transport::Error;
@@ -17,12 +17,12 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Bytes that may be written, and as many on the device.
+    /// A piece that may be written on the host.
     pub(super) fn new(host: &mut [u8], device: &DeviceBytes) -> Piece {
         Piece { host: host.as_mut_ptr(), device: device.address, len: device.len.min(host.len()) }
     }
 
-    /// Bytes that are only read.
+    /// A piece that is only read on the host.
     pub(super) fn new_read(host: &[u8], device: &DeviceBytes) -> Piece {
         Piece { host: host.as_ptr().cast_mut(), device: device.address, len: device.len.min(host.len()) }
     }
@@ -31,7 +31,7 @@ impl Piece {
         self.len == 0
     }
 
-    /// Puts its copy into the stream. The device's memory is a caller's, who promised that it is there; [`super::Device::copy`]
+    /// Enqueues the copy. The device's memory is a caller's, who promised that it exists; [`super::Device::copy`]
     /// keeps both sides until the copy has ended, and copies to the host only into buffers that it alone has.
     fn copy(&self, direction: Direction, current: &Current, stream: &Stream) -> Result<(), Error> {
         let Piece { host, device, len } = *self;
@@ -45,7 +45,7 @@ impl Piece {
     }
 }
 
-/// Has `stream` wait for the work that a caller's memory waits for.
+/// Makes `stream` wait for the work that a caller's memory waits for.
 pub(super) fn follow(bytes: &DeviceBytes, current: &Current, stream: &Stream) -> Result<(), Error> {
     match bytes.after {
         // SAFETY: the caller of `DeviceBytes::new` promised that it exists.
@@ -54,8 +54,8 @@ pub(super) fn follow(bytes: &DeviceBytes, current: &Current, stream: &Stream) ->
     }
 }
 
-/// Puts the copies of all pieces into the stream. Those that follow each other on both sides are one copy: a flat buffer's views are
-/// copied at the price of one. The driver refuses one over two allocations, which are then copied one by one.
+/// Enqueues the copies of all pieces. Pieces that are adjacent on both sides are one copy: views of a flat buffer are
+/// copied at the price of one. The driver refuses a copy across two allocations; such pieces are then copied one by one.
 pub(super) fn copy_all(
     pieces: &[Piece],
     direction: Direction,
@@ -74,7 +74,7 @@ pub(super) fn copy_all(
     Ok(())
 }
 
-/// The first piece with those that follow it on both sides, as one, and how many they are.
+/// The first piece merged with those that follow it on both sides, and how many they are.
 fn merged(pieces: &[Piece]) -> Option<(Piece, usize)> {
     let (first, others) = pieces.split_first()?;
     let mut whole = *first;
@@ -88,7 +88,7 @@ fn merged(pieces: &[Piece]) -> Option<(Piece, usize)> {
     Some((whole, pieces.len()))
 }
 
-/// Where on the host each of these lies in one block, and the block's size: as on the device where they follow each other there,
+/// Host offsets of these in one block, and the block's size: laid out as on the device if they are adjacent there,
 /// otherwise aligned.
 pub(super) fn layout(device: &[DeviceBytes], alignment: usize) -> (Vec<usize>, usize) {
     let (mut at, mut next) = (0, None);

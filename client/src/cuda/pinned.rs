@@ -8,13 +8,13 @@ use sealane_transport::Error;
 use super::driver::{Context, Registered};
 use crate::limits::CUDA_REGISTERED_BYTES_MAX;
 
-/// Pinned memory; unpinned when it is dropped.
+/// Pinned memory; unpinned on drop.
 pub(crate) struct Pinned {
     _pieces: Vec<Registered>,
 }
 
 impl Pinned {
-    /// For all devices, by the context of this one.
+    /// Pins memory for all devices, by the context of this one.
     ///
     /// # Errors
     /// The driver's; nothing is pinned then.

@@ -1,4 +1,4 @@
-//! Calls with tensors of devices: the copy first, then the call; and copies of what came.
+//! Calls with tensors of devices: first the copy, then the call; and copies of what was received.
 
 use std::{
     future::Future,
@@ -21,7 +21,7 @@ pub struct Copying<T = ()>(State<T>);
 
 enum State<T> {
     UnderWay(oneshot::AsyncReceiver<Result<T, Error>>),
-    /// It was not begun.
+    /// It was not started.
     Failed(Option<Error>),
 }
 
@@ -32,8 +32,8 @@ impl<T> Copying<T> {
         Self(State::Failed(Some(error)))
     }
 
-    /// Checks whether the copy has ended, without waiting; `None` while it has not. The outcome can be taken once. Whoever has polled
-    /// is not woken any more.
+    /// Checks whether the copy has ended, without waiting; `None` while it has not. The outcome can be taken once. A task that has polled
+    /// before is not woken any more.
     ///
     /// # Panics
     /// If the outcome was already taken.
@@ -58,7 +58,7 @@ impl<T> Future for Copying<T> {
     }
 }
 
-/// The thread that would tell has panicked.
+/// The error if the thread for copies has panicked.
 fn gone() -> Error {
     Error::unavailable("the thread for CUDA copies", "it has ended")
 }
@@ -79,7 +79,7 @@ impl<C> Staged<C> {
         Self(Stage::Begun(call))
     }
 
-    /// The call, once it was made, as a future's poll.
+    /// The call, once it has been made; polled like a future.
     ///
     /// # Errors
     /// Those of the copy: ResourceExhausted if the arena has no room for the tensors, Unavailable for the driver's.
@@ -114,8 +114,8 @@ where
 
 /// Copies to and from CUDA devices.
 impl Task {
-    /// Has the CUDA driver pin the arena for all devices, unless it is, by the context of this one: the first copy tries so too. An arena
-    /// stays pinned until the task is closed; the next daemon's is pinned by the next copy.
+    /// Pins the arena for all devices with the CUDA driver, by this device's context, unless it is pinned; the first copy tries this too.
+    /// An arena stays pinned until the task is closed; the next daemon's is pinned by the next copy.
     ///
     /// # Errors
     /// Why the driver does not: then copies work, but are slower and not asynchronous. Unimplemented with an embedded engine, whose
@@ -209,14 +209,14 @@ impl Task {
         }))
     }
 
-    /// Whether it worked is told by `pin`, whoever wants to know.
+    /// Tries to pin the arena; `pin` tells those who want to know whether it worked.
     fn pin_once(&self, bytes: &[DeviceBytes]) {
         if let (Some(attachment), Some(bytes)) = (self.attachment(), bytes.first()) {
             let _ = attachment.pin_once(bytes.device);
         }
     }
 
-    /// Whether the arena is pinned, by the context of this device: tried unless it was, and without waiting for a daemon.
+    /// Checks whether the arena is pinned, by the context of this device; tries that unless it was tried. Does not wait for a daemon.
     ///
     /// # Errors
     /// As [`pin`](Self::pin).
@@ -224,7 +224,7 @@ impl Task {
         self.attachment().map_or(Ok(()), |attachment| attachment.pin_once(device))
     }
 
-    /// Memory for what comes from these, as they lie on the device.
+    /// Memory to copy these into, with the layout that they have on the device.
     fn staging(&self, device: &[DeviceBytes]) -> Result<Vec<Payload>, Error> {
         let (places, size) = layout(device, CUDA_ALIGNMENT);
         let mut lens = Vec::with_capacity(2 * places.len());
@@ -235,7 +235,7 @@ impl Task {
         }
         let parts = self.alloc(size)?.split(&lens);
         self.pin_once(device);
-        // Every other one is a gap.
+        // Every other part is a gap.
         Ok(parts.into_iter().skip(1).step_by(2).map(Payload::from).collect())
     }
 }
@@ -244,9 +244,9 @@ fn other_size(found: usize, room: usize) -> Error {
     Error::invalid(format!("the tensor has {found} bytes, the device's memory {room}"))
 }
 
-/// The device that has all of these.
+/// The one device that has all of these.
 fn only(bytes: &[DeviceBytes]) -> Result<&'static Device, Error> {
-    // One without bytes is on any.
+    // A tensor without bytes may be on any device.
     let mut some = bytes.iter().filter(|bytes| bytes.len > 0);
     let first = some.next().or(bytes.first()).ok_or_else(|| Error::invalid("no tensors to copy"))?;
     if let Some(other) = some.find(|other| other.device != first.device) {
@@ -266,7 +266,7 @@ fn begin<T: Send + 'static>(
 ) -> Copying<T> {
     let (told, outcome) = oneshot::async_channel();
     let then = move |copied: Result<Held, Error>| {
-        // Nobody may want to know.
+        // The receiver may be gone.
         let _ = told.send(copied.map(|held| then(held.host)));
     };
     device.copy(direction, held, Box::new(then));

@@ -1,4 +1,4 @@
-//! Tasks of an embedded engine: each call as the engine has it. Runs on the callers' threads.
+//! Tasks of an embedded engine: passes each call to the engine. Runs on the callers' threads.
 
 mod plan;
 

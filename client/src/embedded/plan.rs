@@ -1,4 +1,4 @@
-//! A plan of an embedded engine whose pull is begun, and asked after later. Runs on the callers' threads.
+//! A plan of an embedded engine whose pull is begun first and polled later. Runs on the callers' threads.
 
 use std::{
     future::Future,
@@ -15,7 +15,6 @@ use crate::{
     plan::{Pulls, not_pulled},
 };
 
-/// See the module.
 pub(super) struct EmbeddedPlan {
     plan: Plan,
     /// The pull in progress.
@@ -29,7 +28,7 @@ impl EmbeddedPlan {
         Self { plan, begun: None }
     }
 
-    /// A pull has what the plan had, and takes it along if it is given up.
+    /// True if the pull in progress has the plan's memory, which is lost if the pull is given up.
     fn is_with_its_pull(&self) -> bool {
         self.plan.pull_buffer().len() < self.plan.keys().len()
     }

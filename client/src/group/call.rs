@@ -1,4 +1,4 @@
-//! What a rank calls, as all ranks must call alike: it is compared before anything is made of their tensors.
+//! What a rank calls. All ranks must call alike, so it is compared before their tensors are used.
 
 use std::fmt;
 
@@ -36,20 +36,20 @@ pub(super) const NAMES: [&str; 10] = [
     "barrier",
 ];
 
-/// One call of it.
+/// One call of a collective.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) kind: Kind,
-    /// The type of its elements, of calls that compute with them.
+    /// Element type and operation, of calls that compute.
     pub(super) arithmetic: Option<(DType, ReduceOp)>,
-    /// Bytes of each rank, or of each part; 0 where they may differ.
+    /// Bytes of each rank, or of each part; 0 if they may differ.
     pub(super) bytes: usize,
-    /// Of calls to or from one rank.
+    /// The root, of calls to or from one rank.
     pub(super) root: Option<usize>,
 }
 
 impl Call {
-    /// In words, with the number of the call among those of its group and a digest of the calls before: calls that nobody compares, as no
+    /// The call in words, with its number in the group and a digest of the calls before: calls that nobody compares, as no
     /// rank reads another, are compared by the next.
     pub(super) fn words(&self, number: u32, before: u64) -> [u64; CALL_WORDS] {
         let arithmetic = self.arithmetic.map_or(0, |(dtype, op)| {
@@ -62,12 +62,12 @@ impl Call {
 
 /// A digest of a call and those before it.
 pub(super) fn digest(call: &[u64; CALL_WORDS]) -> u64 {
-    // FNV-1a, by words: it is no defence, only different for calls that differ.
+    // FNV-1a, by words: it is no defence, but differs for calls that differ.
     call.iter()
         .fold(0xcbf2_9ce4_8422_2325, |digest, word| (digest ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29))
 }
 
-/// What the words of a rank say, which may be anything.
+/// A rank's call in words, which may contain anything.
 pub(super) struct Told(pub(super) [u64; CALL_WORDS]);
 
 impl fmt::Display for Told {
@@ -92,7 +92,7 @@ impl fmt::Display for Told {
     }
 }
 
-/// The error of ranks that call differently.
+/// The error of ranks whose calls differ.
 pub(super) fn differs((own, mine): (usize, Told), (rank, theirs): (usize, Told)) -> Error {
     let (mine, theirs) = (mine.to_string(), theirs.to_string());
     let before = if mine == theirs { ", and they called differently before" } else { "" };

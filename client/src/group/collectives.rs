@@ -1,9 +1,9 @@
-//! What the ranks of one host do in collectives, as rounds. Each is the same for all of them; tensors larger than a slot go in pieces, of
-//! which the next is written while the last is read. Ranks are places on this host, unless they are parts of a tensor.
+//! Collectives of the ranks of one host, as rounds. Rounds are the same for all ranks; tensors larger than a slot go in pieces, the next
+//! of which is written while the last is read. Ranks are places on this host, unless they are parts of a tensor.
 //!
 //! Reductions fold the ranks' elements in the order of the ranks, each element in one place: so all ranks have the same bits, and the same
-//! in each run. Small tensors are reduced by every rank, in one round; of large ones each rank reduces a part, which it gives to the
-//! others in a second round (reduce-scatter, then all-gather, as Rabenseifner's algorithm does).
+//! in each run. Small tensors are reduced by every rank, in one round; of large ones each rank reduces a part, which it sends to the
+//! others in a second round (reduce-scatter, then all-gather, as in Rabenseifner's algorithm).
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::{
     rounds::{Reader, Rounds, part_of_slot, rounds_of},
 };
 
-/// The part of a piece of so many bytes, of elements of `element` bytes, that one of `count` reduces; none where there are fewer.
+/// The part of a piece that rank `number` of `count` reduces, in whole elements of `element` bytes; none if there are too few.
 pub(super) fn share(bytes: usize, element: usize, number: usize, count: usize) -> Range<usize> {
     let elements = bytes / element;
     // No product overflows: a piece is no larger than a slot.
@@ -35,7 +35,7 @@ impl Rounds {
         self.members().rank
     }
 
-    /// `rounds` times, `write` fills this rank's slot with something of `data`, and `read` takes what the others have written.
+    /// In each of `rounds`, `write` fills this rank's slot from `data`, and `read` takes what the others have written.
     fn exchange<D: ?Sized>(
         &mut self,
         rounds: usize,
@@ -43,7 +43,7 @@ impl Rounds {
         write: impl Fn(&D, usize, &mut [u8]),
         read: impl Fn(&Reader, &mut D, usize, u32) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // Nobody else reads what a rank alone writes.
+        // Nobody reads what a rank alone on its host writes.
         let is_alone = self.size() == 1;
         let write = |data: &D, number: usize, slot: &mut [u8]| {
             if !is_alone {
@@ -75,7 +75,7 @@ impl Rounds {
         )
     }
 
-    /// `data` of one rank becomes that of all.
+    /// Copies `data` of rank `root` to all.
     pub(super) fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<(), Error> {
         let (rounds, is_root) = (rounds_of(data.len(), SLOT_BYTES), self.rank() == root);
         self.exchange(
@@ -98,7 +98,7 @@ impl Rounds {
         )
     }
 
-    /// `whole` is a part of each rank of the group; those that `held` names by the places of this host are there with these.
+    /// `whole` has a part for each rank of the group; each place of this host brings the parts that `held` lists for it.
     pub(super) fn all_gather(&mut self, whole: &mut [u8], held: &[Vec<usize>]) -> Result<(), Error> {
         let part = whole.len() / held.iter().map(Vec::len).sum::<usize>();
         let (per, own) = (part_of_slot(held.iter().map(Vec::len).max().unwrap_or(1)), self.rank());
@@ -124,7 +124,7 @@ impl Rounds {
         )
     }
 
-    /// The `part` of each rank comes to `whole` of one, which has its own part there.
+    /// Collects the `part` of each rank in `whole` of one rank, which has its own part there already.
     pub(super) fn gather(&mut self, part: &[u8], mut whole: Option<&mut [u8]>) -> Result<(), Error> {
         self.exchange(
             rounds_of(part.len(), SLOT_BYTES),
@@ -145,7 +145,7 @@ impl Rounds {
         )
     }
 
-    /// Each rank gets its `part` of `whole`, which one has.
+    /// Gives each rank its `part` of `whole`, which one rank has.
     pub(super) fn scatter(&mut self, whole: Option<&[u8]>, part: &mut [u8], root: usize) -> Result<(), Error> {
         let (own, per, len) = (self.rank(), part_of_slot(self.size()), part.len());
         let numbers: Vec<usize> = (0..self.size()).map(|rank| self.members().number_of(rank)).collect();
@@ -173,7 +173,7 @@ impl Rounds {
         )
     }
 
-    /// Each rank has a part for each rank of the group in `from`, and one of each in `to`: those of this host are copied. `longest` is the
+    /// Each rank has a part for each rank of the group in `from`, and one of each in `to`: copies those of this host. `longest` is the
     /// longest part of all.
     pub(super) fn all_to_all_parts(
         &mut self,
@@ -208,7 +208,7 @@ impl Rounds {
         )
     }
 
-    /// `data` of all ranks becomes what they reduce to, by each rank for itself.
+    /// Reduces `data` of all ranks, each rank for itself.
     pub(super) fn reduce_at_once(&mut self, data: &mut [u8], reduction: &Reduction, wants: Wants) -> Result<(), Error> {
         let (own, size, len) = (self.rank(), self.size(), data.len());
         self.slot(Stage::Given)?[..len].copy_from_slice(data);
@@ -224,7 +224,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// The same by parts, of which each rank reduces one; elements have `element` bytes.
+    /// Reduces by parts, one for each rank; elements have `element` bytes.
     pub(super) fn reduce_by_parts(
         &mut self,
         data: &mut [u8],
@@ -255,7 +255,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Writes what the other ranks reduce of a piece, each of the first `count` a part. What this one does stays where it is.
+    /// Writes what the other ranks reduce of a piece, one part for each of the first `count`. This rank's own part stays in place.
     pub(super) fn give_piece(
         &mut self,
         data: &[u8],
@@ -272,7 +272,7 @@ impl Rounds {
         Ok(self.post(Stage::Given))
     }
 
-    /// Folds what all ranks give of a part of a piece, of which this rank's is in `piece`.
+    /// Folds all ranks' contributions to a part of a piece; this rank's is in `piece`.
     pub(super) fn fold_part(
         &mut self,
         piece: &[u8],
@@ -307,7 +307,7 @@ impl Rounds {
         self.gather_parts(piece, element, count, wants)
     }
 
-    /// What this rank has made is in its slot: the others get it, and this one gets theirs.
+    /// Shares the result in this rank's slot with the others, and gets theirs.
     fn gather_parts(&mut self, piece: &mut [u8], element: usize, count: usize, wants: Wants) -> Result<(), Error> {
         let round = self.post(Stage::Made);
         if wants == Wants::Result {
@@ -322,7 +322,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Each rank has a part for each rank in `from`, and gets in `to` what those for it reduce to.
+    /// Each rank has a part for each rank in `from`, and gets in `to` the reduction of those meant for it.
     pub(super) fn reduce_scatter(&mut self, from: &[u8], to: &mut [u8], reduction: &Reduction) -> Result<(), Error> {
         let (own, size, per) = (self.rank(), self.size(), part_of_slot(self.size()));
         let len = to.len();
@@ -349,8 +349,8 @@ impl Rounds {
         )
     }
 
-    /// One round of the same for the group: of the parts of `len` bytes for all its ranks in `from` it reduces a piece, for those ranks that
-    /// are this one's `targets`, to `made`, in which each has `per` bytes.
+    /// One round of a group's reduce-scatter: reduces a piece of the parts of `len` bytes that `from` has for all ranks, for this rank's
+    /// `targets`, into `made`, with `per` bytes for each.
     pub(super) fn reduce_parts(
         &mut self,
         from: &[u8],
@@ -380,7 +380,7 @@ impl Rounds {
 }
 
 impl Reader {
-    /// Folds what all ranks give of a part of a piece, of which this rank's is in `piece`.
+    /// Folds all ranks' contributions to a part of a piece; this rank's is in `piece`.
     fn fold_part(
         &self,
         piece: &[u8],
@@ -397,7 +397,7 @@ impl Reader {
     }
 }
 
-/// Folds what `of` gives for each of `size`, in their order.
+/// Folds `of` of each of `size`, in their order.
 pub(super) fn fold_all<'s>(
     into: &mut [u8],
     size: usize,
@@ -415,7 +415,7 @@ pub(super) fn fold_all<'s>(
     Ok(())
 }
 
-/// The bytes of the piece of that number of so many that go by `part` each; none where they are fewer.
+/// The bytes of piece `number`, if so many bytes are divided into pieces of `part`; none behind the last.
 pub(super) fn piece(bytes: usize, part: usize, number: usize) -> Range<usize> {
     let start = (number * part).min(bytes);
     start..(start + part).min(bytes)

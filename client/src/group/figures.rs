@@ -1,4 +1,4 @@
-//! What a rank counts of its group, and how whoever looks at this host finds that: in a page of memory of its process, without a daemon.
+//! What a rank counts of its group, and how others on this host find it: in a page of memory of its process, without a daemon.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -22,10 +22,10 @@ use super::{
 
 const PAGE: &str = "sealane-group-figures";
 
-/// The form of the page: another one gets another number.
+/// The format of the page: another format has another number.
 const FORM: u64 = 0x7365_616c_616e_0001;
 
-/// The numbers of counters.
+/// Indices of the counters.
 mod at {
     pub(super) const FORM: usize = 0;
     pub(super) const GROUP: usize = 1;
@@ -34,11 +34,11 @@ mod at {
     pub(super) const HOSTS: usize = 4;
     /// Seconds of Unix time.
     pub(super) const BEGAN: usize = 5;
-    /// Three of each kind of call: how many, their bytes, and their nanoseconds.
+    /// Three for each kind of call: how many, their bytes, and their nanoseconds.
     pub(super) const CALLS: usize = 8;
 }
 
-/// All that is counted: collectives by their kinds, and behind them the messages.
+/// Everything counted: collectives by kind, and behind them the messages.
 const COUNTED: usize = NAMES.len() + 2;
 const SENDS: usize = NAMES.len();
 const RECVS: usize = SENDS + 1;
@@ -51,17 +51,17 @@ const _: () = assert!(at::CALLS + 3 * COUNTED <= COUNTERS);
 pub struct RankFigures {
     /// Its process.
     pub process: u32,
-    /// The same for all ranks of a group, and for no others.
+    /// The same for all ranks of a group, and different for other groups.
     pub group: u64,
-    /// Its number.
+    /// Its number in the group.
     pub rank: usize,
     /// How many ranks the group has.
     pub size: usize,
     /// How many hosts they are on.
     pub hosts: usize,
-    /// When the ranks knew of each other, to the second.
+    /// When the ranks had met, to the second.
     pub began: SystemTime,
-    /// What it has called, in no order of time.
+    /// Its calls by kind, in no order of time.
     pub calls: Vec<CallFigures>,
 }
 
@@ -75,25 +75,25 @@ pub struct CallFigures {
     pub count: u64,
     /// The bytes of their tensors: of each rank, or of each part where all ranks have one.
     pub bytes: u64,
-    /// How long they took, with the time that this rank waited for others: of calls in which all wait for all, whoever comes last has the
-    /// least. Of messages, none.
+    /// How long they took, including the time that this rank waited for others: of calls in which all wait for all, the last rank to come
+    /// has the least. None for messages.
     pub time: Duration,
 }
 
 impl CallFigures {
-    /// Whether it is one in which each rank waits for all others.
+    /// True if each rank waits for all others in such calls.
     pub fn waits_for_all(&self) -> bool {
         const ROOTED: [&str; 4] = ["reduce", "gather", "scatter", "broadcast"];
         NAMES.contains(&self.name) && !ROOTED.contains(&self.name)
     }
 }
 
-/// What this rank counts. Any thread.
+/// This rank's counters. Any thread.
 #[derive(Debug)]
 pub(super) struct Counters(CounterPage);
 
 impl Counters {
-    /// Of a group whose first rank has a name that no other group's has.
+    /// For a group whose first rank has a name that is in no other group.
     pub(super) fn new(first: &str, layout: &Layout) -> Result<Counters, ShmError> {
         let page = CounterPage::create(PAGE)?;
         let mut group = DefaultHasher::new();
@@ -130,7 +130,7 @@ impl Counters {
         }
     }
 
-    /// Nobody takes this for a rank's page any more, also if a forked child still has it.
+    /// Makes the page no rank's any more, even if a forked child still has it.
     pub(super) fn close(&self) {
         self.0.counter(at::FORM).store(0, Ordering::Relaxed);
     }
@@ -150,7 +150,7 @@ pub(super) fn ranks_here() -> Result<Vec<RankFigures>, Error> {
     Ok(ranks)
 }
 
-/// Groups in the order of their beginning, which each rank knows to the second alone, and each group's ranks together.
+/// Sorts groups by their beginning, which each rank knows only to the second, with each group's ranks together.
 fn order(ranks: &mut [RankFigures]) {
     let mut first: HashMap<u64, SystemTime> = HashMap::new();
     for RankFigures { group, began, .. } in &*ranks {
@@ -159,7 +159,7 @@ fn order(ranks: &mut [RankFigures]) {
     ranks.sort_by_key(|figures| (first[&figures.group], figures.group, figures.rank));
 }
 
-/// What a page says, if it is one of this form.
+/// The figures on a page, if it has this format.
 fn figures(page: &FoundPage) -> Option<RankFigures> {
     let counters = &page.counters;
     if counters[at::FORM] != FORM {

@@ -1,8 +1,8 @@
 //! Messages between two ranks: a state machine that moves pieces whenever it is asked to. Under one lock; it never sleeps.
 //!
-//! For those of one host each rank has a mailbox of a few pieces for each other rank, in its own memory. A message is pieces in order, each with its tag and its
-//! length; the receiver takes them in order too. What nobody here wants stays in the mailbox, so its sender waits; it is moved out of the
-//! way, into memory of this process, only when a recv waits for another message of that rank.
+//! On one host, each rank has a mailbox of a few pieces for each other rank, in its own memory. A message is a sequence of pieces, each
+//! with its tag and its length; the receiver takes them in order. What nobody here wants stays in the mailbox, so its sender waits; it is
+//! moved to memory of this process only when a recv waits for another message of that rank.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,16 +26,16 @@ use crate::group::limits::GROUP_UNEXPECTED_BYTES_MAX;
 
 mod far;
 
-/// What is sent.
+/// The data of a send.
 pub(super) type Given = Box<dyn AsRef<[u8]> + Send>;
 
-/// Where a message comes.
+/// Where a message is received.
 pub(super) type Room = Box<dyn AsMut<[u8]> + Send>;
 
-/// How a message ended: from which rank it came, or to which it went.
+/// How a message ended: the rank that it came from, or went to.
 pub(super) type Outcome = Result<usize, Error>;
 
-/// Told of an outcome.
+/// Called with an outcome.
 pub(super) type Then = Box<dyn FnOnce(&Outcome) + Send>;
 
 /// The head of each piece: tag, length of the message, and where the piece is in it.
@@ -43,35 +43,34 @@ const HEAD: usize = 24;
 
 const PIECE: usize = MAIL_PIECE_BYTES - HEAD;
 
-/// See the module.
 pub(super) struct Mail {
     members: Arc<Members>,
     boxes: Mailboxes,
     peers: Vec<Peer>,
-    /// Recvs that nothing has come for, oldest first.
+    /// Recvs without a message so far, oldest first.
     wanted: VecDeque<Wanted>,
     /// Messages that were moved out of the way, oldest first, and their bytes.
     unexpected: VecDeque<Unexpected>,
     unexpected_bytes: usize,
     calls: HashMap<u64, Status>,
     next: u64,
-    /// What is to be done without the lock.
+    /// What is left to do once the lock is released.
     aftermath: Aftermath,
 }
 
-/// What runs code of the callers', and so is left to whoever lets go of the lock.
+/// What runs code of the callers', and so is left to whoever releases the lock.
 #[derive(Default)]
 pub(super) struct Aftermath {
-    /// Those to be told how calls ended.
+    /// Callbacks to be called with outcomes.
     ended: Vec<(Then, Outcome)>,
     given: Vec<Given>,
     rooms: Vec<Room>,
-    /// Nobody calls them any more.
+    /// Callbacks that nobody calls any more.
     unheard: Vec<Then>,
 }
 
 impl Aftermath {
-    /// Drops what is not needed any more, and tells how calls ended. What panics then has done so alone.
+    /// Drops what is not needed any more, and calls the callbacks. A panic in one does not affect the others.
     pub(super) fn run(self) {
         let Aftermath { ended, given, rooms, unheard } = self;
         drop((given, rooms, unheard));
@@ -85,12 +84,12 @@ impl Aftermath {
 #[derive(Default)]
 struct Peer {
     sends: VecDeque<Sending>,
-    /// Pieces sent, pieces taken, and how often it was told of either.
+    /// Pieces sent, pieces taken, and how often it was notified of either.
     sent: u32,
     taken: u32,
     told: u32,
     arriving: Option<Arriving>,
-    /// If it is on another host.
+    /// For a rank on another host.
     line: Line,
 }
 
@@ -99,7 +98,7 @@ struct Sending {
     tag: i64,
     given: Given,
     at: usize,
-    /// Some of it is under seal to leave, though nothing has.
+    /// Some of it is encrypted to be sent, though nothing was sent yet.
     has_begun: bool,
 }
 
@@ -134,7 +133,7 @@ struct Unexpected {
 
 enum Status {
     UnderWay(Option<Then>),
-    /// The same of a send whose caller is gone.
+    /// A send whose caller is gone.
     Unasked(Then),
     Ended(Outcome),
 }
@@ -154,7 +153,7 @@ impl Mail {
         }
     }
 
-    /// Enters a send; its number. One to this very rank is copied at once.
+    /// Enters a send and returns its number. A send to this very rank is copied at once.
     pub(super) fn send(&mut self, given: Given, to: usize, tag: i64) -> u64 {
         let id = self.enter();
         if to == self.members.number() {
@@ -176,7 +175,7 @@ impl Mail {
                 self.end(id, Ok(from));
             }
             Some(Into::Nothing) => {}
-            // It may also wait for a recv that is yet to come.
+            // It may also wait for a later recv.
             Some(Into::Unexpected(_)) | None if self.has_room_for(bytes.len()) => {
                 self.unexpected_bytes += bytes.len() + HEAD;
                 self.unexpected.push_back(Unexpected { from, tag, bytes: bytes.into() });
@@ -194,7 +193,7 @@ impl Mail {
         with_head.is_some_and(|bytes| bytes <= GROUP_UNEXPECTED_BYTES_MAX)
     }
 
-    /// Enters a recv from a rank, or from any; its number.
+    /// Enters a recv from a rank, or from any, and returns its number.
     pub(super) fn recv(&mut self, room: Room, from: Option<usize>, tag: i64) -> u64 {
         let id = self.enter();
         let is_it = |message: &Unexpected| message.tag == tag && from.is_none_or(|from| from == message.from);
@@ -216,7 +215,7 @@ impl Mail {
         self.end(id, outcome.map(|()| from));
     }
 
-    /// What begins to arrive, or is here, goes to the first recv that is for it.
+    /// Takes the first recv that matches a message which is here or begins to arrive.
     fn take_wanted(&mut self, from: usize, tag: i64) -> Option<Wanted> {
         let is_for = |wanted: &Wanted| wanted.tag == tag && wanted.from.is_none_or(|wanted| wanted == from);
         let index = self.wanted.iter().position(is_for)?;
@@ -241,14 +240,14 @@ impl Mail {
         }
     }
 
-    /// How a call has ended, once.
+    /// A call's outcome; can be taken once.
     pub(super) fn take(&mut self, id: u64) -> Option<Outcome> {
         let outcome = self.look(id)?.clone();
         self.calls.remove(&id);
         Some(outcome)
     }
 
-    /// How it has ended, if it has.
+    /// A call's outcome, if it has ended.
     pub(super) fn look(&self, id: u64) -> Option<&Outcome> {
         match self.calls.get(&id)? {
             Status::UnderWay(_) | Status::Unasked(_) => None,
@@ -256,7 +255,7 @@ impl Mail {
         }
     }
 
-    /// Has `then` told how the call ends; at once if it has.
+    /// Has `then` called with the outcome; at once if the call has ended.
     pub(super) fn then(&mut self, id: u64, then: Then) {
         match self.calls.get_mut(&id) {
             Some(Status::UnderWay(waits)) => self.aftermath.unheard.extend(waits.replace(then)),
@@ -269,7 +268,7 @@ impl Mail {
         mem::take(&mut self.aftermath)
     }
 
-    /// The caller of a call is gone: a send goes on, and is told of; a recv is none any more, and what arrives for it is nobody's.
+    /// The caller of a call is gone: a send goes on, and its callback is called; a recv is withdrawn, and what arrives for it is nobody's.
     pub(super) fn forget(&mut self, id: u64) {
         let Some(Status::UnderWay(then)) = self.calls.remove(&id) else { return };
         if let Some(index) = self.wanted.iter().position(|wanted| wanted.id == id) {
@@ -316,13 +315,13 @@ impl Mail {
         moved
     }
 
-    /// To a rank of this host, by its place.
+    /// Sends to a rank of this host, by its place.
     fn advance_sends(&mut self, to: usize, place: usize) -> bool {
         let Mail { members, boxes, peers, .. } = self;
         let (Peer { sends, sent, .. }, theirs) = (&mut peers[to], &members.other(place).words);
         let mut over = Vec::new();
         let before = *sent;
-        // Not more than fit at once, so that the lock is held for a moment.
+        // At most what fits at once, so that the lock is held only for a moment.
         while sent.wrapping_sub(before) < MAIL_PIECES as u32
             && let Some(sending) = sends.front_mut()
             && sent.wrapping_sub(theirs.load(Word::Taken(members.rank))) < MAIL_PIECES as u32
@@ -365,7 +364,7 @@ impl Mail {
             let taken = self.peers[from].taken;
             let piece = theirs.piece(members.rank, taken);
             let word = |at: usize| u64::from_ne_bytes(piece[at..at + 8].try_into().expect("eight bytes"));
-            // Each is read once, before it is checked.
+            // Each word is read once, before it is checked.
             let (tag, total, at) = (word(0) as i64, word(8), word(16));
             let total = usize::try_from(total).unwrap_or(usize::MAX);
             if self.peers[from].arriving.is_none() && !self.begin_arriving(from, tag, total) {
@@ -398,7 +397,7 @@ impl Mail {
         self.peers[from].taken != before
     }
 
-    /// A message begins to arrive; false if it stays where it is.
+    /// Begins to receive a message; false if it stays where it is.
     fn begin_arriving(&mut self, from: usize, tag: i64, total: usize) -> bool {
         let Some(into) = self.meet(from, tag, total) else { return false };
         if matches!(into, Into::Unexpected(_)) {
@@ -408,7 +407,7 @@ impl Mail {
         true
     }
 
-    /// It has come whole.
+    /// Handles a message that has come whole.
     fn arrived(&mut self, from: usize) {
         let Some(Arriving { tag, into, .. }) = self.peers[from].arriving.take() else { return };
         match into {
@@ -418,7 +417,7 @@ impl Mail {
             }
             Into::Unexpected(bytes) => {
                 let message = Unexpected { from, tag, bytes };
-                // Its recv may have come while it arrived.
+                // A recv for it may have come while it arrived.
                 match self.take_wanted(from, tag) {
                     Some(Wanted { id, room, .. }) => self.hand_over(message, id, room),
                     None => self.unexpected.push_back(message),
@@ -428,7 +427,7 @@ impl Mail {
         }
     }
 
-    /// Where a message goes that begins to arrive; `None` if it stays where it is.
+    /// Where a message goes that begins to arrive; `None` if it stays in the mailbox.
     fn meet(&mut self, from: usize, tag: i64, total: usize) -> Option<Into> {
         if let Some(Wanted { id, mut room, .. }) = self.take_wanted(from, tag) {
             return Some(match check_length(from, total, (*room).as_mut().len()) {
@@ -455,7 +454,7 @@ impl Mail {
         }
     }
 
-    /// What others of this host have told so far, to sleep by.
+    /// The notification counters of others of this host, to sleep by.
     pub(super) fn told(&self) -> Vec<(GroupWords, Word, u32)> {
         let word = Word::Told(self.members.rank);
         let words = |rank: usize| {
@@ -466,7 +465,7 @@ impl Mail {
         self.members.others().map(words).collect()
     }
 
-    /// Ends what can end no more: all if the group has ended, else what needs a rank that is gone.
+    /// Ends calls that cannot complete: all if the group has ended, else those that need a rank that is gone.
     pub(super) fn look_around(&mut self) {
         let checked = self.members.check().and_then(|()| self.members.check_others());
         if let Err(error) = checked.and_then(|()| self.members.check_far()) {
@@ -493,7 +492,7 @@ impl Mail {
         if gone.is_empty() {
             return;
         }
-        // What they said before they went counts.
+        // What they sent before they went counts.
         self.advance();
         for (rank, error) in &gone {
             self.end_peer(*rank, error);
@@ -514,7 +513,7 @@ impl Mail {
         }
     }
 
-    /// Ends what is under way to and from a rank.
+    /// Ends everything in progress to and from a rank.
     fn end_peer(&mut self, rank: usize, error: &Error) {
         for Sending { id, given, .. } in mem::take(&mut self.peers[rank].sends) {
             self.aftermath.given.push(given);
@@ -530,7 +529,7 @@ impl Mail {
         }
     }
 
-    /// Ends all that is under way.
+    /// Ends everything in progress.
     pub(super) fn end_all(&mut self, error: &Error) {
         (0..self.peers.len()).for_each(|rank| self.end_peer(rank, error));
         self.peers.iter_mut().for_each(|peer| peer.line.close());
@@ -540,7 +539,7 @@ impl Mail {
         }
     }
 
-    /// The time of a call is over. What has begun to move cannot be taken back: then the group is over.
+    /// A call has timed out. A message that has begun to move cannot be taken back: then the group ends.
     pub(super) fn give_up(&mut self, id: u64, after: Duration) {
         let Some(Status::UnderWay(_)) = self.calls.get(&id) else { return };
         let mut reason = format!("the message has Timed out after {after:?}");
@@ -581,8 +580,8 @@ fn check_length(from: usize, given: usize, room: usize) -> Result<(), Error> {
     Err(Error::invalid(format!("rank {from} has sent {given} bytes to a recv of {room}: both must be of one size")))
 }
 
-/// Until when a call may take that begins now.
+/// The deadline of a call that begins now.
 pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
-    // A time that the clock cannot hold is as good as none.
+    // A time that the clock cannot hold counts as none.
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

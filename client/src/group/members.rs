@@ -1,4 +1,4 @@
-//! The ranks of a group on this host as one of them sees them, by their places there: what they say, whether they live, and how the group
+//! The ranks of a group on this host as one of them sees them, by their places there: their words, whether they live, and how the group
 //! ended. Any thread.
 
 use std::{
@@ -26,9 +26,8 @@ use crate::{
     memory::ForkMark,
 };
 
-/// See the module.
 pub(super) struct Members {
-    /// This one's place.
+    /// This rank's place.
     pub(super) rank: usize,
     layout: Layout,
     own: OwnWords,
@@ -37,7 +36,7 @@ pub(super) struct Members {
     ended: Mutex<Option<Error>>,
     /// The ranks of other hosts, if there are any.
     network: Option<Arc<Network>>,
-    /// Ranks outnumber CPUs: who spins may keep the one from running that he waits for.
+    /// Ranks outnumber CPUs: a spinning rank may keep the rank from running that it waits for.
     is_crowded: bool,
     mark: ForkMark,
 }
@@ -47,11 +46,11 @@ pub(super) struct Members {
 pub(super) struct Awaited {
     pub(super) rank: usize,
     pub(super) word: Word,
-    /// That, or one that follows it, going round.
+    /// That value, or one that follows it, wrapping around.
     pub(super) least: u32,
 }
 
-/// True if `word` is `least` or follows it, where both go round.
+/// True if `word` is `least` or follows it, both wrapping around.
 #[inline]
 pub(super) fn reaches(word: u32, least: u32) -> bool {
     word.wrapping_sub(least) < 1 << 31
@@ -72,17 +71,17 @@ impl Members {
         (members, slots, mailboxes)
     }
 
-    /// How often a word is looked at before sleeping.
+    /// How often to poll a word before sleeping.
     pub(super) fn spins(&self) -> u32 {
         if self.is_crowded { GROUP_SPINS_CROWDED } else { GROUP_SPINS }
     }
 
-    /// How long to look at connections before sleeping.
+    /// How long to poll connections before sleeping.
     pub(super) fn far_spin(&self) -> Duration {
         if self.is_crowded { GROUP_FAR_SPIN_CROWDED } else { GROUP_FAR_SPIN }
     }
 
-    /// Who is where.
+    /// Which rank is on which host.
     pub(super) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -144,18 +143,18 @@ impl Members {
         self.mark.forked()
     }
 
-    /// Has a word say something, and wakes who sleeps.
+    /// Sets a word, and wakes sleepers.
     #[inline]
     pub(super) fn tell(&self, word: Word, value: u32) {
         self.own.store(word, value);
-        // SLEEP: who sleeps says so before it looks at the word, with the same fence between; so one of the two is seen.
+        // SLEEP: a sleeper announces itself before it looks at the word, with the same fence between; so one of the two is seen.
         fence(Ordering::SeqCst);
         if self.others.iter().flatten().any(|(segment, _)| segment.words.load(Word::Sleeps) != 0) {
             self.own.wake(word);
         }
     }
 
-    /// Waits until a word of another rank says what is awaited.
+    /// Waits until a word of another rank has the awaited value.
     ///
     /// # Errors
     /// The group has ended: by this rank, by another that says why, or because that rank has gone. DeadlineExceeded at `until`. In all
@@ -181,7 +180,7 @@ impl Members {
             let seen = words.load(awaited.word);
             if !reaches(seen, awaited.least) {
                 let left = until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(Instant::now()));
-                // What it waits for may wait for what this rank has not sent yet.
+                // That rank may wait for what this one has not sent yet.
                 let unsent = self.network.as_ref().is_some_and(|network| network.outbox.waits());
                 let look = if unsent { GROUP_PUSH } else { GROUP_LOOK };
                 words.wait(awaited.word, seen, left.min(look).max(Duration::from_micros(1)));
@@ -207,7 +206,7 @@ impl Members {
     }
 
     /// # Errors
-    /// That of the first rank that says that the group is over.
+    /// The error of the first rank that says that the group is over.
     pub(super) fn check_others(&self) -> Result<(), Error> {
         let failed = |(_, segment): &(usize, &OthersSegment)| segment.words.load(Word::State) == state::FAILED;
         let segments = self.others.iter().enumerate().filter_map(|(rank, other)| Some((rank, &other.as_ref()?.0)));
@@ -221,7 +220,7 @@ impl Members {
     }
 
     /// # Errors
-    /// The same of ranks of other hosts.
+    /// The same for ranks of other hosts.
     pub(super) fn check_far(&self) -> Result<(), Error> {
         let looked = self.network.as_ref().map_or(Ok(()), |network| network.look());
         looked.map_err(|error| self.fail(error))
@@ -229,7 +228,7 @@ impl Members {
 
     /// # Errors
     /// A rank of this host whose process has ended, or a rank that has ended the group; while ranks still meet. One that has met all may
-    /// have left again.
+    /// have left already.
     pub(super) fn check_all(&self) -> Result<(), Error> {
         self.check_others()?;
         self.check_far()?;
@@ -237,7 +236,7 @@ impl Members {
         self.others().find_map(|rank| self.has_gone(rank).filter(|_| !has_left(rank))).map_or(Ok(()), Err)
     }
 
-    /// Writes what waits to leave for ranks of other hosts.
+    /// Sends what waits for ranks of other hosts.
     pub(super) fn push_out(&self) -> Result<(), Error> {
         match &self.network {
             Some(network) => network.outbox.push_out(network).map_err(|(rank, error)| self.lose(rank, &error)),
@@ -245,7 +244,7 @@ impl Members {
         }
     }
 
-    /// A connection with a rank has ended: the group is over, for a reason that the rank may have given.
+    /// Ends the group after a connection with a rank has ended, for a reason that the rank may have given.
     #[cold]
     pub(super) fn lose(&self, rank: usize, error: &LinkError) -> Error {
         let Some(network) = &self.network else {
@@ -283,7 +282,7 @@ impl Members {
         Some(Error::Left { task: format!("rank {}", self.number_of(rank)).into(), reason: reason.into() })
     }
 
-    /// The error of a call whose time is over: who is late with what it waits for.
+    /// The error of a call that has timed out: which rank is late.
     fn late(&self, awaited: Awaited) -> Error {
         let is_late =
             |rank: &usize| *rank == awaited.rank || !reaches(self.other(*rank).words.load(awaited.word), awaited.least);
@@ -294,7 +293,7 @@ impl Members {
         Error::TimedOut { reason: reason.into() }
     }
 
-    /// Ends the group for all, unless it has ended. The error that it has ended with.
+    /// Ends the group for all, unless it has ended; returns the error with which it ended.
     pub(super) fn fail(&self, error: Error) -> Error {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &*ended {

@@ -1,5 +1,5 @@
-//! Sends and recvs under way: whoever waits for one moves the messages of all. While nobody waits, a thread does, which is started when it
-//! is first needed and sleeps while nothing is under way.
+//! Sends and recvs in progress: a thread that waits for one moves the messages of all. While nobody waits, a progress thread does, which
+//! is started on first use and sleeps while nothing is in progress.
 
 use std::{
     sync::{
@@ -30,14 +30,14 @@ pub(super) struct Post {
     mail: Mutex<Mail>,
     /// Threads that move messages because they wait for one.
     movers: AtomicUsize,
-    /// Threads that sleep until others tell them something.
+    /// Threads that sleep until another rank notifies this one.
     sleepers: Mutex<u32>,
     progress_thread: Mutex<Option<Thread>>,
-    /// The progress thread sleeps until it is called, and not for a tick.
+    /// The progress thread sleeps until it is called, not just for a tick.
     rests: AtomicBool,
 }
 
-/// A send or a recv of a [`Group`](super::Group). One that is dropped goes on, if it is a send; a recv is given up.
+/// A send or a recv of a [`Group`](super::Group). When dropped, a send goes on and a recv is given up.
 #[must_use = "wait for it"]
 pub struct Message {
     post: Arc<Post>,
@@ -61,7 +61,7 @@ impl Post {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of the lock, then tells those whose messages have ended.
+    /// Releases the lock, then calls those whose messages have ended.
     fn unlock(mut mail: MutexGuard<'_, Mail>) {
         let aftermath = mail.take_aftermath();
         drop(mail);
@@ -93,10 +93,10 @@ impl Post {
         Ok(Message { post: self.clone(), id, is_over: false })
     }
 
-    /// Moves messages until `is_over` says so, or `until`. False at that time.
+    /// Moves messages until `is_over`, or until `until`: then false.
     fn attend(&self, is_over: impl Fn(&Mail) -> bool, until: Option<Instant>) -> bool {
         loop {
-            // A look at connections is a system call.
+            // Polling connections costs a system call.
             let spins = if self.lock().is_busy_far() { GROUP_FAR_LOOKS } else { self.members.spins() };
             for spin in 1..=spins {
                 let mut mail = self.lock();
@@ -127,7 +127,7 @@ impl Post {
         }
     }
 
-    /// Sleeps until another rank says something.
+    /// Sleeps until another rank notifies this one.
     fn sleep(&self, limit: Duration, is_over: impl Fn(&Mail) -> bool) {
         self.count_sleepers(1);
         // SLEEP: see `Members::tell`.
@@ -139,8 +139,7 @@ impl Post {
         Post::unlock(mail);
         match self.members.network() {
             _ if moved => {}
-            // What comes by memory does not end this sleep.
-            // Nor does what another thread is woken for.
+            // Neither what comes through memory nor what another thread is woken for ends this sleep.
             Some(network) if far => {
                 let shares = here || self.movers.load(Ordering::SeqCst) > 1;
                 network.wait(Purpose::Messages, if shares { GROUP_PROGRESS_TICK } else { limit });
@@ -156,11 +155,11 @@ impl Post {
         self.members.own().store(Word::Listens, *sleepers);
     }
 
-    /// Something is under way that nobody may wait for.
+    /// Something is in progress that nobody may wait for.
     fn call_progress_thread(self: &Arc<Self>) {
         let mut progress_thread = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner);
         match &*progress_thread {
-            // Where it looks anyway, it is left alone: it would only take the CPU of those who wait.
+            // A thread that polls anyway is left alone: it would only take the CPU of those who wait.
             Some(thread) => {
                 if self.rests.swap(false, Ordering::SeqCst) {
                     thread.unpark();
@@ -169,13 +168,13 @@ impl Post {
             None => {
                 let post = Arc::downgrade(self);
                 let started = thread::Builder::new().name("sealane-progress".into()).spawn(move || deliver(&post));
-                // Without a thread, messages move while somebody waits for one.
+                // Without a thread, messages move only while somebody waits for one.
                 *progress_thread = started.ok().map(|started| started.thread().clone());
             }
         }
     }
 
-    /// Ends all: the group is left.
+    /// Ends everything: the group is left.
     pub(super) fn close(&self, error: &Error) {
         let mut mail = self.lock();
         mail.end_all(error);
@@ -191,14 +190,14 @@ impl Drop for Post {
         if self.members.is_forked() {
             return;
         }
-        // It finds that there is nothing to do any more.
+        // It finds that nothing is left to do.
         if let Some(progress_thread) = &*self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner) {
             progress_thread.unpark();
         }
     }
 }
 
-/// A thread moves messages as long as this lives.
+/// Counts a thread that moves messages, as long as this lives.
 struct Moves<'p>(&'p AtomicUsize);
 
 impl<'p> Moves<'p> {
@@ -214,11 +213,11 @@ impl Drop for Moves<'_> {
     }
 }
 
-/// The thread that moves messages nobody waits for.
+/// Runs in the thread that moves messages for which nobody waits.
 fn deliver(post: &Weak<Post>) {
     let mut idle_since = Instant::now();
     loop {
-        // Those who are about to wait are faster.
+        // Threads that are about to wait are faster.
         thread::park_timeout(GROUP_PROGRESS_TICK);
         let Some(post) = post.upgrade() else { return };
         if post.movers.load(Ordering::SeqCst) > 0 {
@@ -231,7 +230,7 @@ fn deliver(post: &Weak<Post>) {
             idle_since = Instant::now();
         } else if idle_since.elapsed() > GROUP_PROGRESS_IDLE {
             post.rests.store(true, Ordering::SeqCst);
-            // Who starts a message from here on calls.
+            // Whoever starts a message from here on calls this thread.
             let is_busy = post.lock().is_busy();
             drop(post);
             if !is_busy {
@@ -243,18 +242,18 @@ fn deliver(post: &Weak<Post>) {
 }
 
 impl Message {
-    /// Waits until a send's bytes are not needed any more, or a recv has its message; the rank from which it came, or to which it went.
+    /// Waits until a send's bytes are not needed any more, or a recv has its message; returns the rank that it went to or came from.
     ///
     /// # Errors
     /// [`Error::Left`] if the other rank has left the group or its process has ended; [`Error::TimedOut`]; InvalidArgument if the message
-    /// has another size than the recv; and as the group has ended.
+    /// has another size than the recv; and the error that has ended the group.
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<usize, Error> {
         self.wait_on(timeout)?;
         self.is_over = true;
         self.post.lock().take(self.id).unwrap_or_else(|| Err(Error::invalid("its outcome was taken before")))
     }
 
-    /// The same, and the outcome can be asked for again.
+    /// [`wait`](Self::wait), but the outcome can be asked for again.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -275,7 +274,7 @@ impl Message {
         outcome
     }
 
-    /// How it has ended, if it has.
+    /// The outcome, if the message has ended.
     pub fn outcome(&self) -> Option<Result<usize, Error>> {
         if self.post.members.is_forked() {
             return self.post.members.check().err().map(Err);
@@ -287,7 +286,7 @@ impl Message {
         outcome
     }
 
-    /// Has `then` told how it ends: on whichever thread finds out, and at once if it has ended. The last one counts.
+    /// Has `then` called with the outcome, on whichever thread finds out, and at once if it has ended. A later call replaces it.
     pub fn then(&self, then: impl FnOnce(&Result<usize, Error>) + Send + 'static) {
         if let (true, Err(error)) = (self.post.members.is_forked(), self.post.members.check()) {
             return then(&Err(error));

@@ -13,19 +13,20 @@
 //! # }
 //! ```
 //!
-//! The ranks of one host are processes (or threads) of one user, each of which writes memory of its own and reads that of the others, where
-//! it copies and reduces tensors itself: see `sealane_transport::shm::group`. Ranks of different hosts, or users, are connected by TCP: each
-//! with its counterparts (`hosts`), and with others when it is needed.
+//! The ranks of one host are processes (or threads) of one user. Each writes its own memory and reads that of the others, where it copies
+//! and reduces tensors itself: see `sealane_transport::shm::group`. Ranks of different hosts, or users, are connected by TCP: each with
+//! its counterparts (`hosts`), and with others when needed.
 //!
 //! # Calls
 //! A collective is called by all ranks, in the same order and with the same arguments; it blocks until this rank has its result. It needs
 //! the thread of its caller, and no other. Tensors are contiguous bytes in host memory.
 //!
 //! # Failure
-//! Each rank notices within some 20 ms if a process has ended that it waits for, also on another host, unless a child that it forked still has
-//! its connections. Of a host that answers no more it learns within half a minute while nothing is sent to it, else when the system gives it
-//! up: within half a minute since Linux 6.15, a quarter of an hour before. Then, and when a call's time is over, or ranks disagree
-//! about what they call, the group is over for all: each hears of the reason. Messages that end in time, or are refused, end no group.
+//! A rank notices within some 20 ms that a process it waits for has ended, also on another host, unless a forked child still holds its
+//! connections. That a host answers no more it learns within half a minute while nothing is sent to it, else when the system gives up:
+//! within half a minute since Linux 6.15, a quarter of an hour before. Then, and when a call times out, or ranks disagree
+//! about what they call, the group ends for all: each learns the reason. A message that times out before it has begun to move, or is
+//! refused, ends no group.
 
 mod call;
 mod collectives;
@@ -82,8 +83,8 @@ use crate::{
     memory::ForkMark,
 };
 
-/// One rank of a group. Any thread may call it; collectives of several threads wait for each other, and must come in the same order on
-/// all ranks all the same. Dropping it leaves the group, which ends it for ranks that still need this one.
+/// One rank of a group. Any thread may call it; collectives of several threads wait for each other, and must still come in the same
+/// order on all ranks. Dropping it leaves the group, which ends it for ranks that still need this one.
 pub struct Group {
     members: Arc<Members>,
     collectives: Mutex<Collectives>,
@@ -94,14 +95,14 @@ pub struct Group {
 /// How the ranks of a group meet, and how those of different hosts talk.
 #[derive(Debug, Clone)]
 pub struct GroupOptions {
-    /// How long the others may take to come. The default is 5 minutes.
+    /// How long to wait for the other ranks. The default is 5 minutes.
     pub limit: Duration,
-    /// The interface (`eth1`) or address by which ranks of other hosts reach this one. By default they try all addresses of this host but
+    /// The interface (`eth1`) or address at which ranks of other hosts reach this one. By default they try all addresses of this host but
     /// loopback's.
     pub interface: Option<String>,
-    /// Two ranks share memory if their hosts are equal. By default a host is known by its boot, its network namespace and the user.
+    /// Names this host: two ranks with equal names share memory. By default a host is known by its boot, network namespace and user.
     pub host: Option<String>,
-    /// What ranks of other hosts must show. By default it is a number that they find in the store, and bytes are not encrypted. With a secret
+    /// What ranks of other hosts must present. By default a number that they find in the store, and bytes are not encrypted. With a secret
     /// all must have the same; with TLS each must have a certificate of the same authorities.
     pub authentication: Authentication,
 }
@@ -119,16 +120,16 @@ impl Default for GroupOptions {
 
 /// The calls of collectives: with a `timeout`, they end by [`Error::TimedOut`] when it has passed, and the group with them.
 impl Group {
-    /// Meets the other ranks of a group of `size`, which know each other by `store`; what they put there begins with `sealane/`. Each group
-    /// needs a store of its own, or a prefix of its own in one.
+    /// Joins the other ranks of a group of `size`, which find each other through `store`; their keys there begin with `sealane/`. Each
+    /// group needs a store of its own, or a prefix of its own in one.
     ///
-    /// Memory: 1 MiB and 128 KiB for each rank of this host, as far as they are used, and up to 4 MiB of what has not left for each of another.
-    /// Where there are several hosts, each rank listens on a port that the system picks, and has two connections with each of its
+    /// Memory: 1 MiB and 128 KiB for each rank of this host, as far as they are used, and up to 4 MiB of unsent bytes for each of another.
+    /// With several hosts, each rank listens on a port that the system picks, and has two connections with each of its
     /// counterparts, more with ranks that it gives something by gather, scatter, all_to_all or messages.
     ///
     /// # Errors
     /// InvalidArgument if there is no such rank or interface, or no group has as many ranks. Unavailable, naming a rank that does not come
-    /// in time, is not reached, has another version, or goes meanwhile; or what this process is short of. As the store fails.
+    /// in time, is not reached, has another version, or leaves meanwhile; or what this process lacks. The errors of the store.
     pub fn new(store: &dyn Store, rank: usize, size: usize, options: &GroupOptions) -> Result<Group, Error> {
         if rank >= size || size > GROUP_RANKS_MAX {
             let reason = format!("a group has 1 to {GROUP_RANKS_MAX} ranks, and this is rank {rank} of {size}");
@@ -146,7 +147,7 @@ impl Group {
         let layout = Layout::new(rank, &places.iter().map(|place| &place.host).collect::<Vec<_>>());
         let neighbour = |rank: &usize| Neighbour { rank: *rank, name: places[*rank].name.clone() };
         let neighbours: Vec<Neighbour> = layout.neighbours().iter().map(neighbour).collect();
-        // Before the ranks meet: nobody waits for one that is short of memory for it.
+        // Before the ranks meet, so that nobody waits for a rank that lacks the memory.
         let counters = Counters::new(&places[0].name, &layout).map_err(|error| join_error(error.into()))?;
         let joined = bootstrap.join(layout.own_index(), &neighbours, left()).map_err(join_error)?;
         if layout.hosts() == 1 {
@@ -155,7 +156,7 @@ impl Group {
         let network = match Group::reach(store, &layout, options) {
             Ok(network) => Arc::new(network),
             Err(error) => {
-                // Those of this host have met it.
+                // The ranks of this host have already met this one.
                 joined.segment.words.fail(&error.to_string());
                 return Err(error);
             }
@@ -167,7 +168,7 @@ impl Group {
         Ok(group)
     }
 
-    /// Tells the ranks of other hosts how this one is reached, and learns how they are.
+    /// Tells the ranks of other hosts how to reach this one, and learns how to reach them.
     fn reach(store: &dyn Store, layout: &Layout, options: &GroupOptions) -> Result<Network, Error> {
         let began = Instant::now();
         let token = random_bytes().map_err(|error| Error::unavailable("the group", error.to_string()))?;
@@ -207,10 +208,10 @@ impl Group {
         self.members.layout().hosts()
     }
 
-    /// What the ranks on this host have done, of all groups of this user's processes; of all users' for root.
+    /// What the ranks on this host have done, in all groups of this user's processes; for root, of all users'.
     ///
     /// # Errors
-    /// Unavailable if there is no list of processes.
+    /// Unavailable if the processes cannot be listed.
     pub fn ranks_here() -> Result<Vec<RankFigures>, Error> {
         figures::ranks_here()
     }
@@ -220,7 +221,7 @@ impl Group {
         self.members.check().err()
     }
 
-    /// Ends the group for all ranks, also for calls that wait at this moment.
+    /// Ends the group for all ranks, including calls that wait at this moment.
     pub fn abort(&self, reason: &str) {
         if !self.members.is_forked() {
             self.post.close(&self.members.fail(Error::unavailable("the group", format!("it was aborted: {reason}"))));
@@ -230,7 +231,7 @@ impl Group {
     /// Waits for all ranks.
     ///
     /// # Errors
-    /// As the group ends.
+    /// The error that ends the group.
     pub fn barrier(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.call(Kind::Barrier, None, 0, None, timeout, Collectives::barrier)
     }
@@ -238,7 +239,7 @@ impl Group {
     /// Gives all ranks the `data` of one.
     ///
     /// # Errors
-    /// InvalidArgument if there is no rank `root`; as the group ends.
+    /// InvalidArgument if there is no rank `root`; the error that ends the group.
     pub fn broadcast(&self, data: &mut [u8], root: usize, timeout: Option<Duration>) -> Result<(), Error> {
         self.call(Kind::Broadcast, None, data.len(), Some(root), timeout, |all| all.broadcast(data, root))
     }
@@ -246,7 +247,7 @@ impl Group {
     /// Reduces the `data` of all ranks, for all: each has the same bytes afterwards.
     ///
     /// # Errors
-    /// InvalidArgument if such elements are not reduced so, or `data` has a part of one; as the group ends.
+    /// InvalidArgument if such elements cannot be reduced so, or `data` has a part of one; the error that ends the group.
     pub fn all_reduce(
         &self,
         data: &mut [u8],
@@ -260,7 +261,7 @@ impl Group {
         })
     }
 
-    /// The same for rank `root` alone; the others' data stays as it is.
+    /// [`all_reduce`](Self::all_reduce) for rank `root` alone; the others' data stays as it is.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and InvalidArgument if there is no such rank.
@@ -298,21 +299,21 @@ impl Group {
         })
     }
 
-    /// Gives all ranks the parts of all, in `whole`, where each has put its own at its place.
+    /// Gathers the parts of all ranks, for all: `whole` has one part for each rank, and the caller has put its own at its place.
     ///
     /// # Errors
-    /// InvalidArgument if `whole` has no equal parts; as the group ends.
+    /// InvalidArgument if `whole` has no equal parts; the error that ends the group.
     pub fn all_gather(&self, whole: &mut [u8], timeout: Option<Duration>) -> Result<(), Error> {
         let part = whole.len() / self.size();
         self.check_parts(whole.len(), part)?;
         self.call(Kind::AllGather, None, part, None, timeout, |all| all.all_gather(whole))
     }
 
-    /// Gives rank `root` the parts of all, in `whole`, which it alone has.
+    /// Gathers the parts of all ranks at rank `root`, in `whole`, which it alone passes.
     ///
     /// # Errors
-    /// InvalidArgument if `whole` has no room for as many parts, is missing, or is given by another rank; if there is no such rank; as the
-    /// group ends.
+    /// InvalidArgument if `whole` has no room for as many parts, is missing, or is passed by another rank; if there is no such rank; the
+    /// error that ends the group.
     pub fn gather(
         &self,
         part: &[u8],
@@ -327,7 +328,7 @@ impl Group {
         self.call(Kind::Gather, None, part.len(), Some(root), timeout, |all| all.gather(part, whole, root))
     }
 
-    /// Gives each rank its `part` of `whole`, which rank `root` alone has.
+    /// Gives each rank its `part` of `whole`, which rank `root` alone passes.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
@@ -342,10 +343,10 @@ impl Group {
         self.call(Kind::Scatter, None, part.len(), Some(root), timeout, |all| all.scatter(whole, part, root))
     }
 
-    /// Gives each rank its part of `from`, and gets one of each rank in `to`, all of one length.
+    /// Sends each rank its part of `from`, and receives one of each rank in `to`, all of one length.
     ///
     /// # Errors
-    /// InvalidArgument unless both have as many bytes, in equal parts; as the group ends.
+    /// InvalidArgument unless both have as many bytes, in equal parts; the error that ends the group.
     pub fn all_to_all(&self, from: &[u8], to: &mut [u8], timeout: Option<Duration>) -> Result<(), Error> {
         let part = from.len() / self.size();
         self.check_parts(from.len(), part)?;
@@ -353,11 +354,11 @@ impl Group {
         self.call(Kind::AllToAll, None, part, None, timeout, |all| all.all_to_all(from, to))
     }
 
-    /// The same with parts of any length, of which `given` are places in `from`, and `wanted` in `to`, by rank.
+    /// [`all_to_all`](Self::all_to_all) with parts of any length: `given` are their places in `from`, `wanted` those in `to`, by rank.
     ///
     /// # Errors
-    /// InvalidArgument if a place is not there, or another rank gives more or less than is wanted, in which case the group is over; as the
-    /// group ends.
+    /// InvalidArgument if a place is out of bounds, or another rank gives more or less than is wanted, which ends the group; the error
+    /// that ends the group.
     pub fn all_to_all_uneven(
         &self,
         from: &[u8],
@@ -383,11 +384,11 @@ impl Group {
         Ok(())
     }
 
-    /// Sends a message to a rank, which receives it by the same `tag`. Messages of one tag arrive in order. One to this rank itself is copied
-    /// at once.
+    /// Sends a message to a rank, which receives it under the same `tag`. Messages of one tag arrive in order. A message to this rank
+    /// itself is copied at once.
     ///
     /// # Errors
-    /// InvalidArgument if there is no such rank; as the group has ended.
+    /// InvalidArgument if there is no such rank; the error that has ended the group.
     pub fn send(&self, data: impl AsRef<[u8]> + Send + 'static, to: usize, tag: i64) -> Result<Message, Error> {
         let bytes = data.as_ref().len();
         let message = self.post.send(Box::new(data), to, tag)?;
@@ -395,8 +396,8 @@ impl Group {
         Ok(message)
     }
 
-    /// Receives a message of a tag, from a rank or from any, into memory of exactly its size. It waits behind messages of other tags that
-    /// nobody receives once these have more than 1 GiB together.
+    /// Receives a message of a tag, from one rank or any, into memory of exactly its size. It waits behind messages of other tags that
+    /// nobody receives once these exceed 1 GiB together.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -450,7 +451,7 @@ impl Group {
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if until.is_some_and(|until| until <= Instant::now()) => {
                     let reason = "the call has Timed out waiting for a collective that another thread has called";
-                    // The other ranks may be in this call: the next one would meet them in it.
+                    // Other ranks may already be in this call, and the next collective would meet them there.
                     return Err(self.members.fail(Error::TimedOut { reason: reason.into() }));
                 }
                 Err(TryLockError::WouldBlock) => thread::sleep(GROUP_LOCK_LOOK),
@@ -458,7 +459,7 @@ impl Group {
         }
     }
 
-    /// What reduces so many bytes of elements, and the size of one.
+    /// The reduction of `bytes` bytes of such elements, and the size of one element.
     fn arithmetic(&self, bytes: usize, dtype: DType, op: ReduceOp) -> Result<(Reduction, usize), Error> {
         let (reduction, element) = (Reduction::new(dtype, op, self.size())?, dtype.element_bits() as usize / 8);
         if !bytes.is_multiple_of(element) {
@@ -490,7 +491,7 @@ impl Drop for Group {
             return;
         }
         self.counters.close();
-        // Nothing more is sent once it is said that this rank has left.
+        // Closed first: nothing may be sent once this rank is known to have left.
         self.post.close(&Error::invalid("this rank has left the group"));
         self.members.leave();
     }

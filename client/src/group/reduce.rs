@@ -1,5 +1,5 @@
 //! Arithmetic of collectives: folds one rank's elements into another's, as bytes of any alignment, in loops that the compiler vectorises.
-//! Floats are added in the order that the caller folds them in; `f16` and `bf16` are rounded after each step, as PyTorch does on CPUs.
+//! Floats are added in the order in which the caller folds them; `f16` and `bf16` are rounded after each step, as PyTorch does on CPUs.
 
 use half::{bf16, f16};
 use sealane_transport::{
@@ -56,7 +56,7 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// That of so many ranks.
+    /// The reduction for so many ranks.
     ///
     /// # Errors
     /// InvalidArgument if elements of that type are not reduced so.
@@ -76,12 +76,12 @@ impl Reduction {
         (self.fold_two)(into, left, right);
     }
 
-    /// That of some of the ranks, whose result is reduced with those of the others.
+    /// The reduction of some of the ranks, whose result is reduced with those of the others.
     pub(super) fn partial(&self) -> Reduction {
         Reduction { divide: None, ..*self }
     }
 
-    /// Of what all ranks were folded into.
+    /// Finishes what all ranks were folded into.
     pub(super) fn finish(&self, folded: &mut [u8]) {
         if let Some(divide) = self.divide {
             divide(folded, self.ranks);
@@ -111,7 +111,7 @@ fn reduction(dtype: DType, op: ReduceOp) -> Option<Reduction> {
     })
 }
 
-/// An element as it lies in memory.
+/// An element as stored in memory.
 trait Bytes<const N: usize>: Copy {
     fn read(bytes: [u8; N]) -> Self;
     fn bytes(self) -> [u8; N];
@@ -151,7 +151,7 @@ macro_rules! bytes {
 
 bytes! { f64, 8; f32, 4; f16, 2; bf16, 2; i64, 8; i32, 4; i16, 2; i8, 1; u64, 8; u32, 4; u16, 2; u8, 1; }
 
-/// Floats that are computed with as `$wide`.
+/// Floats that are computed as `$wide`.
 macro_rules! floats {
     ($($type:ty, $bytes:literal, $wide:ty, $widen:expr, $narrow:expr;)*) => {$(
         impl Float<$bytes> for $type {
@@ -272,7 +272,7 @@ fn integer<T: Integer<N>, const N: usize>(op: ReduceOp) -> Option<Reduction> {
     Some(Reduction { fold, fold_two, divide: None, ranks: 1 })
 }
 
-/// Of bytes that are 0 or 1. A sum is true if any is, as with PyTorch.
+/// For bytes that are 0 or 1. A sum is true if any is, as in PyTorch.
 fn boolean(op: ReduceOp) -> Option<Reduction> {
     integer::<u8, 1>(match op {
         ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr => ReduceOp::BitOr,

@@ -1,10 +1,10 @@
-//! What the ranks of a group know each other by before they have met.
+//! How the ranks of a group find each other before they have met.
 
 use std::time::Duration;
 
 use sealane_transport::Error;
 
-/// A store that all ranks of a job share, such as PyTorch's: values under keys, and who asks for a key waits until it is there.
+/// A store that all ranks of a job share, such as PyTorch's: values under keys, where asking for a key waits until it is there.
 pub trait Store {
     /// Puts a value under a key.
     ///

@@ -20,7 +20,7 @@ mod hosts;
 mod interleavings;
 mod mail;
 
-/// No test comes near it.
+/// No test comes close to this.
 const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Store for InMemory {
     }
 }
 
-/// What each rank of a group does, on a thread of its own; what they return, by rank.
+/// Runs each rank of a group on its own thread; the results by rank.
 fn ranks<T: Send>(size: usize, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let store = InMemory::default();
     thread::scope(|scope| {
@@ -50,7 +50,7 @@ fn ranks<T: Send>(size: usize, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// On the host of that number, all of which are this one.
+/// Options for a host with this number. All hosts are this machine.
 fn on(host: usize) -> GroupOptions {
     GroupOptions {
         limit: LIMIT.unwrap(),
@@ -60,7 +60,7 @@ fn on(host: usize) -> GroupOptions {
     }
 }
 
-/// Bytes that a rank gives in the call of that number.
+/// The bytes that a rank contributes to a call.
 fn bytes(len: usize, rank: usize, call: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 31 + index / 251 + rank * 17 + call * 5) as u8).collect()
 }
@@ -73,12 +73,12 @@ fn sum(len: usize, size: usize, call: usize) -> Vec<u8> {
     (0..size).fold(vec![0; len], add)
 }
 
-/// Does the collective of that number with tensors, or parts, of `len` bytes, and looks at what comes of it.
+/// Runs the collective with this number on tensors, or parts, of `len` bytes, and checks the result.
 fn collective(group: &Group, number: usize, len: usize) {
     let (rank, size, root) = (group.rank(), group.size(), number / 9 % group.size());
     let own = bytes(len, rank, number);
     let all: Vec<u8> = (0..size).flat_map(|rank| bytes(len, rank, number)).collect();
-    // What a rank gives to another.
+    // What one rank gives to another.
     let to = |from: usize, to: usize| bytes(len, from * size + to, number);
     match number % 9 {
         0 => group.barrier(LIMIT).unwrap(),
@@ -215,7 +215,7 @@ fn ranks_that_call_differently_all_hear_what_both_call() {
     for (other, what) in others {
         let errors = ranks(3, |group| {
             let call = if group.rank() == 1 { other } else { all_reduce };
-            // A rank that needs nothing of who differs hears at its next call.
+            // A rank that needs nothing from the differing one notices at its next call.
             call(&group).and_then(|()| group.barrier(LIMIT)).unwrap_err().to_string()
         });
         for error in errors {
@@ -239,7 +239,7 @@ fn ranks_of_which_none_reads_another_hear_at_their_next_call_that_they_differ() 
             next.and_then(|()| group.barrier(LIMIT)).unwrap_err().to_string()
         });
         for error in errors {
-            // Where one is still in an earlier round, what it calls next is not known yet.
+            // While another rank is still in an earlier round, its next call is not known yet.
             assert!(error.contains("must make the same calls in the same order: rank"), "{error}");
             assert!(error.contains("all_reduce (call 2, 64 bytes"), "{error}");
         }
@@ -253,7 +253,7 @@ fn a_rank_that_leaves_ends_what_waits_for_it_and_is_named() {
         if group.rank() == 2 {
             return None;
         }
-        // Not only rank 2 goes: of the others, who hears first leaves too.
+        // More ranks than rank 2 leave: whichever of the others hears first leaves too.
         let error = group.barrier(LIMIT).unwrap_err();
         assert_eq!(group.error(), Some(error.clone()));
         assert_eq!(group.send(vec![0; 8], 2, 0).map(drop).unwrap_err(), error);
@@ -299,7 +299,7 @@ fn who_aborts_ends_calls_that_wait_everywhere() {
     }
 }
 
-/// Memory that is looked at after a message has come.
+/// Memory that can be inspected after a message has come.
 #[derive(Clone)]
 struct Shared(std::sync::Arc<Mutex<Vec<u8>>>);
 
@@ -308,7 +308,7 @@ impl Shared {
         Shared(std::sync::Arc::new(Mutex::new(vec![0; len])))
     }
 
-    /// What came, once its room is let go of, which another thread may do.
+    /// The bytes that came, once the recv has dropped its reference, possibly on another thread.
     fn bytes(self) -> Vec<u8> {
         while std::sync::Arc::strong_count(&self.0) > 1 {
             thread::yield_now();
@@ -350,7 +350,7 @@ fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
                 sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
             }
         }
-        // Those of the other tag have to wait in memory meanwhile.
+        // Messages with the other tag must wait in memory meanwhile.
         for tag in [2, 1] {
             for (number, len) in MESSAGES.into_iter().enumerate() {
                 let (from, came) = receive(&group, len, Some(before), tag);
@@ -403,7 +403,7 @@ fn messages_move_while_nobody_waits_for_them() {
         let (told, hears) = std::sync::mpsc::channel();
         let recv = group.recv(vec![0; 1 << 20], Some(other), 0).unwrap();
         recv.then(move |outcome| told.send(outcome.clone()).unwrap());
-        // Neither rank waits for either.
+        // Neither rank blocks on the other.
         assert_eq!(hears.recv().unwrap(), Ok(other));
         while send.outcome().is_none() {
             thread::yield_now();
@@ -442,7 +442,7 @@ fn messages_that_do_not_fit_or_do_not_come_fail_alone() {
 fn a_thousand_groups_leave_nothing_behind() {
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("sealane-group").count();
-    // Other tests run beside this one, in which groups come and go: those of this one would be thousands.
+    // Other tests run groups at the same time, but a leak here would leave thousands.
     for _ in 0..1000 {
         ranks(2, |group| group.barrier(LIMIT).unwrap());
     }
@@ -471,7 +471,7 @@ fn what_ranks_have_called_is_found_while_they_are_there() {
         }
         group.barrier(LIMIT).unwrap();
         let found = figures_of(group.counters.group());
-        // Until all have looked.
+        // Wait until all have looked.
         group.barrier(LIMIT).unwrap();
         assert_eq!(found.iter().map(|figures| figures.rank).collect::<Vec<_>>(), [0, 1, 2]);
         for figures in &found {

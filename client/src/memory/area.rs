@@ -16,12 +16,12 @@ use sealane_transport::shm::{SharedMemory, Span};
 use super::{ForkMark, view::Live};
 use crate::limits::{FREES_PILED_MAX, FREES_PILED_SHARE};
 
-/// Unit of the daemon's allocation: no two of its blocks share one.
+/// Granularity of the daemon's allocation: no two of its blocks share a grain.
 const GRAIN: u64 = 64;
 
-/// Who tells the daemon of blocks that are free again.
+/// Tells the daemon of blocks that are free again.
 pub(crate) trait Freed: Send + Sync {
-    /// Blocks have piled up (`many`), or one was added to the pile. Called on whichever thread drops a tensor.
+    /// Many blocks have piled up, or (not `many`) one was added to the pile. Called on whichever thread drops a tensor.
     fn freed(&self, many: bool);
 }
 
@@ -31,18 +31,18 @@ pub(crate) struct Area {
     mark: Arc<ForkMark>,
     freed: Weak<dyn Freed>,
     loans: Mutex<Loans>,
-    /// Tokens in the pile, to be looked at without the lock.
+    /// Number of tokens in the pile, readable without the lock.
     piled: AtomicUsize,
     views: Live,
 }
 
 struct Loans {
-    /// A bit for each grain: lent.
+    /// A bit for each grain: set while lent.
     lent: Vec<u64>,
-    /// What is lent; a buffer's token is the place of its loan.
+    /// Current loans; a buffer's token is the index of its loan.
     loans: Vec<Loan>,
     vacant: Vec<u32>,
-    /// The daemon's tokens of blocks that are free again and have not been given back.
+    /// The daemon's tokens of blocks that are free again and not given back yet.
     pile: Vec<u64>,
     piled_bytes: u64,
 }
@@ -51,7 +51,7 @@ struct Loans {
 struct Loan {
     token: u64,
     span: Span,
-    /// Others wait until it is given back.
+    /// Others wait for it to be given back.
     is_awaited: bool,
 }
 
@@ -75,12 +75,12 @@ impl Area {
     /// A buffer over what the daemon says is a tensor.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// Why the daemon cannot be right.
     pub(crate) fn lend(self: &Arc<Self>, span: Span, token: u64) -> Result<Buffer, &'static str> {
         self.lend_as(Loan { token, span, is_awaited: false })
     }
 
-    /// The same, of one that is given back as soon as it is dropped, for others wait for that.
+    /// [`lend`](Self::lend) for a block that is given back as soon as it is dropped, since others wait for it.
     ///
     /// # Errors
     /// As [`lend`](Self::lend).
@@ -109,7 +109,7 @@ impl Area {
         Ok(unsafe { Buffer::lent(bytes.cast(), bytes.len(), place.into(), self.clone()) })
     }
 
-    /// A tensor is no longer viewed. Said at once: its publisher waits for the memory, not this process.
+    /// Ends the view of a tensor. Reported at once: its publisher, not this process, waits for the memory.
     pub(super) fn end_view(&self, token: u64) {
         if !self.mark.forked() {
             self.views.remove(token);
@@ -121,7 +121,7 @@ impl Area {
         &self.views
     }
 
-    /// Makes what is viewed this process's own: it parts with the daemon.
+    /// Makes viewed tensors this process's own, since it parts with the daemon.
     pub(crate) fn keep_views(&self) {
         self.views.keep();
     }
@@ -154,7 +154,7 @@ impl Area {
         self.piled.store(from, Ordering::SeqCst);
     }
 
-    /// Puts tokens back for which there was no room.
+    /// Returns tokens to the pile for which there was no room.
     pub(crate) fn pile_again(&self, tokens: &[u64]) {
         let mut loans = self.loans();
         loans.pile.extend_from_slice(tokens);
@@ -164,7 +164,7 @@ impl Area {
 
 impl Lender for Area {
     fn give_back(&self, place: u64) {
-        // In a child the tensors are the parent's as much, and a lock may be held by a thread that was not copied.
+        // In a child the tensors are also the parent's, and a lock may be held by a thread that was not copied.
         if self.mark.forked() {
             return;
         }
@@ -178,7 +178,7 @@ impl Lender for Area {
 }
 
 impl Loans {
-    /// Sets the bits of a span that is in the memory.
+    /// Sets the bits of a span, which lies in the memory.
     fn mark(&mut self, span: Span) -> Result<(), &'static str> {
         if masks(span).any(|(word, mask)| self.lent[word] & mask != 0) {
             return Err("a tensor overlaps another that was not given back");
@@ -192,7 +192,7 @@ impl Loans {
     }
 }
 
-/// The bits of a span, word by word.
+/// The bits of a span, as masks of words.
 fn masks(span: Span) -> impl Iterator<Item = (usize, u64)> {
     let (first, end) = (span.offset / GRAIN, (span.offset + span.len).div_ceil(GRAIN));
     // A span of no bytes covers no grain.

@@ -17,7 +17,7 @@ use super::ForkMark;
 
 /// An arena; every buffer from it keeps it mapped.
 pub(crate) struct Arena {
-    /// Or why the CUDA driver does not pin it; before the memory, which must be mapped when it is unpinned.
+    /// The pinning, or why the CUDA driver refuses it; declared before the memory, which must be mapped when it is unpinned.
     #[cfg(feature = "cuda")]
     pinned: Mutex<Option<Result<Pinned, Error>>>,
     memory: SharedMemory,
@@ -27,7 +27,7 @@ pub(crate) struct Arena {
 
 struct Books {
     extents: Extents,
-    /// The blocks that are out; a buffer's token is the place of its block.
+    /// Blocks in use; a buffer's token is the index of its block.
     blocks: Vec<Option<Block>>,
     vacant: Vec<u32>,
 }
@@ -45,10 +45,10 @@ impl Arena {
         }
     }
 
-    /// Has the CUDA driver pin it, by the context of a device; `again` where it was tried in vain.
+    /// Pins the arena with the CUDA driver, by a device's context; with `again` also after a failure.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why it is not pinned.
     #[cfg(feature = "cuda")]
     pub(crate) fn pin(&self, device: usize, again: bool) -> Result<(), Error> {
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,7 @@ impl Arena {
         Some(unsafe { Buffer::lent(start, len, token.into(), self.clone()) })
     }
 
-    /// Its addresses.
+    /// The arena's addresses.
     pub(crate) fn range(&self) -> Range<*const u8> {
         let start = self.memory.base().as_ptr().cast::<u8>().cast_const();
         start..start.wrapping_add(self.memory.len() as usize)
@@ -105,12 +105,12 @@ impl Arena {
         (end as u64 <= self.memory.len()).then_some(Span { offset: offset as u64, len: bytes.len() as u64 })
     }
 
-    /// True if a buffer is a block of this arena, and not memory of somebody else's that lies in one.
+    /// True if a buffer is a block of this arena, and not another lender's memory that lies in one.
     pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
         buffer.lender().is_some_and(|(lender, _)| std::ptr::addr_eq(Arc::as_ptr(lender), self))
     }
 
-    /// All bytes, and those that are in no block.
+    /// The size, and how many bytes are in no block.
     pub(crate) fn size_and_free(&self) -> (u64, u64) {
         let size = self.memory.len();
         (size, size.saturating_sub(self.books().extents.in_use_bytes() as u64))
@@ -119,7 +119,7 @@ impl Arena {
 
 impl Lender for Arena {
     fn give_back(&self, token: u64) {
-        // In a child the blocks are the parent's, and its lock may be held forever by a thread that was not copied.
+        // In a child the blocks are the parent's, and the lock may be held forever by a thread that was not copied.
         if self.mark.forked() {
             return;
         }

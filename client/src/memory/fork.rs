@@ -28,7 +28,6 @@ unsafe impl Send for ForkMark {}
 unsafe impl Sync for ForkMark {}
 
 impl ForkMark {
-    /// A mark of this process.
     pub(crate) fn new() -> io::Result<ForkMark> {
         let bytes = NonZeroUsize::new(PAGE).expect("a page has bytes");
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

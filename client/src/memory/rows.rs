@@ -1,5 +1,5 @@
 //! The rows of a table that this task publishes and writes, in memory that a daemon or an engine reads at the same time. Any thread:
-//! whoever writes holds the table.
+//! a writer holds the table.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,27 +7,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sealane_runtime::{Buffer, Rows, STRIPES_MAX, VolatileSlice, VolatileSliceMut};
 use sealane_transport::{Payload, limits::LOCKS_SUFFIX};
 
-/// Bytes of the locks of one table: more than any that would be copied in place of being read where they lie.
+/// Bytes of the locks of one table: more than a tensor may have that is copied instead of read in place.
 pub(crate) const LOCKS_BYTES: usize = STRIPES_MAX * size_of::<u32>();
 
 /// A table that this task publishes.
 pub(crate) struct OwnTable {
     pub(crate) key: Box<str>,
-    /// Under which the locks of its rows are published.
+    /// The key under which the locks of its rows are published.
     pub(crate) locks_key: Box<str>,
     state: Mutex<TableState>,
 }
 
-/// A table as whoever holds it finds it, and leaves it.
+/// A table's state, for whoever holds it.
 pub(crate) struct TableState {
-    /// That it has for those who pull it.
+    /// The version that pulls see.
     pub(crate) version: i64,
-    /// Nobody can pull it, until it gets another version.
+    /// Nobody can pull it until it gets another version.
     pub(crate) withdrawn: bool,
     pub(crate) memory: TableMemory,
 }
 
-/// See the module.
 pub(crate) struct TableMemory {
     pub(crate) rows: Arc<Buffer>,
     pub(crate) locks: Option<Arc<Buffer>>,
@@ -40,14 +39,14 @@ impl OwnTable {
         Self { key: key.into(), locks_key, state: Mutex::new(TableState { version, withdrawn: false, memory }) }
     }
 
-    /// Held by whoever writes it, gives it a version, or moves it. Before the attachment's turn and lock, never behind them.
+    /// Held to write the table, give it a version, or move it. Taken before the attachment's turn and lock, never while holding those.
     pub(crate) fn hold(&self) -> MutexGuard<'_, TableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl TableMemory {
-    /// Rows of so many bytes each, and the memory of their locks, which nobody has taken.
+    /// Rows of so many bytes each, and the memory of their locks, none of which is taken.
     pub(crate) fn new(rows: Buffer, row_bytes: usize, locks: Option<Buffer>) -> Self {
         let locks = locks.map(|mut locks| {
             locks.fill(0);
@@ -61,7 +60,7 @@ impl TableMemory {
         Rows::new(self.rows.volatile(), self.row_bytes, locks)
     }
 
-    /// Lets `write` have each of these rows, so that no reader takes one for whole that is half written.
+    /// Gives each of these rows to `write`, so that no reader takes a half-written row for whole.
     ///
     /// # Panics
     /// If there is no such row.
@@ -77,7 +76,7 @@ impl TableMemory {
         to
     }
 
-    /// The same rows in other memory, likewise.
+    /// The same rows in other memory; nobody writes while this runs.
     pub(crate) fn moved(&self, rows: Buffer, locks: Option<Buffer>) -> Self {
         Self::new(self.copy(rows), self.row_bytes, locks)
     }

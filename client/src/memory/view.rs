@@ -1,6 +1,6 @@
-//! Views: tensors that other clients of the daemon have published, read where they lie in those clients' arenas. Any thread; each
-//! keeps its arena mapped, and the daemon keeps the publisher from using the memory again until the view is dropped. A task that is
-//! closed copies what is still viewed, in place: nobody keeps the publisher from anything then.
+//! Views: tensors that other clients of the daemon have published, read in place in those clients' arenas. Any thread; each
+//! view keeps its arena mapped, and the daemon keeps the publisher from reusing the memory until the view is dropped. A task that is
+//! closed copies what is still viewed, in place: nothing holds the publisher back after that.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,7 +18,7 @@ use super::Area;
 
 const PAGE: usize = 4096;
 
-/// The views that came by one area, by their tokens.
+/// The views that came through one area, by their tokens.
 #[derive(Default)]
 pub(super) struct Live(Mutex<HashMap<u64, (usize, usize)>>);
 
@@ -27,9 +27,9 @@ impl Live {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&token);
     }
 
-    /// Copies all of them in place. Where there is no memory for it, they stay the publisher's.
+    /// Copies all of them in place. Views for which there is no memory stay the publisher's.
     pub(super) fn keep(&self) {
-        // None is dropped meanwhile.
+        // No view is dropped meanwhile.
         let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for &(start, len) in live.values() {
             let first = start - start % PAGE;
@@ -41,7 +41,7 @@ impl Live {
     }
 }
 
-/// Puts private pages with the same bytes in the place of shared ones. Who reads there meanwhile waits, or finds either.
+/// Replaces shared pages by private ones with the same bytes. Concurrent readers wait, or find either.
 ///
 /// # Safety
 /// The pages are mapped, and are this caller's to be replaced by others with the same bytes.
@@ -68,7 +68,7 @@ unsafe fn copy_in_place(first: usize, bytes: usize) -> nix::Result<()> {
     moved
 }
 
-/// The right to view a tensor, which goes back to the daemon when it is dropped.
+/// The right to view a tensor, returned to the daemon on drop.
 struct Lease {
     area: Arc<Area>,
     token: u64,
@@ -80,7 +80,7 @@ impl Drop for Lease {
     }
 }
 
-/// A tensor that the daemon says may be viewed.
+/// A tensor that may be viewed, by the daemon's word.
 pub(crate) struct Viewable {
     arena: u64,
     span: Span,
@@ -109,7 +109,7 @@ impl AsRef<[u8]> for View {
 }
 
 impl Viewable {
-    /// What the daemon told of by `token`, which goes back by way of `area`.
+    /// What the daemon has reported with `token`, which is returned through `area`.
     pub(crate) fn new(area: &Arc<Area>, arena: u64, span: Span, token: u64) -> Self {
         Self { arena, span, lease: Lease { area: area.clone(), token } }
     }

@@ -1,4 +1,4 @@
-//! The slices of one tensor, put together: of one version, and each where it belongs. Pure.
+//! Puts the slices of one tensor together: of one version, each at its place. Pure.
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -7,7 +7,7 @@ use sealane_transport::{Error, Payload, Slicing, Tensor};
 
 use super::SliceVersions;
 
-/// The slices of one tensor, as they come.
+/// The slices of one tensor, as they arrive.
 pub(super) struct Gathered {
     slices: Vec<Option<(Tensor, i64)>>,
     error: Option<Error>,
@@ -26,7 +26,7 @@ impl Gathered {
         }
     }
 
-    /// Whether slices of one owner are of different versions: it was publishing while they were pulled over several shards.
+    /// True if slices of one owner have different versions: it was publishing while they were pulled over several shards.
     pub(super) fn is_torn(&self, slicing: &Slicing) -> bool {
         let mut versions = HashMap::new();
         let differs = |(slice, came): (usize, &Option<(Tensor, i64)>)| {
@@ -65,7 +65,7 @@ impl Gathered {
     }
 }
 
-/// Whether the slices lie where they should.
+/// `Some` if the slices lie where they should.
 fn in_place(slicing: &Slicing, whole: &Bytes, slices: impl Iterator<Item = Tensor>) -> Option<()> {
     let lies = |(index, tensor): (usize, Tensor)| {
         std::ptr::eq(tensor.bytes().as_ptr(), whole[slicing.bytes_of(index)].as_ptr())
@@ -73,7 +73,7 @@ fn in_place(slicing: &Slicing, whole: &Bytes, slices: impl Iterator<Item = Tenso
     slices.enumerate().all(lies).then_some(())
 }
 
-/// The parts of an array, as one again.
+/// Joins the parts of an array again.
 fn joined(slices: impl Iterator<Item = Tensor>) -> Option<Payload> {
     Buffer::join(slices.map(Tensor::into_buffer).collect()).ok().map(Payload::Owned)
 }

@@ -1,27 +1,27 @@
-//! Which slices are pulled together: those of one owner that go over one shard. Pure.
+//! Which slices are pulled together: those of one owner over one shard. Pure.
 
 use hashbrown::HashMap;
 use sealane_transport::{Error, Keys, Slicing};
 
 use crate::limits::STRIPE_BYTES_MIN;
 
-/// The slices of one owner that go over one shard.
+/// Slices of one owner that are pulled over one shard.
 pub(super) struct Share {
     pub(super) owner: Box<str>,
-    /// Which shard, counted from the one that serves the pair.
+    /// The shard, counted from the one that serves the pair.
     pub(super) stripe: usize,
     pub(super) keys: Keys,
     pub(super) slices: Vec<Place>,
 }
 
-/// A slice: of which tensor, and its number there.
+/// A slice: its tensor, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) tensor: usize,
     pub(super) slice: usize,
 }
 
-/// A share whose slices are still being dealt out.
+/// A share that is still being filled.
 struct Dealt<'a> {
     owner: &'a str,
     stripe: usize,
@@ -29,8 +29,8 @@ struct Dealt<'a> {
     slices: Vec<Place>,
 }
 
-/// The slices of all tensors. Large ones that one owner has of a tensor are dealt out to `shards`, beginning with the one that
-/// serves the pair, where all others go.
+/// Assigns the slices of all tensors to shares. Large slices of one owner and tensor are spread over `shards`, beginning with the one that
+/// serves the pair, over which all others go.
 ///
 /// # Errors
 /// InvalidArgument for too many keys, or one that is too long.
@@ -85,7 +85,7 @@ mod tests {
             shares.into_iter().map(each).collect::<Vec<(String, usize, Vec<(usize, usize)>)>>()
         };
         let of = |owner: &str, stripe, places: &[(usize, usize)]| (owner.to_owned(), stripe, places.to_vec());
-        // The first slice of the second is one byte too small, and the other the first of the large ones.
+        // In the second tensor the first slice is one byte too small, so the other slice is its first large one.
         assert_eq!(
             dealt(2),
             [

@@ -28,10 +28,10 @@ use super::{
 };
 use crate::{Attach, in_process::Spinning};
 
-/// Waits in this thread until it is ready, or for so long.
+/// Polls in this thread until ready, waiting at most for that time.
 ///
 /// # Errors
-/// What it brings, and DeadlineExceeded.
+/// Those of the poll, and DeadlineExceeded.
 pub(super) fn block_on<T>(
     hub: &Hub,
     timeout: Option<Duration>,
@@ -46,7 +46,7 @@ fn late(timeout: Option<Duration>) -> Error {
     Error::TimedOut { reason: format!("the other end of the stream kept this one waiting for {waited:?}").into() }
 }
 
-/// The nearest of the system's kinds, with the error within.
+/// The system's nearest error kind, with the error inside.
 pub(super) fn io_error(error: Error) -> io::Error {
     let kind = match error.code() {
         Code::InvalidArgument => io::ErrorKind::InvalidInput,
@@ -60,7 +60,7 @@ pub(super) fn io_error(error: Error) -> io::Error {
 }
 
 impl Stream {
-    /// What comes in a moment, for as long as a thread that waits spins.
+    /// Reads by spinning, for as long as a waiting thread spins.
     fn read_soon(&self, into: &mut [u8]) -> Option<usize> {
         if self.direct.reads_ring() {
             let is_awake = self.hub.waiter().may_spin();
@@ -77,7 +77,7 @@ impl Stream {
         (count > 0).then_some(count)
     }
 
-    /// Waits in this thread until `poll` is ready: for the socket that `socket_of` gives, if there is one, and for what else may happen
+    /// Waits in this thread until `poll` is ready: for the socket that `socket_of` gives, if there is one, and for whatever else may happen
     /// to the stream.
     fn block_on<T>(
         &self,
@@ -94,7 +94,7 @@ impl Stream {
             if let Poll::Ready(outcome) = poll(&mut Context::from_waker(&waker), Waits::Itself) {
                 return outcome.map_err(io_error);
             }
-            // Also who spins for ever asks the kernel: it says when there is more room than the first that is free.
+            // Even an endless spin asks the kernel, which knows of more room than the first that becomes free.
             loop {
                 let left = self.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
                 if left.is_some_and(|left| left.is_zero()) {
@@ -122,11 +122,11 @@ impl Stream {
     }
 }
 
-/// Wakes a thread that waits for a socket, too.
+/// Wakes a thread that also waits for a socket.
 struct Bell(EventFd);
 
 impl Bell {
-    /// That of this thread, which waits for one thing at a time. A forked child has its own.
+    /// This thread's bell; a thread waits for one thing at a time. A forked child has its own.
     fn of_thread() -> io::Result<Arc<Bell>> {
         thread_local! {
             static BELL: RefCell<Option<(u32, Arc<Bell>)>> = const { RefCell::new(None) };
@@ -145,7 +145,7 @@ impl Bell {
     }
 
     fn clear(&self) {
-        // Nobody may have rung.
+        // It may not have been rung.
         let _ = self.0.read();
     }
 }
@@ -174,7 +174,7 @@ impl io::Read for &Stream {
 impl io::Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.hub.check_fork().map_err(io_error)?;
-        // Most often there is room.
+        // Usually there is room.
         if let Ok(count @ 1..) = self.direct.write(bytes) {
             return Ok(count);
         }

@@ -1,5 +1,5 @@
-//! One end of a stream: what came and was not read, what was written and has not left, and how much of each there may be. What goes past
-//! the daemon lies there (`direct.rs`).
+//! One end of a stream: bytes received and not read, bytes written and not sent, and how many of each there may be. Bytes that bypass
+//! the daemon are in `direct.rs`.
 
 use std::{
     cmp,
@@ -24,18 +24,18 @@ use super::{
 };
 use crate::limits::{STREAM_CHUNK_BYTES, STREAM_CHUNKS_AHEAD, STREAM_CHUNKS_LENT, STREAM_LENT_MIN};
 
-/// Bytes that came, of which those before `at` were read.
+/// Received bytes; those before `at` were read.
 struct Chunk {
     bytes: Bytes,
     at: usize,
 }
 
 enum Bytes {
-    /// As they were pushed, in memory that the daemon lends.
+    /// As pushed, in memory that the daemon lends.
     Lent { buffer: Buffer, _share: LentShare },
-    /// Copied out of it: of one push or several.
+    /// Copied out of that memory: of one push or several.
     Copied(Vec<u8>),
-    /// So many are still in a socket that has no use any more.
+    /// So many are still in a socket that is not used any more.
     InSocket(SocketReader, u64),
 }
 
@@ -49,14 +49,14 @@ impl Chunk {
     }
 }
 
-/// Bytes of lent memory that the streams of a task keep, and may. Changed under the hub's lock.
+/// Bytes of lent memory that a task's streams keep, and the most they may keep. Changed under the hub's lock.
 #[derive(Clone, Default)]
 pub(super) struct Lent {
     bytes: Arc<AtomicUsize>,
     most: usize,
 }
 
-/// Some of them, until it is dropped.
+/// A share of them, given back when dropped.
 struct LentShare(Lent, usize);
 
 impl Lent {
@@ -79,16 +79,15 @@ impl Drop for LentShare {
     }
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Connection {
-    /// What it knows of the other end.
+    /// What is known of the other end.
     pub(super) end: End,
-    /// It is one of those that its peer is watched for.
+    /// Counted among the streams for which the peer is watched.
     pub(super) is_counted: bool,
-    /// A request timeout has passed in which it waited for the other end.
+    /// It was waiting for the other end when the last request timeout passed.
     is_late: bool,
-    /// Why there is nothing more to it.
+    /// Why the stream has ended.
     pub(super) error: Option<Error>,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
@@ -96,23 +95,23 @@ pub(super) struct Connection {
     pub(super) outgoing: Outgoing,
     pub(super) refused: Refused,
     pub(super) direct: Arc<Direct>,
-    /// Where a ring is by which bytes come, behind some that were refused: it is said again behind those, unless the stream ends before.
+    /// Place of a ring that was announced behind refused pushes: it is announced again behind those, unless the stream ends before.
     pub(super) ring_ahead: Option<Box<[u8]>>,
-    /// Bytes that went past the daemon and were counted.
+    /// Bytes sent and received past the daemon that were counted.
     counted: (u64, u64),
-    /// How much has gone by the daemon: a small write counts as much as some bytes.
+    /// How much has gone through the daemon: a small write counts as much as some bytes.
     pub(super) by_daemon: u32,
-    /// Which connection of its own each direction goes by.
+    /// Which socket each direction uses.
     pub(super) switch: Switch,
-    /// Those that the daemon has given, as far as they may be used.
+    /// Connections from the daemon that may still be used.
     pub(super) connected: Vec<Arc<Connected>>,
-    /// How many bytes there are, where the other end has said so and some are on their way by a socket.
+    /// Length of the stream, if the other end has announced it while some bytes are on their way through a socket.
     pub(super) finish_at: Option<u64>,
 }
 
 impl Connection {
     pub(super) fn new(window: u64, lent: Lent) -> Connection {
-        // The other end has most likely as much memory as this one.
+        // The other end most likely has as much memory as this one.
         let outgoing = Outgoing { chunk_max: lent.most / STREAM_CHUNKS_LENT, ..Outgoing::default() };
         Connection {
             is_counted: true,
@@ -122,13 +121,13 @@ impl Connection {
         }
     }
 
-    /// What the other end says of the stream, whole as it came; but for its dial and its reset.
+    /// Handles a frame of the other end, `whole` as it came; except dials and resets.
     ///
     /// # Errors
-    /// That cannot be: the stream ends.
+    /// The frame is impossible: the stream ends.
     pub(super) fn take_in(&mut self, kind: Kind, whole: Buffer) -> Result<(), &'static str> {
         match kind {
-            // What goes past the daemon is its own matter.
+            // Handled where streams bypass the daemon.
             Kind::Open(_) | Kind::Reset(_) | Kind::Ring(_) => {}
             Kind::Offer(_) | Kind::Have(_) | Kind::Socket(_) | Kind::Broken(_) | Kind::Lost(_) => {}
             Kind::Accept(window) => {
@@ -149,41 +148,41 @@ impl Connection {
         Ok(())
     }
 
-    /// The other end says that it has ended the stream, and has taken in so many bytes. False if that is no news.
+    /// The other end has ended the stream, and has taken in so many bytes. False if that was known.
     pub(super) fn reset_there(&mut self, taken: u64, is_closed: bool) -> bool {
-        // Nothing is written after it was looked how much was.
+        // First, so that nothing is written once the bytes are compared.
         self.direct.stop();
         let has_taken_all = taken == self.sent() && self.outgoing.waiting.is_empty();
         self.end.reset_there(has_taken_all && is_closed)
     }
 
-    /// The other end has written all, and some of it is on its way by a socket.
+    /// The other end has written everything, and some of it is on its way through a socket.
     pub(super) fn is_arriving(&self) -> bool {
         self.finish_at.is_some() && self.switch.reads().is_some() && !self.direct.reader_is_over()
     }
 
-    /// All that was written has left, and how much it is.
+    /// Everything written has been sent, and its length announced.
     pub(super) fn has_left(&self) -> bool {
         self.refused.is_over() && self.outgoing.waiting.is_empty() && !self.end.is_to_tell()
     }
 
-    /// What is written now leaves at once.
+    /// What is written now can be sent at once.
     pub(super) fn is_next(&self) -> bool {
         let Connection { outgoing, refused, end, .. } = self;
         outgoing.waiting.is_empty() && !outgoing.is_queued && !refused.holds() && end.is_open()
     }
 
-    /// Bytes that have left, since the stream began.
+    /// Bytes sent since the stream began.
     pub(super) fn sent(&self) -> u64 {
         self.outgoing.sent + self.direct.written()
     }
 
-    /// Bytes that came, since the stream began.
+    /// Bytes received since the stream began.
     pub(super) fn came(&self) -> u64 {
         self.incoming.came + self.direct.came()
     }
 
-    /// Bytes that were sent and came past the daemon, since this was asked.
+    /// Bytes sent and received past the daemon since the last call of this.
     pub(super) fn count_direct(&mut self) -> (u64, u64) {
         let direct = (self.direct.written(), self.direct.came());
         let counted = std::mem::replace(&mut self.counted, direct);
@@ -195,13 +194,13 @@ impl Connection {
         self.connected.iter().find(|connected| connected.number() == number).cloned()
     }
 
-    /// Lets go of connections that are of no use any more.
+    /// Drops connections that are not used any more.
     pub(super) fn keep_what_is_used(&mut self) {
         let Connection { connected, switch, .. } = self;
         connected.retain(|connected| switch.uses(connected.number()));
     }
 
-    /// The socket that is read is of no more use: where it ends, its number, and how many of its bytes were not counted.
+    /// Leaves the socket that is read: at which byte of the stream it ends, its number, and how many of its bytes were not counted.
     pub(super) fn leave_socket(&mut self) -> Option<(u64, u64, u64)> {
         let number = self.switch.give_up()?;
         let Left { read, rest } = self.direct.take_reader()?;
@@ -212,10 +211,10 @@ impl Connection {
     }
 
     /// The other end has so many of the stream's bytes, and reads no more from the socket of that number: what was written behind them is
-    /// to be pushed. How many bytes were counted that were written there or before; `None` if nothing is.
+    /// to be pushed. How many of the bytes written so far were counted; `None` if the socket was not given up.
     ///
     /// # Errors
-    /// That cannot be, or they are lost.
+    /// That is impossible, or the bytes are lost.
     pub(super) fn lost_socket(&mut self, number: u64, has: u64) -> Option<Result<u64, &'static str>> {
         if !self.switch.is_given_up(number) {
             return None;
@@ -227,13 +226,13 @@ impl Connection {
         Some(behind.map(|behind| {
             let counted = self.outgoing.sent + std::mem::take(&mut self.counted.0);
             (self.outgoing.sent, self.outgoing.waiting) = (has, behind);
-            // How many there are is said again behind them.
+            // The length is announced again behind them.
             self.end.untold();
             counted
         }))
     }
 
-    /// Why there is nothing more to it; whom to wake.
+    /// Ends the stream with this error; returns whom to wake.
     pub(super) fn stop(&mut self, error: Error) -> impl Iterator<Item = Waker> {
         self.error.get_or_insert(error);
         self.refused.give_up();
@@ -241,14 +240,14 @@ impl Connection {
         self.reader.take().into_iter().chain(self.writer.take())
     }
 
-    /// A request timeout has passed. True if it has waited through the one before as well: for its dial to be answered, or, left by its
-    /// owner, for the other end to take in what was written.
+    /// A request timeout has passed. True if the stream was already waiting when the one before passed: for its dial to be answered, or,
+    /// left by its owner, for the other end to take in what was written.
     pub(super) fn has_waited(&mut self) -> bool {
         let waits = !self.end.is_failed() && (!self.end.is_open() || self.end.is_left());
         std::mem::replace(&mut self.is_late, waits) && waits
     }
 
-    /// Nobody reads it any more.
+    /// Drops what came and what will come: nobody reads it any more.
     pub(super) fn discard(&mut self) {
         self.is_late = false;
         self.incoming.chunks.clear();
@@ -257,14 +256,13 @@ impl Connection {
     }
 }
 
-/// What came.
 #[derive(Default)]
 pub(super) struct Incoming {
     chunks: VecDeque<Chunk>,
     lent: Lent,
     /// Bytes that may wait to be read.
     window: u64,
-    /// Bytes since the stream began that came, that were read, and that the other end may send.
+    /// Bytes since the stream began: received, read, and allowed to the other end.
     came: u64,
     read: u64,
     allowed: u64,
@@ -275,7 +273,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Bytes came behind the first `from`.
+    /// Takes in bytes that follow the first `from`.
     ///
     /// # Errors
     /// They were not expected.
@@ -284,14 +282,14 @@ impl Incoming {
         let end = from.checked_add(bytes as u64).filter(|end| *end <= self.allowed);
         let end = end.ok_or("more bytes came than were allowed")?;
         if bytes == 0 || end <= self.came || from > self.came || self.is_discarded {
-            // It came before; or a push was refused for want of memory, and all behind it are made again.
+            // It came before; or a push was refused for want of memory, and all behind it are repeated.
             return Ok(());
         }
         if self.is_finished || from < self.came {
             return Err("bytes came that are not those which were expected");
         }
         self.came += bytes as u64;
-        // One that nobody reads must not keep the memory that all have for what comes; nor a piece of memory for every few bytes.
+        // A stream that nobody reads must not hold the memory that all share for receiving; nor may every few bytes hold a block of it.
         if bytes >= STREAM_LENT_MIN
             && let Some(share) = self.lent.take(buffer.len())
         {
@@ -310,12 +308,12 @@ impl Incoming {
         Ok(())
     }
 
-    /// Bytes that came since the stream began, but for a ring's.
+    /// Bytes received since the stream began, except through a ring.
     pub(super) fn came(&self) -> u64 {
         self.came
     }
 
-    /// A socket was read so far, and has the `rest` still: what is pushed from now on is behind that.
+    /// Continues behind a socket, of which so much was read and the `rest` is still to be read.
     fn leave_socket(&mut self, read: u64, rest: Option<(SocketReader, u64)>) {
         (self.came, self.read) = (self.came + read, self.read + read);
         if let Some((socket, unread)) = rest {
@@ -326,14 +324,14 @@ impl Incoming {
         }
     }
 
-    /// The other end's bytes behind the first `from` come past the daemon; false if it will say so again.
+    /// The other end's bytes behind the first `from` bypass the daemon; false if it will announce that again.
     ///
     /// # Errors
     /// They were not expected there.
     pub(super) fn goes_on_directly(&self, from: u64) -> Result<bool, &'static str> {
         match from.cmp(&self.came) {
             _ if self.is_discarded => Ok(false),
-            // A push was refused for want of memory, and all behind it are made again.
+            // A push was refused for want of memory, and all behind it are repeated.
             cmp::Ordering::Greater => Ok(false),
             cmp::Ordering::Equal if !self.is_finished => Ok(true),
             _ => Err("a ring or a socket came in the middle of bytes that have come"),
@@ -355,13 +353,14 @@ impl Incoming {
         self.is_discarded
     }
 
-    /// Bytes that came and were not read.
+    /// Bytes received and not read.
     #[cfg(feature = "fuzzing")]
     pub(super) fn unread(&self) -> u64 {
         self.came - self.read
     }
 
-    /// The other end has sent all, so many bytes: true if they have come, some of them by a ring. Where more are to come, this comes again.
+    /// The other end has sent everything, so many bytes: true if they have come, some of them by a ring. If more are to come, this is
+    /// repeated.
     ///
     /// # Errors
     /// More have come.
@@ -374,10 +373,10 @@ impl Incoming {
         Ok(self.is_finished)
     }
 
-    /// Moves what there is into `into`; how many bytes.
+    /// Moves available bytes into `into`; returns how many.
     ///
     /// # Errors
-    /// A socket does not have what it had.
+    /// A socket has lost what it had received.
     pub(super) fn read(&mut self, mut into: &mut [u8]) -> Result<usize, &'static str> {
         let room = into.len();
         while let Some(chunk) = self.chunks.front_mut() {
@@ -410,7 +409,7 @@ impl Incoming {
         Ok(room - into.len())
     }
 
-    /// So many bytes may wait to be read from now on; what the other end may send, where that is more than it was told.
+    /// Sets how many bytes may wait to be read; returns what the other end may send, if that is more than it was told.
     pub(super) fn widen(&mut self, window: u64) -> Option<u64> {
         self.window = window;
         let allowed = self.read.saturating_add(window);
@@ -421,13 +420,13 @@ impl Incoming {
         })
     }
 
-    /// The same where it does not know, for bytes came past the daemon.
+    /// What the other end may send, where it cannot know because bytes bypassed the daemon.
     pub(super) fn allow_anew(&mut self) -> u64 {
         self.allowed = self.allowed.max(self.read.saturating_add(self.window));
         self.allowed
     }
 
-    /// How many bytes the other end may send from now on, where that is to be told: not for every byte that is read.
+    /// How many bytes the other end may send, if it is to be told now: not for every byte that is read.
     pub(super) fn news(&mut self) -> Option<u64> {
         let allowed = self.read.saturating_add(self.window);
         let is_due = !self.is_finished && allowed.saturating_sub(self.allowed) >= self.window.div_ceil(2);
@@ -438,17 +437,16 @@ impl Incoming {
     }
 }
 
-/// What is written.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    /// Bytes that have not left, behind the first `sent`.
+    /// Bytes not yet sent, behind the first `sent`.
     pub(super) waiting: Vec<u8>,
-    /// Bytes since the stream began that have left, and that may.
+    /// Bytes since the stream began: sent, and allowed to be sent.
     pub(super) sent: u64,
     pub(super) allowed: u64,
-    /// Bytes that were allowed at once, at most: the other end's window.
+    /// Most bytes that were allowed at once: the other end's window.
     pub(super) window: u64,
-    /// Bytes of one push, where the window is larger than some of them.
+    /// Most bytes of one push, if the window is larger than several of them.
     chunk_max: usize,
     /// It waits for its turn to push.
     pub(super) is_queued: bool,
@@ -460,12 +458,12 @@ impl Outgoing {
         self.chunk_bytes().min(self.allowed_now()).saturating_sub(self.waiting.len())
     }
 
-    /// Bytes that may leave now. None, where more went past the daemon than was allowed of pushes.
+    /// Bytes that may be sent now; none if more bypassed the daemon than pushes were allowed.
     pub(super) fn allowed_now(&self) -> usize {
         usize::try_from(self.allowed.saturating_sub(self.sent)).unwrap_or(usize::MAX)
     }
 
-    /// The next bytes of those that wait which may leave.
+    /// Takes the next waiting bytes that may be sent.
     pub(super) fn next_waiting(&mut self) -> Vec<u8> {
         let most = self.chunk_bytes().min(self.allowed_now());
         if self.waiting.len() <= most {
@@ -475,13 +473,13 @@ impl Outgoing {
         std::mem::replace(&mut self.waiting, later)
     }
 
-    /// Bytes of one push: some are on their way while the other end reads.
+    /// Most bytes of one push: some are on their way while the other end reads.
     fn chunk_bytes(&self) -> usize {
         let part = usize::try_from(self.window / STREAM_CHUNKS_AHEAD).unwrap_or(usize::MAX);
         part.min(self.chunk_max).clamp(*STREAM_CHUNK_BYTES.start(), *STREAM_CHUNK_BYTES.end())
     }
 
-    /// The other end allows so many bytes in all.
+    /// The other end allows so many bytes in total.
     pub(super) fn allow(&mut self, bytes: u64) {
         self.allowed = self.allowed.max(bytes);
         self.window = self.window.max(self.allowed.saturating_sub(self.sent));

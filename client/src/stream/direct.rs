@@ -1,4 +1,4 @@
-//! What a stream goes by past the daemon, each way: a ring of bytes where both tasks are of one host, or a socket where they are of two.
+//! How a stream bypasses the daemon, in each direction: by a ring of bytes between tasks of one host, or a socket between two hosts.
 //! Read and written without the hub's lock, which is held for all else; each under a lock of its own.
 
 use std::{
@@ -17,16 +17,15 @@ use crate::{
     limits::RING_SPINS,
 };
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Direct {
     writer: Mutex<Option<Writer>>,
     reader: Mutex<Option<Reader>>,
-    /// All that came before it was read.
+    /// Everything that came before it was read.
     is_read: AtomicBool,
-    /// Bytes that had come when somebody stopped reading.
+    /// Bytes that had come when reading stopped.
     came: AtomicU64,
-    /// Its owner writes no more, or it has ended.
+    /// The owner writes no more, or the stream has ended.
     is_stopped: AtomicBool,
 }
 
@@ -36,29 +35,29 @@ enum Writer {
 }
 
 enum Reader {
-    /// With where it is, as the other end has said.
+    /// With its place, as the other end has announced it.
     Ring(RingReader, Box<[u8]>),
     Socket(SocketReader),
 }
 
-/// What a write came to.
+/// The outcome of a write.
 pub(super) enum Written {
     Bytes(usize),
-    /// Somebody is woken when there is room.
+    /// The waker is woken when there is room.
     Nothing,
-    /// The socket of that number takes nothing any more: the other end is to say what it has.
+    /// The socket of that number takes nothing any more: the other end is to be asked what it has.
     Broken(u64),
 }
 
-/// What a direction went by that has ended: the stream goes on another way.
+/// What is left of a direction that has ended: the stream goes on another way.
 pub(super) struct Left {
     /// Bytes that were read.
     pub(super) read: u64,
-    /// Bytes that have come and are still to be read there.
+    /// Bytes that have come and are still to be read from the socket.
     pub(super) rest: Option<(SocketReader, u64)>,
 }
 
-/// Whether somebody is to be woken, or waits for the socket himself.
+/// Whether a waker is to be woken, or the caller waits for the socket itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waits {
     Waker,
@@ -70,27 +69,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Direct {
-    /// What is written goes by this ring from now on.
+    /// Writes go to this ring from now on.
     pub(super) fn write_by_ring(&self, ring: RingWriter) {
         *lock(&self.writer) = Some(Writer::Ring(ring));
     }
 
-    /// The same of a socket.
+    /// Writes go to this socket from now on.
     pub(super) fn write_by_socket(&self, connected: Arc<Connected>) {
         *lock(&self.writer) = Some(Writer::Socket(SocketWriter::new(connected)));
     }
 
-    /// True if what is written goes past the daemon, or will.
+    /// True if writes bypass the daemon.
     pub(super) fn are_written(&self) -> bool {
         lock(&self.writer).is_some()
     }
 
-    /// True if neither way has one.
+    /// True if neither direction bypasses the daemon.
     pub(super) fn is_unused(&self) -> bool {
         lock(&self.writer).is_none() && lock(&self.reader).is_none()
     }
 
-    /// Bytes that were written there.
+    /// Bytes written past the daemon.
     pub(super) fn written(&self) -> u64 {
         match &*lock(&self.writer) {
             Some(Writer::Ring(ring)) => ring.written(),
@@ -99,7 +98,7 @@ impl Direct {
         }
     }
 
-    /// Nothing more is written.
+    /// Stops writing.
     pub(super) fn stop(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         if let Some(Writer::Socket(socket)) = &*lock(&self.writer) {
@@ -107,7 +106,7 @@ impl Direct {
         }
     }
 
-    /// Takes as many bytes as there is room for; none where they do not go past the daemon.
+    /// Writes as many bytes as there is room for; none if writes do not bypass the daemon.
     ///
     /// # Errors
     /// Unavailable if the other end breaks the rules.
@@ -115,7 +114,7 @@ impl Direct {
     pub(super) fn write(&self, bytes: &[u8]) -> Result<usize, Error> {
         match &mut *lock(&self.writer) {
             Some(Writer::Ring(ring)) if !self.is_stopped.load(Ordering::SeqCst) => ring.write(bytes),
-            // One that breaks is looked after under the hub's lock.
+            // A broken one is handled under the hub's lock.
             Some(Writer::Socket(socket)) if !self.is_stopped.load(Ordering::SeqCst) && !socket.is_broken() => {
                 Ok(socket.write(bytes))
             }
@@ -123,7 +122,7 @@ impl Direct {
         }
     }
 
-    /// [`write`](Self::write), for who waits where there is no room.
+    /// [`write`](Self::write), for a caller that waits if there is no room.
     ///
     /// # Errors
     /// The same, and if the lane has ended.
@@ -155,7 +154,7 @@ impl Direct {
         }
     }
 
-    /// The connection may be over: its number, if the other end is to say what it has.
+    /// Checks whether the connection is over: its number, if the other end is to be asked what it has.
     pub(super) fn writer_broke(&self) -> Option<u64> {
         match &mut *lock(&self.writer) {
             Some(Writer::Socket(socket)) => {
@@ -166,7 +165,7 @@ impl Direct {
         }
     }
 
-    /// The connection of the socket that is written, if the other host may not have all that was.
+    /// The connection of the socket that is written, if the other host may not have received everything.
     pub(super) fn unacknowledged(&self) -> Option<Arc<Connected>> {
         match &*lock(&self.writer) {
             Some(Writer::Socket(socket)) => Some(socket.connected().clone()).filter(|connected| connected.has_unsent()),
@@ -174,11 +173,11 @@ impl Direct {
         }
     }
 
-    /// The other end has read the first so many bytes that were written to the socket, and takes no more from it: those behind them, which
-    /// are to leave another way. `None` if none is written.
+    /// The other end has read the first `has` bytes that were written to the socket, and reads no more from it: takes those behind them,
+    /// which are to be sent another way. `None` if no socket is written.
     ///
     /// # Errors
-    /// They are not here any more, or more than were written.
+    /// They are not kept any more, or `has` is more than were written.
     pub(super) fn take_writer(&self, has: u64) -> Option<Result<Vec<u8>, &'static str>> {
         let mut writer = lock(&self.writer);
         let Some(Writer::Socket(socket)) = &*writer else { return None };
@@ -187,12 +186,12 @@ impl Direct {
         Some(behind)
     }
 
-    /// What comes is read out of this ring, once all that came before it was; false if there is another already.
+    /// Reads from this ring, once everything before it was read; false if there is another reader already.
     pub(super) fn read_from_ring(&self, ring: RingReader, place: &[u8]) -> bool {
         self.begin_reading(Reader::Ring(ring, place.into()))
     }
 
-    /// The same of a socket.
+    /// The same for a socket.
     pub(super) fn read_from_socket(&self, connected: Arc<Connected>) -> bool {
         self.begin_reading(Reader::Socket(SocketReader::new(connected)))
     }
@@ -207,12 +206,12 @@ impl Direct {
         is_first
     }
 
-    /// True if what comes is read there.
+    /// True if the ring at that place is read.
     pub(super) fn is_read_at(&self, place: &[u8]) -> bool {
         matches!(&*lock(&self.reader), Some(Reader::Ring(_, known)) if **known == *place)
     }
 
-    /// The socket that is read, for who waits for it himself.
+    /// The socket that is read, for a caller that waits for it itself.
     pub(super) fn to_read(&self) -> Option<Arc<Connected>> {
         match &*lock(&self.reader) {
             Some(Reader::Socket(socket)) if !socket.is_at_end() => Some(socket.connected().clone()),
@@ -220,7 +219,7 @@ impl Direct {
         }
     }
 
-    /// The same of the one that is written.
+    /// The socket that is written, likewise.
     pub(super) fn to_write(&self) -> Option<Arc<Connected>> {
         match &*lock(&self.writer) {
             Some(Writer::Socket(socket)) if !socket.is_broken() => Some(socket.connected().clone()),
@@ -228,7 +227,7 @@ impl Direct {
         }
     }
 
-    /// Moves what there is into `into`, if all that came before was read; how many bytes.
+    /// Moves available bytes into `into`, if everything before them was read; returns how many.
     ///
     /// # Errors
     /// Unavailable if the other end breaks the rules.
@@ -238,10 +237,10 @@ impl Direct {
             return Ok(0);
         }
         match &mut *lock(&self.reader) {
-            // Another may have taken its place.
+            // Another reader may have taken its place.
             _ if !self.is_read.load(Ordering::Relaxed) => Ok(0),
             Some(Reader::Ring(ring, _)) => ring.read(into),
-            // What else it came to is looked at under the hub's lock.
+            // Its other outcomes are handled under the hub's lock.
             Some(Reader::Socket(socket)) => Ok(socket.read(into).bytes()),
             None => Ok(0),
         }
@@ -252,7 +251,7 @@ impl Direct {
         matches!(&*lock(&self.reader), Some(Reader::Ring(..)))
     }
 
-    /// [`read`](Self::read), for who waits for something that may come by a ring in a moment.
+    /// [`read`](Self::read), for a caller that waits for what a ring may bring in a moment.
     ///
     /// # Errors
     /// The same.
@@ -271,15 +270,15 @@ impl Direct {
         Ok(0)
     }
 
-    /// The same of a socket, until it `is_over`; `None` if none is read.
+    /// Spins on the socket until `is_over`; `None` if no socket is read.
     pub(super) fn read_socket_soon(&self, into: &mut [u8], mut is_over: impl FnMut() -> bool) -> Option<usize> {
-        /// Looks at the socket for each at the clock.
+        /// Looks at the socket for each look at the clock.
         const LOOKS_PER_CLOCK: usize = 4;
         if into.is_empty() || !self.is_read.load(Ordering::Acquire) {
             return None;
         }
         loop {
-            // Others want the lock for a moment.
+            // Released in each round: others want the lock for a moment.
             let mut reader = lock(&self.reader);
             let Some(Reader::Socket(socket)) = &mut *reader else { return None };
             if !self.is_read.load(Ordering::Relaxed) {
@@ -297,7 +296,7 @@ impl Direct {
         }
     }
 
-    /// All that came before was read: moves what there is into `into`, or has somebody woken when there is something.
+    /// Everything before was read: moves available bytes into `into`, or has the waker woken when there are some.
     ///
     /// # Errors
     /// As [`read`](Self::read), and if the lane has ended.
@@ -324,19 +323,19 @@ impl Direct {
         }
     }
 
-    /// Has somebody woken when all has come that the other end has given its socket, or no more will.
+    /// Has the waker woken when everything has come that the other end has given its socket, or no more will.
     pub(super) fn wait_for_end(&self, waker: &Waker) {
         if let Some(Reader::Socket(socket)) = &*lock(&self.reader) {
             socket.wait_for_end(waker);
         }
     }
 
-    /// True if no more comes by the socket that is read than has.
+    /// True if the socket that is read brings nothing more.
     pub(super) fn reader_is_over(&self) -> bool {
         matches!(&*lock(&self.reader), Some(Reader::Socket(socket)) if socket.is_over())
     }
 
-    /// Bytes that came there.
+    /// Bytes received past the daemon.
     pub(super) fn came(&self) -> u64 {
         match &mut *lock(&self.reader) {
             Some(Reader::Ring(ring, _)) => ring.written(),
@@ -345,7 +344,7 @@ impl Direct {
         }
     }
 
-    /// Nobody reads any more. A socket stays, so that its other end is not told that it broke.
+    /// Stops reading. A socket stays, so that its other end is not told that it broke.
     pub(super) fn stop_reading(&self) {
         let came = self.came();
         let mut reader = lock(&self.reader);
@@ -355,7 +354,7 @@ impl Direct {
         }
     }
 
-    /// The socket that is read is of no more use: what is left of it. What comes by pushes is behind that.
+    /// Takes what is left of the socket that is read, which is not used any more. Later pushes come behind it.
     pub(super) fn take_reader(&self) -> Option<Left> {
         let mut reader = lock(&self.reader);
         let left = match reader.take() {
@@ -372,7 +371,7 @@ impl Direct {
         Some(left)
     }
 
-    /// Breaks its connections, for tests of what comes of that.
+    /// Breaks its connections, to test the recovery.
     #[cfg(feature = "fuzzing")]
     pub(super) fn break_off(&self) {
         if let Some(Writer::Socket(socket)) = &*lock(&self.writer) {

@@ -1,58 +1,57 @@
-//! What one end of a stream knows of the two, and what it owes the other. A state machine without I/O and without the bytes.
+//! What one end of a stream knows of both ends, and what it owes the other. A state machine without I/O and without the bytes.
 //!
-//! The two ends hear of each other by pushes, which may fail: then nobody knows whether they have come or will. Each end can also
-//! fail by itself, when it hears that its peer is gone, while the other hears nothing. So two rules hold. What is written has
-//! arrived when the other end says that it has taken all of it, and not when it was pushed. And an end that fails, or whose owner
-//! leaves it early, owes the other a last word (`untold.rs`), which is pushed until a push of it was taken; whoever sends
-//! something of a stream that is not known here gets one as well. A stream's number is used once, so that such a word hits no
+//! The two ends hear of each other by pushes, which may fail: then nobody knows whether they arrived or will. Each end can also
+//! fail by itself, when it hears that its peer is gone, while the other hears nothing. So there are two rules. Bytes have
+//! arrived when the other end says that it has taken all of them, not when they were pushed. And an end that fails, or whose owner
+//! leaves it early, owes the other a last word (`untold.rs`), which is pushed until a push of it was taken; a peer that sends
+//! something of a stream that is unknown here gets one as well. A stream's number is used only once, so that such a word hits no
 //! other stream.
 
 use super::frame::Kind;
 
-/// How far the bytes are that are written at this end.
+/// How far this end's bytes have got.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Writing {
-    /// There may be more of them.
+    /// More may be written.
     #[default]
     Open,
-    /// Its owner writes no more.
+    /// The owner writes no more.
     Finished,
-    /// And the other end is told how many there are.
+    /// The other end was told how many bytes there are.
     Told,
-    /// The other end has taken in all.
+    /// The other end has taken in all of them.
     Delivered,
 }
 
-/// What is left to do for a stream that its owner has left.
+/// What is left to do for a stream after its owner has left it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// Nothing: both ends know all.
+    /// Nothing: both ends know everything.
     Nothing,
-    /// To wait until the other end has taken in all, or has failed.
+    /// Wait until the other end has taken in everything, or has failed.
     Delivery,
-    /// To tell the other end that nobody reads what it writes.
+    /// Tell the other end that nobody reads what it writes.
     Close,
-    /// To tell the other end that the stream has ended in the middle.
+    /// Tell the other end that the stream has ended in the middle.
     Reset,
 }
 
-/// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct End {
-    /// The other end knows of it.
+    /// The other end knows of the stream.
     is_open: bool,
     writing: Writing,
-    /// The other end was told before how many bytes there are, some of which are on their way once more.
+    /// The other end was told the number of bytes before, some of which are now being sent again.
     was_told: bool,
-    /// The other end writes no more, and all that it wrote has come.
+    /// The other end writes no more, and everything it wrote has come.
     has_all: bool,
-    /// It has ended, here or there, before both ends had finished.
+    /// The stream ended, here or there, before both ends had finished.
     is_failed: bool,
-    /// The other end has let go of it, with all that was written here.
+    /// The other end has closed the stream, after taking in everything written here.
     is_closed_with_all: bool,
-    /// The other end has written all, some of which came when nobody read it any more.
+    /// The other end has written everything, but some of it came when nobody read any more.
     is_unread: bool,
-    /// Its owner has let go of it.
+    /// The owner has left the stream.
     is_left: bool,
 }
 
@@ -73,12 +72,12 @@ impl End {
         self.has_all
     }
 
-    /// Nothing more is written; the other end need not have taken it.
+    /// Nothing more is written; the other end may not have taken it in yet.
     pub(super) fn is_finished(&self) -> bool {
         self.writing >= Writing::Finished
     }
 
-    /// The other end is yet to be told that nothing more is written.
+    /// The other end has not been told yet that nothing more is written.
     pub(super) fn is_to_tell(&self) -> bool {
         self.writing == Writing::Finished && !self.is_failed
     }
@@ -87,50 +86,50 @@ impl End {
         self.writing == Writing::Delivered
     }
 
-    /// Each end has all that the other wrote.
+    /// Each end has everything that the other wrote.
     fn is_complete(&self) -> bool {
         self.has_all && self.is_delivered()
     }
 
-    /// The other end has it.
+    /// The other end has the stream.
     pub(super) fn open(&mut self) {
         self.is_open = true;
     }
 
-    /// Its owner writes no more.
+    /// The owner writes no more.
     pub(super) fn finish(&mut self) {
         let writing = if self.is_closed_with_all { Writing::Delivered } else { Writing::Finished };
         self.writing = self.writing.max(writing);
     }
 
-    /// How many bytes there are is on its way to the other end.
+    /// The number of bytes is on its way to the other end.
     pub(super) fn told(&mut self) {
         self.writing = self.writing.max(Writing::Told);
     }
 
-    /// Some of the bytes are on their way once more: how many there are is to be told behind them.
+    /// Some bytes are being sent again: their number must be told again behind them.
     pub(super) fn untold(&mut self) {
         if self.writing == Writing::Told {
             (self.writing, self.was_told) = (Writing::Finished, true);
         }
     }
 
-    /// The other end writes no more, and all has come.
+    /// The other end writes no more, and everything has come.
     pub(super) fn came_whole(&mut self) {
         self.has_all = true;
     }
 
-    /// The other end writes no more, and not all has come. Where nobody reads it any more, it will not.
+    /// The other end writes no more, but not everything has come. If nobody reads any more, it will not.
     pub(super) fn came_in_part(&mut self) {
         self.is_unread |= self.is_left;
     }
 
-    /// The other end has taken in so many bytes, and says that these are all, of `sent` that were written.
+    /// The other end says that it has taken in so many bytes and that these are all; `sent` were written.
     ///
     /// # Errors
-    /// They are not.
+    /// They are not all.
     pub(super) fn taken(&mut self, bytes: u64, sent: u64) -> Result<(), &'static str> {
-        // Some may be on their way once more that have come.
+        // Bytes that have come may also be on their way again.
         if self.writing < Writing::Finished || bytes != sent {
             return Err("it has acknowledged an end that there was not");
         }
@@ -138,8 +137,8 @@ impl End {
         Ok(())
     }
 
-    /// The other end has ended it: `with_all`, if it has let go of it in good order and has taken in all that was written. False
-    /// if that is no news.
+    /// The other end has ended the stream: `with_all` if it has closed it after taking in everything that was written here. False if that
+    /// was known.
     pub(super) fn reset_there(&mut self, with_all: bool) -> bool {
         let is_news = self.fail();
         self.is_closed_with_all |= is_news && with_all;
@@ -149,19 +148,19 @@ impl End {
         is_news
     }
 
-    /// It fails at this end. True if the other is to be told.
+    /// This end fails. True if the other is to be told.
     pub(super) fn fail(&mut self) -> bool {
         let is_news = !self.is_failed && !self.is_complete();
         self.is_failed |= is_news;
         is_news
     }
 
-    /// Its owner lets go of it.
+    /// The owner leaves the stream.
     pub(super) fn leave(&mut self) {
         self.is_left = true;
     }
 
-    /// What is left to do, once its owner has left it.
+    /// What is left to do after the owner has left.
     pub(super) fn rest(&self) -> Rest {
         match self.writing {
             _ if self.is_failed => Rest::Nothing,
@@ -182,7 +181,7 @@ impl End {
     }
 }
 
-/// Whether who sends this of a stream that has ended here, or never was, is to be told so: it takes the stream for open.
+/// True if the sender of this frame, about a stream that has ended here or never was, must be told so: it takes the stream for open.
 /// Words about an end are not answered, lest two ends answer each other.
 pub(super) fn is_answered(kind: Kind) -> bool {
     match kind {

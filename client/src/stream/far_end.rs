@@ -16,7 +16,7 @@ impl FarEnd {
         Self(Connection::new(window, Lent::new(256 << 10)))
     }
 
-    /// Takes what a peer has pushed, as a task does; how many bytes of the stream that was, `None` if it is no frame.
+    /// Takes in what a peer has pushed, as a task does; returns how many bytes of the stream that was, `None` if it is no frame.
     pub fn take(&mut self, pushed: &[u8]) -> Option<Result<usize, &'static str>> {
         let (frame, rest) = Frame::parse(pushed)?;
         assert_eq!(frame.to_bytes(), pushed[..Frame::BYTES], "a frame is written in one way");
@@ -33,13 +33,13 @@ impl FarEnd {
         count
     }
 
-    /// Bytes that wait to be read, and those that may be written now.
+    /// Bytes that wait to be read, and bytes that may be written now.
     pub fn counts(&self) -> (u64, usize) {
         (self.0.incoming.unread(), self.0.outgoing.room())
     }
 }
 
-/// A frame of that kind, with what follows it.
+/// A frame of that kind, with its contents.
 pub fn frame(kind: u8, is_from_dialer: bool, stream: u64, value: u64, rest: &[u8]) -> Vec<u8> {
     let mut bytes = vec![kind, is_from_dialer.into(), 0, 0, 0, 0, 0, 0];
     bytes.extend(stream.to_le_bytes());

@@ -1,25 +1,25 @@
-//! What the streams of a task have carried, by peer. Under the hub's lock; bounded by the peers that are told apart.
+//! What a task's streams have carried, by peer. Under the hub's lock; bounded by the number of peers counted separately.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::limits::STREAM_PEERS_SHOWN_MAX;
 
-/// The peer of figures of all beyond the first 1,024.
+/// The name for all peers beyond the first 1,024.
 const OTHERS: &str = "others";
 
 /// What the streams with one peer have carried. From [`Streams::figures`](crate::Streams::figures).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamFigures {
-    /// Streams that are there now, also those that wait to be accepted, and those that ended and were not dropped.
+    /// Streams that exist now, including those that wait to be accepted, and those that ended and were not dropped.
     pub open: u64,
-    /// Streams that were dialed or came.
+    /// Streams that were dialed, from either side.
     pub opened: u64,
     /// Streams that were reset, here or there, or ended with their peer.
     pub reset: u64,
-    /// Bytes that have left.
+    /// Bytes that were sent.
     pub bytes_sent: u64,
-    /// Bytes that came.
+    /// Bytes that were received.
     pub bytes_received: u64,
 }
 
@@ -33,7 +33,7 @@ impl Figures {
         self.0.entry(if is_shown { peer.clone() } else { OTHERS.into() }).or_default()
     }
 
-    /// All, where there is a stream with each of `open` now.
+    /// The figures of all peers, where each of `open` stands for an open stream.
     pub(super) fn with<'a>(&self, open: impl Iterator<Item = &'a Arc<str>>) -> Vec<(Arc<str>, StreamFigures)> {
         let mut all = Figures(self.0.clone());
         open.for_each(|peer| all.of(peer).open += 1);

@@ -1,49 +1,49 @@
-//! What two ends of a stream push to each other: 24 bytes, little-endian, and what follows them. A tensor of bytes each.
+//! What the two ends of a stream push to each other: 24 bytes, little-endian, and what follows them. Each is a tensor of bytes.
 //!
 //! kind `u8`, from `u8` (1 if its sender has dialed the stream), zeros (6), the stream's number `u64`, which its dialer chose, and a
 //! value `u64`.
 
 use crate::{attachment::RingPlace, limits::STREAM_REASON_MAX};
 
-/// What a frame is about, with its value.
+/// The kind of a frame, with its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// The sender dials the listener whose name follows; the other end may send so many bytes.
     Open(u64),
     /// The stream is open; the dialer may send so many bytes.
     Accept(u64),
-    /// Bytes follow, so many after the stream's first.
+    /// Bytes follow; they come after the first so many of the stream.
     Data(u64),
     /// The other end may send so many bytes, since the stream began.
     Window(u64),
-    /// No bytes follow the first so many.
+    /// The stream ends after the first so many bytes.
     Finish(u64),
-    /// The stream has ended for a reason of this [`Code`](sealane_transport::Code), or [`CLOSED`]. How many bytes the sender has
-    /// taken in follows, and the reason.
+    /// The stream has ended for a reason of this [`Code`](sealane_transport::Code), or [`CLOSED`]. The number of bytes that the sender
+    /// has taken in follows, and the reason.
     Reset(u64),
-    /// So many bytes were taken in, which are all.
+    /// So many bytes were taken in, which are all of them.
     Taken(u64),
-    /// The bytes that are written behind so many come by a ring of a direct lane, whose [place](place_to_bytes) follows.
+    /// Bytes behind the first so many come through a ring of a direct lane, whose [place](place_to_bytes) follows.
     Ring(u64),
     /// The sender's daemon has made the connection of that number for the stream: the other end is to ask its own daemon for it.
     Offer(u64),
     /// The sender has its end of the connection of that number.
     Have(u64),
-    /// The bytes that are written behind so many come by a connection of the two tasks, of which [follows](socket_to_bytes) which it is.
+    /// Bytes behind the first so many come through a connection of the two tasks, which [follows](socket_to_bytes).
     Socket(u64),
-    /// The connection of that number cannot be had, or is broken for who writes to it: the other end is to say what came by it.
+    /// The connection of that number cannot be had, or its writer finds it broken: the other end is to say what came by it.
     Broken(u64),
-    /// What was written behind so many did not come by the connection whose number follows, which is not read any more.
+    /// Bytes behind the first so many did not come by the connection whose number follows, which is not read any more.
     Lost(u64),
 }
 
-/// In place of a code: its owner has finished, and let go of it; what the other end writes is read by nobody.
+/// Instead of a code: the owner has finished and closed the stream; nobody reads what the other end writes.
 pub(super) const CLOSED: u64 = 0;
 
-/// In place of a number of bytes that were taken in: nobody knows.
+/// Instead of a number of bytes taken in: it is unknown.
 pub(super) const UNKNOWN: u64 = u64::MAX;
 
-/// What follows a reset: how many bytes were taken in, and the reason.
+/// Contents of a reset: how many bytes were taken in, and the reason.
 pub(super) fn reset_to_bytes(taken: u64, reason: &str) -> Vec<u8> {
     let mut end = reason.len().min(STREAM_REASON_MAX);
     while !reason.is_char_boundary(end) {
@@ -52,7 +52,7 @@ pub(super) fn reset_to_bytes(taken: u64, reason: &str) -> Vec<u8> {
     [&taken.to_le_bytes(), &reason.as_bytes()[..end]].concat()
 }
 
-/// The same, as it came.
+/// Reads the contents of a reset.
 pub(super) fn parse_reset(bytes: &[u8]) -> (u64, String) {
     match bytes.split_first_chunk() {
         Some((taken, reason)) => (u64::from_le_bytes(*taken), text(reason)),
@@ -60,7 +60,7 @@ pub(super) fn parse_reset(bytes: &[u8]) -> (u64, String) {
     }
 }
 
-/// What follows a ring: the number of the lane, which use of the ring it is, and the number of the ring.
+/// Contents of a ring frame: the number of the lane, which use of the ring it is, and the number of the ring.
 pub(super) fn place_to_bytes(place: RingPlace) -> [u8; 17] {
     let mut bytes = [place.ring; 17];
     bytes[..8].copy_from_slice(&place.lane.to_le_bytes());
@@ -68,14 +68,14 @@ pub(super) fn place_to_bytes(place: RingPlace) -> [u8; 17] {
     bytes
 }
 
-/// The same, as it came.
+/// Reads the contents of a ring frame.
 pub(super) fn parse_place(bytes: &[u8]) -> Option<RingPlace> {
     let (lane, rest) = bytes.split_first_chunk()?;
     let (used, &[ring]) = rest.split_first_chunk()? else { return None };
     Some(RingPlace { lane: u64::from_le_bytes(*lane), ring, used: u64::from_le_bytes(*used) })
 }
 
-/// What follows a socket: the number of the connection, and how many its writer has taken up for the stream, with this one.
+/// Contents of a socket frame: the number of the connection, and how many its writer has used for the stream, including this one.
 pub(super) fn socket_to_bytes(number: u64, serial: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -83,28 +83,28 @@ pub(super) fn socket_to_bytes(number: u64, serial: u64) -> [u8; 16] {
     bytes
 }
 
-/// The same, as it came.
+/// Reads the contents of a socket frame.
 pub(super) fn parse_socket(bytes: &[u8]) -> Option<(u64, u64)> {
     let (number, serial) = bytes.split_first_chunk()?;
     Some((u64::from_le_bytes(*number), parse_number(serial)?))
 }
 
-/// What follows the loss of a connection.
+/// Contents of a lost frame: the number of the connection.
 pub(super) fn number_to_bytes(number: u64) -> [u8; 8] {
     number.to_le_bytes()
 }
 
-/// The same, as it came.
+/// Reads the contents of a lost frame.
 pub(super) fn parse_number(bytes: &[u8]) -> Option<u64> {
     bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// A name or a reason.
+/// Reads a name or a reason.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(STREAM_REASON_MAX)]).into_owned()
 }
 
-/// The first bytes of a push.
+/// The head of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
@@ -138,7 +138,7 @@ impl Frame {
         bytes
     }
 
-    /// A frame, and what follows it; `None` if it is none.
+    /// A frame and its contents; `None` if these bytes are none.
     pub(super) fn parse(bytes: &[u8]) -> Option<(Frame, &[u8])> {
         let (head, rest) = bytes.split_at_checked(Frame::BYTES)?;
         let number = |at: usize| head[at..at + 8].try_into().map(u64::from_le_bytes).ok();

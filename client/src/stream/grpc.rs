@@ -1,4 +1,4 @@
-//! gRPC over streams, with tonic: what a channel connects with, and the connections of a server.
+//! gRPC over streams, with tonic: a channel's connector, and a server's connections.
 
 use std::{
     fmt, io,
@@ -19,8 +19,8 @@ use super::{Stream, StreamListener, StreamOptions, Streams};
 use crate::limits::ACCEPT_PAUSE;
 
 impl Streams {
-    /// Connects a tonic channel to the service that `peer` serves by this name, again whenever its stream is lost. The endpoint's
-    /// address is only what requests name as their host.
+    /// Connects a tonic channel to the service that `peer` serves under this name, and reconnects whenever its stream is lost. The
+    /// endpoint's address is only what requests name as their host.
     ///
     /// ```no_run
     /// # async fn call(task: sealane::Task) -> Result<(), Box<dyn std::error::Error>> {
@@ -39,8 +39,8 @@ impl Streams {
 }
 
 impl StreamListener {
-    /// The streams that are accepted, as connections for tonic's `Server::serve_with_incoming`; they go on when the daemon has been
-    /// restarted. Services find a [`StreamPeer`] in their requests' extensions.
+    /// Accepted streams, as connections for tonic's `Server::serve_with_incoming`; they continue after a restart of the daemon.
+    /// Services find a [`StreamPeer`] in their requests' extensions.
     pub fn incoming(self) -> Incoming {
         Incoming { listener: self, pause: None }
     }
@@ -77,10 +77,10 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// Accepted streams, until the listener fails otherwise than by the loss of its daemon. From [`StreamListener::incoming`].
+/// Accepted streams, until the listener fails other than by the loss of its daemon. From [`StreamListener::incoming`].
 pub struct Incoming {
     listener: StreamListener,
-    /// Until when there is no daemon to ask.
+    /// Until when not to ask, since there was no daemon.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -104,7 +104,7 @@ impl futures_util::Stream for Incoming {
     }
 }
 
-/// Who has dialed the stream that a request came by.
+/// The task that has dialed the stream of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamPeer(pub Arc<str>);
 

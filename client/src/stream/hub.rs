@@ -1,12 +1,12 @@
-//! What carries the streams of a task: pushes into one queue of each task, which its own hub empties; the bytes of some go past the daemon
-//! ([`super::direct`]). A hub runs on whichever thread calls it or wakes it, one at a time, and waits for nothing: while a daemon is being
-//! restarted its calls fail, and what it accepts from comes by the next one; while a daemon does not read its ring they wait in this
-//! process, with those that time a pause.
+//! Carries a task's streams: by pushes into one queue of each task, which that task's hub empties; the bytes of some bypass the daemon
+//! ([`super::direct`]). A hub runs on whichever thread calls or wakes it, one at a time, and never waits: while a daemon is being
+//! restarted, its calls fail and its accepts go on with the next daemon; while a daemon does not read its ring, calls wait in this
+//! process, including those that time a pause.
 //!
-//! Reliability, order and what happens when a link is lost are those of pushes. The rest is here: bytes that one end has
-//! allowed the other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; a recv
-//! that is never answered, by which a hub learns that a peer's process has ended; and what the other end is told, or asked,
-//! since it need not have learned the same ([`super::end`]).
+//! Reliability, order and the handling of lost links are those of pushes. Added here are: the bytes that one end has allowed the
+//! other (as in HTTP/2, RFC 9113, section 5.2), so that a stream that nobody reads holds up itself alone; a recv that is never
+//! answered, by which a hub learns that a peer's process has ended; and what the other end is told, or asked, since it
+//! may not have learned the same ([`super::end`]).
 
 mod life;
 mod polls;
@@ -50,7 +50,7 @@ use crate::{
     },
 };
 
-/// The queue of a task that the frames of its streams are pushed into.
+/// The queue of a task into which its streams' frames are pushed.
 const QUEUE: &str = "sealane.streams";
 
 /// The step of a recv that is never answered.
@@ -68,14 +68,14 @@ pub(super) struct Key {
 #[derive(Default)]
 pub(super) struct Listener {
     pub(super) waiting: VecDeque<Key>,
-    /// Who accepts, or did: all are woken for each stream.
+    /// Wakers of those who accept, or did: all are woken for each stream.
     wakers: Vec<Waker>,
     options: StreamOptions,
     pub(super) error: Option<Error>,
 }
 
 impl Listener {
-    /// All have one backlog. Where there is no room, the peer with most streams in it leaves room to one with less: takes its newest one out.
+    /// All peers share one backlog. When it is full, the peer with most streams in it gives up its newest for a peer with fewer.
     fn gives_way(&mut self, to: &Arc<str>) -> Option<Key> {
         let mut of_peers: HashMap<&str, (usize, usize)> = HashMap::new();
         for (place, key) in self.waiting.iter().enumerate() {
@@ -87,13 +87,13 @@ impl Listener {
         if most > own + 1 { self.waiting.remove(newest) } else { None }
     }
 
-    /// Has somebody woken who waits for a stream. `others` are to be woken when the state is free again.
+    /// Registers a waker of one who waits for a stream. `others` are to be woken when the state is free again.
     pub(super) fn wake_too(&mut self, waker: &Waker, others: &mut Vec<Waker>) {
         if self.wakers.iter().any(|known| known.will_wake(waker)) {
             return;
         }
         if self.wakers.len() >= STREAM_ACCEPTORS_MAX {
-            // Most of them wait no more; the others come again.
+            // Most of them wait no more; the others register again.
             others.append(&mut self.wakers);
         }
         self.wakers.push(waker.clone());
@@ -110,28 +110,27 @@ pub(super) struct State {
     figures: Figures,
     openings: Openings,
     sockets: Sockets,
-    /// The daemon is gone, and nobody has attached to the next.
+    /// The daemon is gone, and no next one is attached.
     is_down: bool,
     watch: Watch,
-    /// Whom to wake when the state is free again.
+    /// To be woken when the state is free again.
     wakers: Vec<Waker>,
 }
 
-/// See the module.
 pub(super) struct Hub {
     task: Task,
     acceptor: Acceptor,
     waiter: Waiter,
-    /// Memory that bytes leave from.
+    /// Memory that bytes are sent from.
     source: Source,
     state: Mutex<State>,
-    /// Something has come since the last look.
+    /// Something has happened since the last look.
     has_news: AtomicBool,
-    /// Peers of which something has.
+    /// Peers to which something has happened.
     rung: Mutex<Vec<Arc<str>>>,
-    /// Streams to whose connections something has happened.
+    /// Streams whose connections have news.
     rung_sockets: Mutex<Vec<Key>>,
-    /// Wakes it when something was pushed.
+    /// Wakes the hub when something was pushed.
     bell: Waker,
     itself: Weak<Hub>,
 }
@@ -155,7 +154,7 @@ impl Wake for Bell {
     }
 }
 
-/// Wakes a hub for its queue; holds no hub, which ends with its last stream.
+/// Wakes a hub for its queue; holds it weakly, since a hub ends with its last stream.
 struct QueueBell(Weak<Hub>);
 
 impl Wake for QueueBell {
@@ -174,7 +173,7 @@ impl Hub {
     pub(super) fn new(task: &Task) -> Arc<Hub> {
         let share = (task.area_bytes() / STREAM_AREA_SHARE)
             .clamp(*STREAM_QUEUE_BYTES.start(), *STREAM_QUEUE_BYTES.end()) as usize;
-        // A number that a former process of this task has not used, most likely.
+        // Most likely no number that an earlier process of this task has used.
         let last = RandomState::new().hash_one(());
         let state = State { last, lent: Lent::new(2 * share), ..State::default() };
         let hub = Arc::new_cyclic(|itself| Hub {
@@ -199,12 +198,12 @@ impl Hub {
         self.task.check_fork()
     }
 
-    /// What a thread waits with for its streams.
+    /// A thread's waiter for its streams.
     pub(super) fn waiter(&self) -> &Waiter {
         &self.waiter
     }
 
-    /// Has the runtime that this is called in look for what comes.
+    /// Makes the current runtime drive this task's futures.
     #[cfg(feature = "tonic")]
     pub(super) fn drive_here(&self) {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -220,7 +219,7 @@ impl Hub {
     /// [`with`](Self::with), for what is polled.
     ///
     /// # Errors
-    /// InvalidArgument in a forked child, whose state may have been in use by another thread of its parent, for ever.
+    /// InvalidArgument in a forked child, where another thread of the parent may have left the state in use for ever.
     fn poll_with<T>(&self, f: impl FnOnce(&mut State) -> Poll<Result<T, Error>>) -> Poll<Result<T, Error>> {
         self.task.check_fork()?;
         self.with(f)
@@ -231,7 +230,7 @@ impl Hub {
         self.task.check_fork().ok().map(|()| self.with(f))
     }
 
-    /// Lets `f` use the state, then looks at what came meanwhile, and wakes whom all that concerns.
+    /// Lets `f` use the state, then handles what came meanwhile, and wakes those concerned.
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         let result = self.run(lock(&self.state), f);
         self.look_at_news();
@@ -239,7 +238,7 @@ impl Hub {
     }
 
     fn run<T>(&self, mut state: MutexGuard<'_, State>, f: impl FnOnce(&mut State) -> T) -> T {
-        // Whoever else has streams waits for the state.
+        // Everyone else with streams waits for the state.
         let result = at_once(|| f(&mut state));
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
@@ -247,7 +246,7 @@ impl Hub {
         result
     }
 
-    /// Something came. Who has the state looks at it; this thread may be the very one.
+    /// Notes that something has happened, and handles it unless whoever holds the state will; that may be this very thread.
     fn look(&self) {
         self.has_news.store(true, Ordering::SeqCst);
         self.look_at_news();
@@ -259,7 +258,7 @@ impl Hub {
             self.has_news.store(false, Ordering::SeqCst);
             self.run(state, |state| {
                 self.accept(state);
-                // Not locked meanwhile: what is done for one may ring for it again.
+                // Not locked meanwhile: looking after a peer may ring for it again.
                 let rung = std::mem::take(&mut *lock(&self.rung));
                 rung.iter().for_each(|peer| self.look_after(state, peer));
                 let rung = std::mem::take(&mut *lock(&self.rung_sockets));
@@ -268,7 +267,7 @@ impl Hub {
         }
     }
 
-    /// Takes what was pushed.
+    /// Accepts what was pushed.
     fn accept(&self, state: &mut State) {
         let mut context = Context::from_waker(&self.bell);
         for _ in 0..STREAM_ACCEPTS_IN_A_ROW {
@@ -277,23 +276,23 @@ impl Hub {
                 return self.fail_all(state, error);
             }
             if std::mem::take(&mut state.is_down) {
-                // What could not be told is, by the next daemon.
+                // What could not be told before is told through this daemon.
                 state.peers.values().for_each(|peer| peer.bell.wake_by_ref());
             }
             let Poll::Ready(Ok(accepted)) = accepted else { return };
             accepted.into_iter().for_each(|accepted| self.take_in(state, accepted));
         }
-        // Whom all that concerns is woken before more is taken.
+        // Those concerned are woken before more is accepted.
         self.has_news.store(true, Ordering::SeqCst);
     }
 
-    /// Takes in what a peer has pushed: whatever it may be.
+    /// Handles whatever a peer has pushed.
     fn take_in(&self, state: &mut State, accepted: Accepted) {
         let Accepted { from, tensor } = accepted;
         let Some((frame, rest)) = Frame::parse(tensor.bytes()) else { return };
         let key = Key { peer: from, is_dialed: !frame.is_from_dialer, stream: frame.stream };
         if let Kind::Open(window) = frame.kind {
-            // The numbers of streams that are dialed here are this side's to choose.
+            // The numbers of streams that are dialed here are chosen by this side.
             if frame.is_from_dialer {
                 self.opened(state, key, &text(rest), window);
             }
@@ -301,7 +300,7 @@ impl Hub {
         }
         let Some(connection) = state.connections.get_mut(&key).filter(|connection| !connection.end.is_failed()) else {
             if let Kind::Ring(_) = frame.kind {
-                // Its writer has it back.
+                // Gives the ring back to its writer.
                 drop(self.ring_of(&key.peer, rest));
             }
             if is_answered(frame.kind) {
@@ -350,7 +349,7 @@ impl Hub {
         self.settle_rest(state, &key, "");
     }
 
-    /// A peer dials.
+    /// Handles a peer's dial.
     fn opened(&self, state: &mut State, key: Key, name: &str, window: u64) {
         if let Some(connection) = state.connections.get(&key) {
             if connection.end.is_failed() {
@@ -384,17 +383,17 @@ impl Hub {
         self.push(state, &key, Kind::Accept(allowed), &[]);
     }
 
-    /// The peer's entry; made if there is none.
+    /// The peer's entry, made if there is none.
     fn meet<'a>(&self, state: &'a mut State, peer: &Arc<str>) -> &'a mut Peer {
         state.peers.entry(peer.clone()).or_insert_with(|| {
-            // It is looked at for the first time, and then by its waker.
+            // Looked at now for the first time, and later by its waker.
             let bell = Waker::from(Arc::new(Bell { hub: self.itself.clone(), peer: peer.clone() }));
             bell.wake_by_ref();
             Peer::new(bell)
         })
     }
 
-    /// A request timeout has passed: what has waited for the other end since the last one ends.
+    /// Ends the streams of a peer that have waited for it since the last request timeout.
     fn give_up_late(&self, state: &mut State, name: &Arc<str>) {
         let of_peer = state.connections.iter_mut().filter(|(key, _)| key.peer == *name);
         let late: Vec<_> = of_peer
@@ -407,19 +406,19 @@ impl Hub {
         }
     }
 
-    /// What a stream that its caller has goes by past the daemon.
+    /// The direct connections of a stream that its caller has.
     pub(super) fn direct_of(&self, key: &Key) -> Arc<Direct> {
         self.unless_forked(|state| connection_of(state, key).direct.clone()).unwrap_or_default()
     }
 
-    /// Its owner ends a stream.
+    /// Ends a stream for its owner.
     pub(super) fn end(&self, state: &mut State, key: &Key, reason: &str) {
         if connection_of(state, key).error.is_none() {
             self.fail(state, key, &Error::unavailable(&key.peer, format!("the stream was reset here: {reason}")));
         }
     }
 
-    /// A stream ends here, and the other end is told.
+    /// Ends a stream here, and tells the other end.
     pub(super) fn fail(&self, state: &mut State, key: &Key, error: &Error) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         if connection.end.fail() {
@@ -431,12 +430,12 @@ impl Hub {
         }
     }
 
-    /// Tells a peer that a stream of its is not opened.
+    /// Tells a peer that its stream is refused.
     fn refuse(&self, state: &mut State, key: &Key, code: Code, reason: &str) {
         self.answer(state, key, Word::Reset { code: code as u64, taken: 0, reason: reason.into() });
     }
 
-    /// A peer is gone, or cannot be reached. It need not know, and may come back: it is told of each stream.
+    /// Ends the streams of a peer that is gone or unreachable. It may not know, and may come back, so it is told of each stream.
     fn lose(&self, state: &mut State, name: &Arc<str>, error: &Error) {
         if let Some(peer) = state.peers.get_mut(name) {
             peer.lose();
@@ -444,7 +443,7 @@ impl Hub {
         self.fail_those(state, error, |key| key.peer == *name);
     }
 
-    /// This task can be reached by nobody.
+    /// Ends everything: nobody can reach this task.
     fn fail_all(&self, state: &mut State, error: &Error) {
         state.is_down = true;
         state.peers.values_mut().for_each(Peer::lose);
@@ -463,7 +462,7 @@ impl Hub {
         }
     }
 
-    /// Begins a stream to a listener of `peer`; its key.
+    /// Begins a stream to a listener of `peer`; returns its key.
     ///
     /// # Errors
     /// ResourceExhausted if there are too many streams, InvalidArgument for a name that is too long.
@@ -488,7 +487,7 @@ impl Hub {
         })
     }
 
-    /// From now on, streams to `name` wait to be accepted.
+    /// Makes streams to `name` wait to be accepted from now on.
     ///
     /// # Errors
     /// Someone listens there already.
@@ -503,7 +502,7 @@ impl Hub {
         })
     }
 
-    /// Nobody listens there any more: what waits is reset.
+    /// Removes a listener, and resets the streams that wait for it.
     pub(super) fn stop_listening(&self, name: &str) {
         self.unless_forked(|state| {
             let Listener { waiting, wakers, .. } = state.listeners.remove(name).unwrap_or_default();
@@ -514,7 +513,7 @@ impl Hub {
         });
     }
 
-    /// A stream has no owner any more: it is reset, unless both ends know that it has ended, or will.
+    /// Releases a stream that has no owner any more: it is reset, unless both ends know that it has ended, or will.
     pub(super) fn forget(&self, state: &mut State, key: &Key, reason: &str) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         connection.end.leave();
@@ -522,18 +521,18 @@ impl Hub {
         self.settle_rest(state, key, reason);
     }
 
-    /// Does what is left to do for a stream whose owner has left it, for a reason.
+    /// Does what is left to do for a stream that its owner has left for that reason.
     fn settle_rest(&self, state: &mut State, key: &Key, reason: &str) {
         let Some(connection) = state.connections.get(key).filter(|connection| connection.end.is_left()) else { return };
         let (taken, rest) = (connection.came(), connection.end.rest());
         let (code, reason) = match rest {
             Rest::Delivery => return,
-            // What it wrote comes before that, and a push of it may have been refused.
+            // What it wrote has to arrive first, and a push of it may have been refused.
             Rest::Close if !connection.end.is_delivered() && !connection.has_left() => {
                 return self.meet(state, &key.peer).await_all();
             }
             Rest::Nothing => (None, ""),
-            // What it wrote is whole, and read as such; what the other end writes is read by nobody.
+            // What it wrote is complete, and read as such; nobody reads what the other end writes.
             Rest::Close => (Some(CLOSED), "it has closed the stream"),
             Rest::Reset => (Some(Code::Unavailable as u64), reason),
         };
@@ -550,7 +549,7 @@ impl Hub {
             self.tell(state, key, Word::Reset { code, taken, reason: reason.into() });
         }
         if let Some(frame) = untold {
-            // Who does not have the stream gives its ring back.
+            // A peer that does not have the stream gives its ring back.
             self.post(state, key, frame, false);
         }
         if is_counted && let Some(peer) = state.peers.get_mut(&key.peer) {
@@ -558,7 +557,7 @@ impl Hub {
             if peer.is_idle() {
                 state.peers.remove(&key.peer);
             } else if peer.streams == 0 {
-                // Pushes that are on their way go on, and what becomes of them is heard.
+                // Pushes in flight go on, and their outcomes are heard.
                 peer.await_all();
             }
         }
@@ -569,12 +568,12 @@ impl State {
     pub(super) fn figures(&mut self) -> Vec<(Arc<str>, StreamFigures)> {
         let keys: Vec<Key> = self.connections.keys().cloned().collect();
         keys.iter().for_each(|key| self.count_direct(key));
-        // One that its owner has left is there only to hear the last of it.
+        // One that its owner has left only waits for its last outcomes.
         let open = self.connections.iter().filter(|(_, connection)| !connection.end.is_left());
         self.figures.with(open.map(|(key, _)| &key.peer))
     }
 
-    /// Adds what of a stream went and came past the daemon.
+    /// Adds a stream's bytes that bypassed the daemon to the figures.
     fn count_direct(&mut self, key: &Key) {
         let (sent, received) = self.connections.get_mut(key).map_or((0, 0), Connection::count_direct);
         if sent + received > 0 {
@@ -599,7 +598,7 @@ fn connection_of<'a>(state: &'a mut State, key: &Key) -> &'a mut Connection {
     state.connections.get_mut(key).expect("the caller found it")
 }
 
-/// What the other end says of a stream's end.
+/// The error for a reset by the other end.
 fn reset_by(peer: &str, code: u64, reason: &str) -> Error {
     let reason = format!("the stream was reset by its other end: {reason}");
     match code {

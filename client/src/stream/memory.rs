@@ -1,4 +1,4 @@
-//! Memory that bytes leave from: the task's, or the streams' own where that is the heap, which would give pages back and take them
+//! Memory that bytes are sent from: the task's, or the streams' own in place of the heap, which would return pages and take them
 //! again all the time.
 
 use std::sync::Arc;
@@ -11,14 +11,13 @@ use crate::{
     memory::{Arena, ForkMark},
 };
 
-/// See the module.
 pub(super) enum Source {
     Task(Task),
     Own(Arc<Arena>),
 }
 
 impl Source {
-    /// Of a task; `bytes` are as many as may be on their way, where the memory is to be made.
+    /// The memory of a task, or of the streams themselves; then with room for `bytes`, the most that may be in flight.
     pub(super) fn of(task: &Task, bytes: u64) -> Source {
         let own = || {
             let (memory, _) = SharedMemory::create("sealane-streams", bytes, false).ok()?;
@@ -30,10 +29,10 @@ impl Source {
         }
     }
 
-    /// The bytes of both parts. Where there is no room, they lie in the heap, and are copied as those of any tensor that does.
+    /// Memory with the bytes of both parts. If there is no room, they lie in the heap, and are copied like those of any tensor there.
     pub(super) fn filled(&self, first: &[u8], rest: &[u8]) -> Buffer {
         let bytes = first.len() + rest.len();
-        // So few travel in the ring.
+        // So few bytes travel in the ring.
         let memory = match self {
             _ if bytes <= INLINE_BYTES_MAX => None,
             Source::Task(task) => task.is_attached().then(|| task.alloc(bytes).ok()).flatten(),

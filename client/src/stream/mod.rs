@@ -1,6 +1,6 @@
 //! Streams of bytes between two tasks, over whatever link they have.
 //!
-//! [`Streams`] is a task's end of all of them; [`Stream`] one of them.
+//! [`Streams`] is a task's side of all of them; [`Stream`] its end of one.
 
 mod asynchronous;
 mod blocking;
@@ -52,10 +52,10 @@ use hub::{Hub, Key};
 /// stream that nobody reads holds up itself alone. It ends with Unavailable when the other process does.
 ///
 /// Streams are pushes into a queue of their own. A write is copied once, into the arena; a read once, out of the memory that
-/// it came into. A stream that has carried some bytes goes past the daemon. Between two processes of one host and user, that is memory
-/// that they share: a write is copied there, and a read out of it. Between two hosts it is a TCP connection of its own, which the
-/// daemons make and give to the two processes; should that break, the stream goes on by the daemons, and then by another. Under TLS, or
-/// over RDMA, streams go by the daemons.
+/// it arrived in. A stream that has carried some bytes bypasses the daemon. Between two processes of one host and user it uses memory
+/// that they share: a write is copied there, and a read out of it. Between two hosts it uses a TCP connection of its own, which the
+/// daemons make and hand to the two processes; if that breaks, the stream goes on through the daemons, and then over another. Under TLS,
+/// or over RDMA, streams go through the daemons.
 ///
 /// ```no_run
 /// use std::io::{Read, Write};
@@ -81,18 +81,18 @@ use hub::{Hub, Key};
 #[derive(Clone)]
 pub struct Streams(Arc<Hub>);
 
-/// Options of a stream, at the end that has them.
+/// Options of a stream, for the end that sets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Bytes that may come before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
-    /// 1 GiB. A stream that goes past the daemon has 256 KiB instead, or as many as the two kernels buffer, behind what came before;
-    /// with a window below 128 KiB it does not.
+    /// Bytes that may arrive before they are read; the other end's writes wait when there are as many. Default 1 MiB, at most
+    /// 1 GiB. A stream that bypasses the daemon has 256 KiB instead, or what the two kernels buffer, behind what came before;
+    /// with a window below 128 KiB it goes through the daemon.
     pub window_bytes: u64,
     /// How long a call may block: a read, write or flush of `std::io`, or a `wait`. It then fails with DeadlineExceeded, and may be
-    /// repeated, but for a dial, which is given up. Default none. Futures and polls have their executor's.
+    /// repeated, except a dial, which is given up. Default none. Futures and polls are left to their executor's timeouts.
     pub timeout: Option<Duration>,
-    /// What a thread does that waits in a read for bytes which come by a connection of their own, before it sleeps. Default none: as the
-    /// task says, or else it learns whether to spin pays.
+    /// How a thread polls before it sleeps, in a read that waits for bytes on the stream's own connection. Default none: as set for the
+    /// task, or else it learns whether spinning pays.
     pub polling: Option<Polling>,
 }
 
@@ -113,12 +113,12 @@ impl StreamOptions {
 }
 
 impl Streams {
-    /// Those of a task.
+    /// The streams of a task.
     pub fn of(task: &Task) -> Streams {
         Streams(Hub::new(task))
     }
 
-    /// Accepts streams that any peer dials by this name, until the listener is dropped.
+    /// Accepts streams that any peer dials under this name, until the listener is dropped.
     ///
     /// # Errors
     /// InvalidArgument if the name has a listener, or for options out of range.
@@ -144,7 +144,7 @@ impl Streams {
 }
 
 impl Streams {
-    /// What the streams of the task have carried since these were made, by peer; of more than 1,024 peers the rest together, as
+    /// What the task's streams have carried since this was made, by peer; of more than 1,024 peers the rest together, as
     /// `others`.
     pub fn figures(&self) -> Vec<(Arc<str>, StreamFigures)> {
         self.0.unless_forked(|state| state.figures()).unwrap_or_default()
@@ -168,7 +168,7 @@ impl StreamListener {
     /// The next stream, as a future's poll.
     ///
     /// # Errors
-    /// Unavailable if the daemon is gone: what is accepted later comes by the next daemon. InvalidArgument once it is closed.
+    /// Unavailable if the daemon is gone; later streams come through the next daemon. InvalidArgument once it is closed.
     pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<Result<Stream, Error>> {
         if self.is_closed.load(Ordering::SeqCst) {
             return Poll::Ready(Err(Error::invalid(format!("the listener of '{}' was closed", self.name))));
@@ -179,7 +179,7 @@ impl StreamListener {
 }
 
 impl StreamListener {
-    /// Accepts no more, also for those who wait for a stream: they are told so. Streams that wait to be accepted are reset, and the
+    /// Stops accepting; accepts in progress end with an error. Streams that wait to be accepted are reset, and the
     /// name is free.
     pub fn close(&self) {
         if !self.is_closed.swap(true, Ordering::SeqCst) {
@@ -225,12 +225,12 @@ struct Dial {
     peer: Box<str>,
     name: Box<str>,
     options: StreamOptions,
-    /// It was dialed; and not handed out.
+    /// Dialed, and not yet handed out.
     stream: Option<Stream>,
 }
 
 impl Dial {
-    /// Dials, unless it was, or a daemon is being restarted.
+    /// Dials, unless that is done or a daemon is being restarted.
     fn begin(&mut self, context: &Context<'_>) -> Result<(), Error> {
         if self.stream.is_none() && self.hub.poll_daemon(context).is_ready() {
             let key = self.hub.dial(&self.peer, &self.name, self.options)?;
@@ -291,13 +291,13 @@ impl Stream {
         &self.key.peer
     }
 
-    /// True if what is written goes past the daemon: by memory that the two processes share, or by a connection of their own. So it is once
-    /// a stream has carried some bytes, where there can be one or the other.
+    /// True if writes bypass the daemon: over memory that the two processes share, or a connection of their own. That is so once
+    /// a stream has carried some bytes, where one of the two is possible.
     pub fn is_direct(&self) -> bool {
         self.hub.check_fork().is_ok() && self.direct.are_written()
     }
 
-    /// Reads into `into`; how many bytes, 0 when the other end has finished (or `into` is empty).
+    /// Reads into `into` and returns how many bytes: 0 when the other end has finished (or `into` is empty).
     ///
     /// # Errors
     /// Unavailable if the other end was reset, or its process has ended.
@@ -314,7 +314,7 @@ impl Stream {
         }
     }
 
-    /// Takes over bytes to be sent; how many, at least one of some.
+    /// Takes over bytes to be sent and returns how many: at least one unless there are none.
     ///
     /// # Errors
     /// Those of [`poll_read`](Self::poll_read); InvalidArgument after [`finish`](Self::finish).
@@ -330,7 +330,7 @@ impl Stream {
         }
     }
 
-    /// Breaks the connection of its own that it has, for tests of what comes of that.
+    /// Breaks the stream's own connection, to test the recovery.
     #[cfg(feature = "fuzzing")]
     #[doc(hidden)]
     pub fn break_off(&self) {
@@ -346,7 +346,7 @@ impl Stream {
         self.hub.poll_flush(&self.key, context)
     }
 
-    /// Says that nothing more is written; ready when the other process says that it has taken in all that was.
+    /// Declares the end of writing; ready when the other process says that it has received everything.
     ///
     /// # Errors
     /// Those of [`poll_read`](Self::poll_read).
@@ -354,12 +354,12 @@ impl Stream {
         self.hub.poll_finish(&self.key, context)
     }
 
-    /// Says that nothing more is written. The other end reads to the end, and may still write.
+    /// Declares the end of writing. The other end reads to the end, and may still write.
     pub fn finish(&self) -> Finishing<'_> {
         Finishing(self)
     }
 
-    /// Ends it here and there at once, for a reason that the other end is told. What came before can still be read, at both ends.
+    /// Ends the stream at both ends at once; the other end is told the reason. What came before can still be read, at both ends.
     pub fn reset(&self, reason: &str) {
         self.hub.unless_forked(|state| self.hub.end(state, &self.key, reason));
     }

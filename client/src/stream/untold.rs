@@ -1,7 +1,7 @@
-//! The last words about streams that a peer is to be told, each until a push of it was taken. No I/O.
+//! Last words about streams that a peer is to be told, each until a push of it was taken. No I/O.
 //!
-//! A push that was taken is in the peer's queue, and comes before all that is pushed later: the peer's end hears it, unless its
-//! process or its daemon ends, and the stream with it. Bounded by the streams that there were, and for what the peer asks
+//! A push that was taken is in the peer's queue, ahead of everything pushed later: the peer's end hears it, unless its
+//! process or its daemon ends, and the stream with it. Bounded by the number of streams, and for words that the peer asked
 //! for by `STREAM_ANSWERS_MAX`.
 
 use std::{
@@ -15,19 +15,19 @@ use crate::limits::{STREAM_ANSWERS_MAX, STREAM_TELL_MAX, STREAMS_MAX};
 /// A stream with the peer: whether this side has dialed it, and its number.
 pub(super) type Id = (bool, u64);
 
-/// What an end is told last.
+/// The last word to an end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Word {
-    /// All that it wrote was taken in: so many bytes.
+    /// Everything it wrote was taken in: so many bytes.
     Taken(u64),
-    /// The stream has ended, for this reason; so many of its bytes were taken in.
+    /// The stream has ended for this reason; so many of its bytes were taken in.
     Reset { code: u64, taken: u64, reason: Arc<str> },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Entry {
     word: Word,
-    /// Tells a word from one before it about the same stream.
+    /// Distinguishes a word from an earlier one about the same stream.
     serial: u64,
     since: Instant,
     is_answer: bool,
@@ -38,17 +38,16 @@ struct Entry {
 enum Stage {
     Due,
     Pushed,
-    /// In vain: again after a pause.
+    /// The push failed: again after a pause.
     Failed,
 }
 
-/// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Untold {
     entries: BTreeMap<Id, Entry>,
     /// Streams whose word is to be pushed, in order.
     due: VecDeque<Id>,
-    /// Those whose word was pushed in vain.
+    /// Streams whose word was pushed in vain.
     failed: Vec<Id>,
     last: u64,
     answers: usize,
@@ -59,17 +58,17 @@ impl Untold {
         self.entries.is_empty()
     }
 
-    /// Some are to be pushed.
+    /// True if words are to be pushed.
     pub(super) fn has_due(&self) -> bool {
         !self.due.is_empty()
     }
 
-    /// Some are to be pushed again after a pause.
+    /// True if words are to be pushed again after a pause.
     pub(super) fn has_failed(&self) -> bool {
         !self.failed.is_empty()
     }
 
-    /// Has the peer told the word, in place of what it was to be told before. Where there are too many, its end finds out when
+    /// Queues a word for the peer, replacing an earlier one about that stream. If there are too many, its end finds out when
     /// it asks.
     pub(super) fn tell(&mut self, id: Id, word: Word, now: Instant) {
         if self.entries.len() < STREAMS_MAX || self.entries.contains_key(&id) {
@@ -77,7 +76,7 @@ impl Untold {
         }
     }
 
-    /// Has the peer told a word that it has asked for itself, unless it is being told one about that stream.
+    /// Queues a word that the peer has asked for itself, unless another about that stream is pending.
     pub(super) fn answer(&mut self, id: Id, word: Word, now: Instant) {
         if self.answers < STREAM_ANSWERS_MAX && !self.entries.contains_key(&id) {
             self.enter(id, word, now, true);
@@ -103,9 +102,9 @@ impl Untold {
         Some((id, entry.serial, entry.word.clone()))
     }
 
-    /// A push of a word was taken, or not.
+    /// A push of a word ended: it was taken, or not.
     pub(super) fn settle(&mut self, id: Id, serial: u64, is_taken: bool, now: Instant) {
-        // A later word about the stream is on its way, or will be.
+        // A later word about the stream is in flight, or will be.
         let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.serial == serial) else { return };
         if is_taken || now.saturating_duration_since(entry.since) >= STREAM_TELL_MAX {
             self.answers -= usize::from(entry.is_answer);
@@ -116,10 +115,10 @@ impl Untold {
         }
     }
 
-    /// What was pushed in vain is due again.
+    /// Failed words are due again.
     pub(super) fn again(&mut self) {
         for id in self.failed.drain(..) {
-            // A later word may be due or on its way by now.
+            // A later word may be due or in flight by now.
             if let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.stage == Stage::Failed) {
                 entry.stage = Stage::Due;
                 self.due.push_back(id);
@@ -127,7 +126,7 @@ impl Untold {
         }
     }
 
-    /// Nobody will say what became of the pushes on their way: all is due again.
+    /// The outcomes of the pushes in flight will stay unknown: all words are due again.
     pub(super) fn interrupt(&mut self) {
         self.failed.clear();
         self.entries.values_mut().for_each(|entry| entry.stage = Stage::Due);
@@ -143,7 +142,7 @@ mod tests {
         Word::Reset { code, taken: 0, reason: "a test".into() }
     }
 
-    /// All that is due, by stream.
+    /// Everything that is due, by stream.
     fn next(untold: &mut Untold) -> Vec<(u64, u64, Word)> {
         std::iter::from_fn(|| untold.next()).map(|((_, stream), serial, word)| (stream, serial, word)).collect()
     }
@@ -159,11 +158,11 @@ mod tests {
         assert_eq!(streams, (0..most).chain([7]).collect::<Vec<_>>());
         let answered = next(&mut other);
         assert!(matches!(&answered[..], [(stream, _, word)] if *stream == 2 * most && *word == reset(2)));
-        // What the peer has taken makes room for as many.
+        // Each answer that the peer has taken makes room for another.
         greedy.settle((false, 0), 1, true, now);
         (0..2).for_each(|more| greedy.answer((false, 3 * most + more), reset(3), now));
         assert!(matches!(&next(&mut greedy)[..], [(stream, ..)] if *stream == 3 * most));
-        // And so does a word that takes the place of an answer.
+        // So does a word that replaces an answer.
         greedy.tell((false, 1), reset(4), now);
         (0..2).for_each(|more| greedy.answer((false, 4 * most + more), reset(5), now));
         let streams: Vec<u64> = next(&mut greedy).into_iter().map(|(stream, ..)| stream).collect();

@@ -1,4 +1,4 @@
-//! What is asked of one owner: rows of all tables of a call, in as few requests as there can be. Pure.
+//! What is requested from one owner: rows of all tables of a call, in as few requests as possible. Pure.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -13,46 +13,46 @@ use crate::{
     limits::{ROW_REQUESTS_MAX, ROWS_IN_FLIGHT_BYTES, ROWS_REQUEST_BYTES},
 };
 
-/// Rows of one table that an owner has.
+/// Rows of one table that are wanted from an owner.
 pub(super) struct Wanted {
     /// The number of the table in the call, and its key.
     pub(super) table: usize,
     pub(super) key: Box<str>,
     pub(super) share: Share,
-    /// The number in the share of the first row that was not asked for; `None` if all were.
+    /// Index in the share of the first row not requested yet; `None` if all were.
     next: Option<usize>,
-    /// It was asked for one row, which tells how large rows are.
+    /// One row was requested, to learn the size of rows.
     is_probed: bool,
 }
 
 /// Consecutive rows of one table in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
-    /// Which of what the owner is asked for.
+    /// Index in the owner's `wanted`.
     pub(super) wanted: usize,
-    /// The number of its first row in the share, and how many it has.
+    /// Index of its first row in the share, and the number of rows.
     pub(super) first: usize,
     pub(super) count: usize,
 }
 
-/// A request, and what it asks for.
+/// A pending request.
 pub(super) struct Asked {
     pub(super) spans: Vec<Span>,
     pub(super) receiving: Receiving,
 }
 
-/// What is asked of one owner, and how far that is.
+/// What is wanted from one owner, and how far that is.
 pub(super) struct Owner {
     pub(super) name: Box<str>,
     pub(super) wanted: Vec<Wanted>,
-    /// In the order in which it was asked.
+    /// Pending requests, oldest first.
     pub(super) asked: VecDeque<Asked>,
-    /// Requests that it was sent.
+    /// Number of requests sent.
     pub(super) requests: usize,
-    /// Rows that this process is to read itself, if it may: first it is to be asked where they are, and then it was.
+    /// Rows that this process reads itself if it may: those whose places are yet to be asked for, and those whose places were.
     pub(super) viewed: Vec<Viewed>,
     pub(super) located: VecDeque<viewing::Asked>,
-    /// Rows of unknown size are asked for one by one: together they were too large for one answer.
+    /// Rows of unknown size are requested one by one: together they were too large for one answer.
     probes_alone: bool,
 }
 
@@ -66,7 +66,7 @@ impl Wanted {
         self.is_probed = false;
     }
 
-    /// It is not asked for what it was not asked for yet: the numbers of these rows in the share; `None` if it was asked for all.
+    /// Requests nothing more of it; returns the rows in the share that were not requested, `None` if all were.
     pub(super) fn stop(&mut self) -> Option<Range<usize>> {
         Some(self.next.take()?..self.share.rows.len())
     }
@@ -78,12 +78,12 @@ impl Owner {
         Self { name: name.into(), wanted, asked, requests: 0, viewed, located, probes_alone: false }
     }
 
-    /// True if it was asked for something.
+    /// True if a request is pending.
     pub(super) fn is_asked(&self) -> bool {
         !(self.asked.is_empty() && self.located.is_empty())
     }
 
-    /// It is not asked for anything more, and what it was asked for is cancelled.
+    /// Cancels all requests.
     pub(super) fn forget(&mut self) {
         self.wanted.clear();
         self.asked.clear();
@@ -91,12 +91,12 @@ impl Owner {
         self.located.clear();
     }
 
-    /// True if it is to be asked for more.
+    /// True if more is to be requested.
     pub(super) fn has_more(&self) -> bool {
         self.wanted.iter().any(|wanted| wanted.next.is_some())
     }
 
-    /// The probes of a request were too large together: each will be asked for by itself. False if that is no way out.
+    /// The probes of a request were too large together: they are repeated one by one. False if that would not help.
     pub(super) fn probe_alone(&mut self, spans: &[Span], row_bytes: impl Fn(usize) -> Option<usize>) -> bool {
         if spans.len() < 2 || spans.iter().any(|span| row_bytes(self.wanted[span.wanted].table).is_some()) {
             return false;
@@ -106,8 +106,8 @@ impl Owner {
         true
     }
 
-    /// The next requests, as many as may be in flight if the call asks so many owners; with `full`, those that no further table would
-    /// fit into. `row_bytes` says how large the rows of a table are, if that is known.
+    /// The next requests, as many as may be in flight if the call asks so many owners; with `full`, only those into which no further table
+    /// would fit. `row_bytes` gives the size of a table's rows, if known.
     pub(super) fn next_requests(
         &mut self,
         owners: usize,
@@ -115,7 +115,7 @@ impl Owner {
         row_bytes: impl Fn(usize) -> Option<usize>,
     ) -> Vec<(NamedRowsBuf, Vec<Span>)> {
         let most_in_flight = ROWS_IN_FLIGHT_BYTES / owners;
-        // One is gathered while another is put to its places.
+        // One request is gathered while another is copied to its places.
         let most_at_once = ROWS_REQUEST_BYTES.min(most_in_flight / 2);
         let to_ask = |wanted: &Wanted| {
             let rest = wanted.share.rows.len() - wanted.next.unwrap_or(wanted.share.rows.len());
@@ -138,8 +138,8 @@ impl Owner {
         requests
     }
 
-    /// The next request, for up to so many bytes with what the answer says of each table, but for one row at least. Of tables whose
-    /// rows are not known yet, one row each is asked for, by a request of their own.
+    /// The next request, of at most so many bytes including what the answer says of each table, but at least one row. For tables with
+    /// unknown row size, a separate request asks for one row each.
     fn next_request(
         &mut self,
         bytes: usize,
@@ -177,7 +177,7 @@ impl Owner {
     }
 }
 
-/// Bytes of what an answer says of a table whose rows have up to five dimensions, and of the gap before its rows.
+/// Bytes that an answer has about a table whose rows have up to five dimensions, with the gap before its rows.
 const HEAD_BYTES: usize = 192;
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::table::{ShardedTable, shares::split};
 
-    /// An owner of tables with so many rows each.
+    /// An owner with one table for each row count.
     fn owner(rows: &[u64]) -> Owner {
         let mut owner = Owner::new("ps:1");
         for (number, &rows) in rows.iter().enumerate() {
@@ -197,7 +197,7 @@ mod tests {
         owner
     }
 
-    /// (table, first row, rows) of each request.
+    /// The spans of each request: (table, first row, rows).
     fn spans(requests: &[(NamedRowsBuf, Vec<Span>)]) -> Vec<Vec<(usize, usize, usize)>> {
         let of_one = |(named, spans): &(NamedRowsBuf, Vec<Span>)| {
             let counts: Vec<usize> = named.as_rows().iter().map(|table| table.ids.len()).collect();
@@ -222,7 +222,7 @@ mod tests {
         let requests = owner.next_requests(1, false, known);
         assert_eq!(spans(&requests), [vec![(0, 0, 1), (2, 0, 1)], vec![(1, 0, 3)]]);
         assert!(owner.has_more() && owner.next_requests(1, false, known).is_empty(), "it is probed once");
-        // Together they were too large for one answer, and are asked for one by one.
+        // Together their rows were too large for one answer, so they are asked for one by one.
         owner.wanted.iter_mut().for_each(Wanted::came);
         assert!(!owner.probe_alone(&requests[1].1, known) && owner.probe_alone(&requests[0].1, known));
         let again = owner.next_requests(1, false, known);

@@ -1,5 +1,5 @@
-//! Tables: tensors of which tasks pull rows, by number, from whoever has them. Runs on the callers' threads; pure but for the calls
-//! that it makes of a task.
+//! Tables: tensors whose rows tasks pull by number, from the tasks that have them. Runs on the callers' threads; pure, except for the
+//! calls that it makes of a task.
 
 mod asking;
 mod places;

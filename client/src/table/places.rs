@@ -1,4 +1,4 @@
-//! The memory that pulled rows go to. What an owner answers is checked before it is looked at: it may be any tensor. Pure.
+//! The memory that pulled rows go to. An owner's answer is checked before use: it may be any tensor. Pure.
 
 use std::{hint::black_box, ops::Range};
 
@@ -11,7 +11,7 @@ use sealane_transport::{
 use super::shares::Share;
 use crate::limits::ROWS_UNCHECKED_BYTES_MAX;
 
-/// What each row of a table is.
+/// The type, shape and size of a table's rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
     dtype: DType,
@@ -25,26 +25,25 @@ impl Row {
     }
 }
 
-/// See the module.
 pub(super) struct Places {
-    /// There once it is known what rows are.
+    /// Present once it is known what rows are.
     memory: Option<Buffer>,
     named: usize,
-    /// Bytes of a row: guessed until the first rows have come.
+    /// Bytes of a row: a guess until the first rows have come.
     row_bytes: Option<usize>,
-    /// What all of them together are, and each, once the first have come.
+    /// Metadata of all rows together, and what each row is, once the first have come.
     known: Option<(TensorMeta, Row)>,
 }
 
 impl Places {
-    /// For so many rows, in memory of the caller's or of the heap. `row_bytes` is what a row had at another time.
+    /// For so many rows, in the caller's memory or the heap. `row_bytes` is the size that rows had earlier.
     pub(super) fn new(memory: Option<Buffer>, named: usize, row_bytes: Option<usize>) -> Self {
         let of_memory = memory.as_ref().and_then(|memory| memory.len().checked_div(named));
         let row_bytes = of_memory.filter(|&bytes| bytes > 0).or(row_bytes);
         Self { memory, named, row_bytes: row_bytes.filter(|&bytes| bytes > 0), known: None }
     }
 
-    /// Bytes of a row, as far as that is known.
+    /// Bytes of a row, as far as known.
     pub(super) fn row_bytes(&self) -> Option<usize> {
         self.row_bytes
     }
@@ -53,7 +52,7 @@ impl Places {
         self.memory.take()
     }
 
-    /// What rows are, once some have come.
+    /// What a row is, once some have come.
     pub(super) fn row(&self) -> Option<&Row> {
         self.known.as_ref().map(|(_, row)| row)
     }
@@ -63,11 +62,11 @@ impl Places {
         Some(Tensor::from_parts(self.known.take()?.0, self.memory.take()?))
     }
 
-    /// Puts rows that came to their places.
+    /// Copies received rows to their places.
     ///
     /// # Errors
-    /// Unavailable naming the owner, if they are not as many rows as it was asked for; InvalidArgument if they are not what the others
-    /// are, or do not fill the caller's memory; ResourceExhausted if there is no memory for all.
+    /// Unavailable naming the owner, if it has sent another number of rows than it was asked for; InvalidArgument if rows differ from the
+    /// others, or do not fill the caller's memory; ResourceExhausted if there is no memory for all.
     pub(super) fn put(
         &mut self,
         share: &Share,
@@ -101,7 +100,7 @@ impl Places {
         Ok(())
     }
 
-    /// Such rows are to be put to their places.
+    /// Prepares for rows of that kind.
     ///
     /// # Errors
     /// InvalidArgument if others are expected, or they do not fill the caller's memory; ResourceExhausted if there is no memory for all.
@@ -118,7 +117,7 @@ impl Places {
         }
     }
 
-    /// Memory for the rows of a table that is described by `meta`, and the bytes of a row.
+    /// Memory for the rows of a table with the metadata `meta`, and the bytes of a row.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -137,13 +136,13 @@ impl Places {
         Ok((self.memory.as_mut().expect("it was made for the first rows"), row_bytes))
     }
 
-    /// The first rows have come.
+    /// Makes the memory ready when the first rows have come.
     fn begin(&mut self, row: Row, key: &str) -> Result<(), Error> {
         let (named, row_bytes) = (self.named, row.bytes);
         let all = named.checked_mul(row_bytes).ok_or_else(|| Error::invalid("too many rows"))?;
         let shape: Shape = std::iter::once(named as u64).chain(row.shape.iter().copied()).collect();
         let meta = TensorMeta::new(row.dtype, &shape)?;
-        // Rows of fewer bits than fill their last bytes do not lie side by side in one tensor.
+        // Rows whose bits do not fill their last byte cannot lie side by side in one tensor.
         meta.check_bytes(all as u64)?;
         match &self.memory {
             Some(memory) if memory.len() != all => {
@@ -159,7 +158,7 @@ impl Places {
     }
 }
 
-/// What one of `count` rows is; `None` if the tensor, of so many bytes, is anything else.
+/// What each of `count` rows of this tensor is; `None` if the tensor, of so many bytes, is something else.
 fn rows_in(meta: &TensorMeta, bytes: usize, count: usize) -> Option<Row> {
     let mut shape = meta.shape();
     if meta.is_strings() || meta.is_dead() || shape.first() != Some(&(count as u64)) {
@@ -171,7 +170,7 @@ fn rows_in(meta: &TensorMeta, bytes: usize, count: usize) -> Option<Row> {
     (count.checked_mul(row_bytes)? == bytes).then_some(Row { dtype: meta.dtype(), shape, bytes: row_bytes })
 }
 
-/// Memory for rows, all zero. How large a row is is the owner's word: too much of it is an error, and ends no process.
+/// Memory for rows, all zero. The size of a row is the owner's claim: if it is too large, that is an error and does not end the process.
 fn zeros(bytes: usize) -> Result<Buffer, Error> {
     let mut room = Vec::<u8>::new();
     if bytes > ROWS_UNCHECKED_BYTES_MAX && black_box(&mut room).try_reserve_exact(bytes).is_err() {
@@ -181,7 +180,7 @@ fn zeros(bytes: usize) -> Result<Buffer, Error> {
     Ok(Buffer::from_vec(vec![0; bytes]))
 }
 
-/// Copies rows of `N` bytes to their places: without a call for each, which would take longer than the copy.
+/// Copies rows of `N` bytes to their places, without a call for each, which would take longer than the copy.
 fn scatter<const N: usize>(from: &[u8], to: &mut [u8], share: &Share, indices: Range<usize>) {
     let (from, to) = (from.as_chunks::<N>().0, to.as_chunks_mut::<N>().0);
     for (row, index) in from.iter().zip(indices) {
@@ -205,7 +204,7 @@ mod tests {
         let half_bytes = TensorMeta::new(DType::from_numbers(1, 4, 1).unwrap(), &[2, 3]).unwrap();
         let huge = TensorMeta::new(DType::U8, &[2, 1 << 40, 0, 1 << 40]);
         let wrong = [
-            // 32 bytes: two rows of 16, if nobody looked at what they are.
+            // 32 bytes: would pass as two rows of 16 if the type were not checked.
             Tensor::from_strings(&[2], &["", "12345678"]),
             Tensor::from_strings(&[2], &["a", "of another length"]),
             Ok(Tensor::dead(DType::U8)),
@@ -222,7 +221,7 @@ mod tests {
                 assert_eq!(error.code(), Code::Unavailable, "{error}");
                 assert!(error.to_string().contains("ps"), "{error}");
             }
-            // And after rows that are right.
+            // The same after valid rows.
             let mut places = Places::new(None, 2, Some(5));
             put(&mut places, &numbers(&[2, 16]).unwrap()).unwrap();
             assert_eq!(places.row_bytes(), Some(16));

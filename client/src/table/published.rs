@@ -1,6 +1,6 @@
 //! A table that this task publishes, and writes while others read it. Any thread.
 //!
-//! Its memory stays where it is, and whoever serves this task reads rows from there. If the daemon is another one than before, which
+//! Its memory stays where it is, and the engine that serves this task reads rows from there. With a new daemon, which
 //! has another arena, the table moves there with all else that the task publishes again.
 
 use std::sync::{Arc, MutexGuard};
@@ -17,16 +17,16 @@ use crate::{
 /// How a table is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TableOptions {
-    /// The version that it has first. Default 0.
+    /// The version that it starts with. Default 0.
     pub version: i64,
-    /// Whoever reads a row that is written meanwhile may get half of it (Hogwild), and the table may be pulled as one tensor. It saves a
+    /// Readers of a row that is being written may get half of it (Hogwild), and the table may be pulled as one tensor. It saves a
     /// few nanoseconds a row on both sides. Default: rows are whole, and a pull of the whole table is an InvalidArgument if it has more
     /// than 512 bytes.
     pub torn: bool,
 }
 
 /// A table that this task publishes: others [pull](Task::pull_rows) its rows, and the task writes them. When it is dropped, the table
-/// stays published as it is; when the last clone of its task is, nobody reads it any more.
+/// stays published as it is; when the last clone of its task is dropped, nobody reads it any more.
 ///
 /// ```no_run
 /// # use sealane::{TableOptions, Task, Tensor};
@@ -45,8 +45,8 @@ pub struct Table {
 }
 
 impl Task {
-    /// Publishes a table: a tensor of one dimension or more, whose rows are what the first one counts. It ends when all peers can see
-    /// it. Nothing is copied if the tensor is in memory of [`alloc`](Self::alloc) that it alone has.
+    /// Publishes a table: a tensor of one dimension or more, the first of which counts the rows. It ends when all peers can see
+    /// it. Nothing is copied if the tensor is in memory of [`alloc`](Self::alloc) that nothing else shares.
     ///
     /// Memory: the table, and 16 KiB for its locks. A table of up to 512 bytes is published anew with each write.
     ///
@@ -87,7 +87,7 @@ impl Task {
         };
         let own = Arc::new(OwnTable::new(key, options.version, TableMemory::new(memory, row_bytes, locks)));
         if options.torn || !in_place {
-            // Of a table that was published under this key before.
+            // The locks of a table that was published under this key before.
             self.withdraw(&own.locks_key)?;
         }
         if in_place {
@@ -98,24 +98,24 @@ impl Task {
         published.map(|()| table)
     }
 
-    /// [`Table::set_version`] of many tables, in one round trip. After an error, each may have the version or not, as there.
+    /// [`Table::set_version`] of many tables, in one round trip. After an error, each may or may not have the version, as there.
     ///
     /// # Errors
-    /// As there, the first of them; InvalidArgument if a table is another task's: then none has it.
+    /// The first of the errors there; InvalidArgument if a table is another task's: then none has the version.
     pub fn set_versions(&self, tables: &[&Table], version: i64) -> Result<(), Error> {
         if let Some(stray) = tables.iter().find(|table| !table.task.is(self)) {
             let reason = format!("the table '{}' is not one of {}", stray.key(), self.name());
             return Err(Error::invalid(reason));
         }
         let mut tables = tables.to_vec();
-        // Each once, and in one order: whoever does the same meanwhile would else wait for this one, and this one for them.
+        // Each once, and in one order: two threads that do this could otherwise wait for each other.
         tables.sort_unstable_by_key(|&table| std::ptr::from_ref(table));
         tables.dedup_by_key(|&mut table| std::ptr::from_ref(table));
         let mut held: Vec<_> = tables.into_iter().map(|table| (table, table.own.hold())).collect();
         set_versions(&mut held, version)
     }
 
-    /// Whoever serves this task can read that memory where it lies.
+    /// True if the engine that serves this task can read that memory in place.
     fn reaches(&self, memory: &Buffer) -> Result<bool, Error> {
         let at = memory.volatile().as_ptr();
         Ok(self.arena_range()?.is_none_or(|arena| arena.contains(&at)))
@@ -143,19 +143,19 @@ impl Table {
         self.own.hold().version
     }
 
-    /// Writes rows over those of these numbers. A row that is named twice is the later one then. Whoever pulls a row meanwhile gets it
-    /// as it was or as it is, but of several rows some as they were.
+    /// Overwrites the rows of these numbers. If a row is named twice, the later one counts. A concurrent pull gets each row either
+    /// old or new, and of several rows some old.
     ///
     /// # Errors
-    /// InvalidArgument if there is no such row, or the rows are of another type or shape. Of a table of up to 512 bytes also those of
-    /// [`Task::publish`]; that it has the rows may be seen until the next write then. After any error nothing was written. A larger table is
-    /// written where it lies, whether or not there is a daemon: the next one has all of it, once its arena has room.
+    /// InvalidArgument if there is no such row, or the rows are of another type or shape. For a table of up to 512 bytes also those of
+    /// [`Task::publish`]; readers may then see the new rows until the next write. After any error nothing was written. A larger table is
+    /// written in place, whether or not there is a daemon: the next one has all of it, once its arena has room.
     pub fn update(&self, ids: &[u64], rows: &Tensor) -> Result<(), Error> {
         let bytes = self.check(ids, rows)?;
         self.write(ids, |at, mut row| row.copy_from(&bytes[at * self.row_bytes..][..self.row_bytes]))
     }
 
-    /// Adds rows to those of these numbers: to a row that is named twice both. For floats and integers of 32 and 64 bits; integers
+    /// Adds rows to those of these numbers; a row that is named twice gets both. For floats and integers of 32 and 64 bits; integers
     /// wrap around.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ impl Table {
             },
             other => return Err(Error::invalid(format!("rows of {other} cannot be added to"))),
         };
-        // Added up apart, so that a reader waits for the copy alone.
+        // Added up separately, so that a reader waits for the copy alone.
         let mut sum = vec![0; self.row_bytes];
         self.write(ids, |at, mut row| {
             sum.clear();
@@ -187,8 +187,8 @@ impl Table {
         })
     }
 
-    /// The table is of that version from now on, for those who pull with `min_version`; perhaps also after an error, unless that is
-    /// InvalidArgument. Of many tables, [`Task::set_versions`] is faster.
+    /// Sets the table's version, for those who pull with `min_version`; perhaps also after an error, unless that is
+    /// InvalidArgument. For many tables, [`Task::set_versions`] is faster.
     ///
     /// # Errors
     /// Those of [`Task::publish`].
@@ -199,15 +199,15 @@ impl Table {
     /// Withdraws the table and its locks; pulls of it wait for the next one, or for this one to get another version.
     ///
     /// # Errors
-    /// Those of [`Task::withdraw`]; the next daemon does not have it then either.
+    /// Those of [`Task::withdraw`]; even then the next daemon does not have it.
     pub fn withdraw(&self) -> Result<(), Error> {
         let mut held = self.own.hold();
         held.withdrawn = true;
-        // No row is read without the locks. Both, also where a daemon cannot be told: the next one has neither.
+        // No row is read without the locks. Both, even if a daemon cannot be told: the next one has neither.
         self.task.withdraw(&self.own.key).and(self.task.withdraw(&self.own.locks_key))
     }
 
-    /// The bytes of rows that are to be written.
+    /// Checks rows to be written; returns their bytes.
     fn check<'a>(&self, ids: &[u64], rows: &'a Tensor) -> Result<&'a [u8], Error> {
         let key = self.key();
         if let Some(missing) = ids.iter().find(|&&id| id >= self.rows) {
@@ -242,10 +242,10 @@ impl Table {
         self.task.publish_in_place(held.version, self.tensors(held)?).wait()
     }
 
-    /// The rows and their locks, to be published together: the locks first, for a pull that waits is answered as soon as there are rows.
+    /// The rows and their locks, to be published together: the locks first, since a waiting pull is answered as soon as there are rows.
     fn tensors(&self, TableState { memory, .. }: &TableState) -> Result<Vec<(String, Tensor)>, Error> {
         let rows: Payload = match self.is_small() {
-            // Whoever has it keeps a copy, and it must not change under its hands.
+            // The engine keeps what it is given, which must not change later: a copy.
             true => memory.copy(Buffer::of_len(memory.rows.len())).into(),
             false => Payload::Shared(memory.rows.clone()),
         };
@@ -259,7 +259,7 @@ impl Table {
     }
 }
 
-/// Publishes tables of one task anew, as this version.
+/// Publishes tables of one task again, with this version.
 fn set_versions(tables: &mut [(&Table, MutexGuard<'_, TableState>)], version: i64) -> Result<(), Error> {
     let Some(task) = tables.first().map(|(table, _)| &table.task) else { return Ok(()) };
     let mut settled = Ok(());
@@ -278,11 +278,11 @@ fn set_versions(tables: &mut [(&Table, MutexGuard<'_, TableState>)], version: i6
     if published.is_ok() {
         tables.iter_mut().for_each(|(_, held)| held.withdrawn = false);
     }
-    // Any other error may hide that the daemon has it, or will have it from its next start on: an older one would be refused then.
+    // After any other error the daemon may have the version, or get it at its next start, and would then refuse an older one.
     if published.as_ref().is_err_and(|error| error.code() == Code::InvalidArgument) {
         tables.iter_mut().zip(before).for_each(|((_, held), before)| held.version = before);
         if tables.len() > 1 {
-            // Some may have it, and the error says not which: each is asked, whatever becomes of the others.
+            // Some may have the version, and the error does not say which: each is tried alone, whatever becomes of the others.
             let each: Vec<_> = tables.chunks_mut(1).map(|table| set_versions(table, version)).collect();
             return each.into_iter().collect();
         }
@@ -290,7 +290,7 @@ fn set_versions(tables: &mut [(&Table, MutexGuard<'_, TableState>)], version: i6
     published
 }
 
-/// Changes each number by the one beside it.
+/// Applies `add` to each number and the one beside it.
 fn each<const N: usize>(to: &mut [u8], more: &[u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
     for (to, more) in to.as_chunks_mut::<N>().0.iter_mut().zip(more.as_chunks::<N>().0) {
         *to = add(*to, *more);

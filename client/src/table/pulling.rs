@@ -1,5 +1,5 @@
-//! Rows that are being pulled: asked of all their owners at once, and put to their places as they come, or read where they lie. Each
-//! owner has its part of what may be in flight, so that one that is slow keeps no other from being asked.
+//! Pulls of rows in progress: rows are requested from all their owners at once, and copied to their places as they arrive, or read in
+//! place. Each owner has its share of what may be in flight, so that a slow one does not keep others from being asked.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,8 +36,8 @@ pub struct RowsOptions {
     /// [`PulledRows::missing`]; the others come. The call fails all the same if no row of one of its tables came, now or in an earlier
     /// call with the same [`ShardedTable`] or a clone: nobody knows what its rows look like. Default: it fails with the first error.
     pub partial: bool,
-    /// An owner that has left is not waited for: its rows fail with Unavailable, at once or as soon as it leaves; one that was never
-    /// there is waited for. Default: true. Without it, who has left is waited for too, until the deadline, since it may come back.
+    /// Rows of an owner that has left fail with Unavailable, at once or as soon as it leaves; an owner that was never there is waited for.
+    /// Default: true. If false, owners that have left are waited for too, until the deadline, since they may come back.
     pub fail_if_gone: bool,
 }
 
@@ -54,14 +54,14 @@ pub struct RowsWanted<'a> {
     pub table: &'a ShardedTable,
     /// The numbers of the rows.
     pub ids: &'a [u64],
-    /// Memory for the rows, exactly as long as they are; it comes back with the outcome. `None`: memory of the heap.
+    /// Memory for the rows, of exactly their size; it comes back with the outcome. `None`: heap memory.
     pub out: Option<Buffer>,
 }
 
 /// Rows that were pulled.
 #[derive(Debug)]
 pub struct PulledRows {
-    /// The rows in the order in which they were named: of shape `[named, ...]`. Those that are missing have no meaning.
+    /// The rows in the order in which they were named: of shape `[named, ...]`. Missing rows have undefined contents.
     pub rows: Tensor,
     /// Rows that did not come, with `partial`.
     pub missing: Vec<MissingRows>,
@@ -74,9 +74,9 @@ pub struct PulledRows {
 pub struct MissingRows {
     /// The owner; empty for rows that lie beyond the whole table.
     pub owner: Box<str>,
-    /// Their places in what was asked for, in no order.
+    /// Their positions in what was asked for, in no order.
     pub places: Vec<u32>,
-    /// Why they did not come, the first of them.
+    /// Why they did not come: the first reason.
     pub error: Error,
 }
 
@@ -85,7 +85,7 @@ pub struct MissingRows {
 pub struct UnpulledRows {
     /// Why.
     pub error: Error,
-    /// The memory for the rows of each table: that which was given, or that which was made for those that came.
+    /// The memory for the rows of each table: the caller's, or what was allocated for those that came.
     pub outs: Vec<Option<Buffer>>,
 }
 
@@ -108,16 +108,16 @@ struct Table {
 pub struct PullingAllRows {
     task: Task,
     min_version: i64,
-    /// When it is late, or that it never is, if the caller has said so.
+    /// The deadline, if the caller has set a timeout; `Some(None)` is never.
     until: Option<Option<Instant>>,
     partial: bool,
     fail_if_gone: bool,
     tables: Vec<Table>,
     owners: Vec<Owner>,
-    /// The attachment's link, if rows may be read by it where they lie.
+    /// The attachment's link, if rows may be read in place over it.
     link: Option<u64>,
     readings: VecDeque<Reading>,
-    /// It ended before all came.
+    /// The error that ended the pull before all rows came.
     failed: Option<Error>,
 }
 
@@ -126,12 +126,12 @@ pub struct PullingAllRows {
 pub struct PullingRows(PullingAllRows);
 
 impl Task {
-    /// Pulls rows of a table by their numbers, from the memory of whoever has published them: no owner's process is woken. Rows may be
+    /// Pulls rows of a table by their numbers, from the memory in which they were published: no owner's process is woken. Rows may be
     /// named in any order and more than once. A table that is not published yet is waited for.
     ///
-    /// The rows of one request are of one version of their owner's part, but for rows that the owner [writes](crate::Table) meanwhile:
-    /// these are whole, old or new. A request has up to 4,096 rows of a table, and 128 KiB. How large rows are is learnt from the
-    /// first one, unless `out` says it, or `table` or a clone of it was pulled from before: keep it.
+    /// The rows of one request are of one version of their owner's part, except rows that the owner [writes](crate::Table) meanwhile:
+    /// these are whole, old or new. A request has up to 4,096 rows of a table, and 128 KiB. The size of a row is learnt from the
+    /// first one, unless `out` gives it, or `table` or a clone of it was pulled from before: keep it.
     ///
     /// ```no_run
     /// # use sealane::{RowsOptions, ShardedTable, Task};
@@ -150,8 +150,8 @@ impl Task {
         PullingRows(self.pull_all_rows([wanted], options))
     }
 
-    /// [`pull_rows`](Self::pull_rows) of many tables together, at a fraction of the cost each: what one owner has of all of them is
-    /// asked for by as few requests as there can be. A request is answered when all of its tables are there.
+    /// [`pull_rows`](Self::pull_rows) of many tables together, at a fraction of the cost each: an owner's rows of all of them are
+    /// requested with as few requests as possible. A request is answered when all of its tables are there.
     pub fn pull_all_rows<'w>(
         &self,
         wanted: impl IntoIterator<Item = RowsWanted<'w>>,
@@ -174,7 +174,7 @@ impl Task {
         together(|| {
             for wanted in wanted {
                 pulling.add(wanted, &mut owners);
-                // What fills a request is gathered while further tables are looked at.
+                // Full requests are sent before further tables are looked at.
                 (0..pulling.owners.len()).for_each(|owner| pulling.ask(owner, true));
             }
             if pulling.failed.is_some() {
@@ -188,7 +188,7 @@ impl Task {
 }
 
 impl PullingAllRows {
-    /// Adds a table to what is to be asked for. `owners` are the numbers of those that there are.
+    /// Adds a table to the pull. `owners` maps the owners so far to their numbers.
     fn add<'w>(&mut self, RowsWanted { table, ids, out }: RowsWanted<'w>, owners: &mut HashMap<&'w str, usize>) {
         let number = self.tables.len();
         let places = Places::new(out, ids.len(), table.row_bytes());
@@ -212,7 +212,7 @@ impl PullingAllRows {
             owner
         };
         if parts.is_empty() {
-            // What no rows look like is known by their owners alone.
+            // Without rows, only the owners know what rows of the table look like.
             let owner = owner_of(self, 0);
             self.want(owner, number, Share::empty());
         }
@@ -228,14 +228,14 @@ impl PullingAllRows {
         }
     }
 
-    /// An owner is to be asked for rows of a table.
+    /// Queues rows of a table to be requested from an owner.
     fn want(&mut self, owner: usize, table: usize, share: Share) {
         let of_table = &mut self.tables[table];
         of_table.asked += share.rows.len();
         self.owners[owner].wanted.push(Wanted::new(table, of_table.table.key(), share));
     }
 
-    /// Rows that this process cannot read itself are asked for; with `always`, so are later ones.
+    /// Queues rows to be requested that this process cannot read itself; with `always`, later pulls request them too.
     fn want_in_place_of(&mut self, owner: usize, Viewed { table, part }: &Viewed, always: bool) {
         let of_table = &mut self.tables[*table];
         if let Some(link) = self.link.filter(|_| always) {
@@ -245,7 +245,7 @@ impl PullingAllRows {
         self.want(owner, *table, part.share());
     }
 
-    /// Asks an owner where the tables are that may be read there.
+    /// Asks an owner where its tables lie that may be read in place.
     fn locate(&mut self, owner: usize) {
         while !self.owners[owner].viewed.is_empty() {
             let (options, tables) = (self.options(), &self.tables);
@@ -261,26 +261,26 @@ impl PullingAllRows {
         }
     }
 
-    /// How the rest is asked for.
+    /// Options for further requests, with the time that is left.
     fn options(&self) -> PullOptions {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let timeout = self.until.map(|until| until.map_or(Duration::MAX, left));
         PullOptions { timeout, fail_if_gone: self.fail_if_gone }
     }
 
-    /// The call has failed; what was asked for is cancelled.
+    /// Fails the call and cancels its requests.
     fn fail(&mut self, error: Error) {
         self.failed.get_or_insert(error);
         self.owners.iter_mut().for_each(Owner::forget);
         self.readings.clear();
     }
 
-    /// Asks each owner for as much as may be in flight.
+    /// Requests as much from each owner as may be in flight.
     fn ask_all(&mut self) {
         together(|| (0..self.owners.len()).for_each(|owner| self.ask(owner, false)));
     }
 
-    /// Asks one owner for as much as may be in flight; with `full`, for no less than a request may ask for.
+    /// Requests as much from one owner as may be in flight; with `full`, only by full requests.
     fn ask(&mut self, owner: usize, full: bool) {
         let (owners, tables) = (self.owners.len(), &self.tables);
         let row_bytes = |table: usize| tables[table].places.row_bytes();
@@ -291,7 +291,7 @@ impl PullingAllRows {
         let (named, spans): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let options = self.options();
         let owner = &mut self.owners[owner];
-        // What is more than one request is shared out among the shards.
+        // Further requests are spread over the shards.
         let from = (&*owner.name, owner.requests);
         owner.requests += named.len();
         let receivings = self.task.ask_rows((from, self.min_version), options, named);
@@ -308,7 +308,7 @@ impl PullingAllRows {
     pub fn wait(mut self) -> Result<Vec<PulledRows>, UnpulledRows> {
         let is_of_many = |owner: &Owner| owner.has_more() || !owner.located.is_empty();
         if self.owners.len() > 1 && self.owners.iter().any(is_of_many) {
-            // Whichever owner answers is to be asked for more.
+            // The first owner to answer is asked for more.
             let waiter = self.task.waiter();
             loop {
                 if let Some(outcome) = waiter.block_on(&mut self, Duration::MAX) {
@@ -344,12 +344,12 @@ impl PullingAllRows {
         }
     }
 
-    /// Takes in what has come, of each owner in the order in which it was asked for.
+    /// Takes in what has arrived, for each owner in the order of its requests.
     fn look(
         &mut self,
         mut outcome_of: impl FnMut(&mut Receiving) -> Poll<RecvOutcome>,
     ) -> Poll<Result<Vec<PulledRows>, UnpulledRows>> {
-        // What came may have had others asked for more, which is to be looked at too.
+        // What arrived may have caused further requests, which are looked at too.
         let mut looking = true;
         while std::mem::take(&mut looking) {
             for owner in 0..self.owners.len() {
@@ -378,7 +378,7 @@ impl PullingAllRows {
         }
     }
 
-    /// An owner has answered where tables are.
+    /// Handles an owner's answer where its tables lie.
     fn located(&mut self, owner: usize, rows: Vec<Viewed>, outcome: RecvOutcome) {
         match outcome.map_err(|unreceived| unreceived.error) {
             Ok(answer) => match Reading::new(owner, rows, answer) {
@@ -398,14 +398,14 @@ impl PullingAllRows {
         }
     }
 
-    /// None of these rows can be read by this process.
+    /// Queues all these rows to be requested, since this process cannot read them.
     fn want_all(&mut self, owner: usize, rows: &[Viewed], always: bool) {
         for viewed in rows.iter().filter(|viewed| !viewed.part.ids.is_empty()) {
             self.want_in_place_of(owner, viewed, always);
         }
     }
 
-    /// Reads about so many bytes of rows where they lie; true if there is more.
+    /// Reads about `budget` bytes of rows in place; true if there are more.
     fn read_on(&mut self, budget: usize) -> bool {
         let has_more = self.read(budget);
         self.ask_all();
@@ -443,7 +443,7 @@ impl PullingAllRows {
         false
     }
 
-    /// These rows were read where they lie, but for those that are asked for.
+    /// Remembers what rows look like after these were read in place.
     fn have_read(&self, rows: &[Viewed]) {
         for viewed in rows.iter().filter(|viewed| !viewed.part.ids.is_empty()) {
             let Table { table, places, .. } = &self.tables[viewed.table];
@@ -453,7 +453,7 @@ impl PullingAllRows {
         }
     }
 
-    /// Takes the outcome of one request in.
+    /// Takes in the outcome of one request.
     fn came(&mut self, owner: usize, spans: &[Span], outcome: RecvOutcome) {
         let known = self.known();
         spans.iter().for_each(|span| self.owners[owner].wanted[span.wanted].came());
@@ -489,15 +489,15 @@ impl PullingAllRows {
         }
     }
 
-    /// Tables of whose rows it is known how large they are.
+    /// How many tables have a known row size.
     fn known(&self) -> usize {
         self.tables.iter().filter(|table| table.places.row_bytes().is_some()).count()
     }
 
-    /// Puts what an owner has answered to its places; `put` counts the spans that are there.
+    /// Copies an owner's answer to its places; `put` counts the spans that were copied.
     ///
     /// # Errors
-    /// Unavailable naming the owner, if it is no answer; those of [`Places::put`]; InvalidArgument for a row that the table does not
+    /// Unavailable naming the owner, if the answer is invalid; those of [`Places::put`]; InvalidArgument for a row that the table does not
     /// have, unless the call is partial.
     fn put(&mut self, owner: usize, spans: &[Span], answer: &Tensor, put: &mut usize) -> Result<(), Error> {
         let owner = &self.owners[owner];
@@ -527,7 +527,7 @@ impl PullingAllRows {
         Ok(())
     }
 
-    /// An owner did not answer a request.
+    /// Notes rows of a request that an owner did not answer.
     fn miss(&mut self, owner: usize, spans: &[Span], error: &Error) {
         let Owner { name, wanted, .. } = &mut self.owners[owner];
         for &Span { wanted: at, first, count } in spans {
@@ -563,18 +563,18 @@ impl PullingAllRows {
 }
 
 impl Table {
-    /// If none of its rows has come, they are taken to be what they were before.
+    /// If none of its rows came, assumes that they look as in earlier pulls.
     fn presume(&mut self) {
         if !self.missing.is_empty()
             && self.places.row().is_none()
             && let Some(row) = self.table.row()
         {
-            // If they do not fill the caller's memory, it is unknown what they are.
+            // If that does not fit the caller's memory, it stays unknown.
             let _ = self.places.expect(row, self.table.key());
         }
     }
 
-    /// Why none of its rows has come, if that is so and nobody knows what they look like.
+    /// The error if none of its rows came and nobody knows what they look like.
     fn is_unknown(&self) -> Option<Error> {
         let why = || self.missing.first().expect("the outcome was handed out before").error.clone();
         self.places.row().is_none().then(why)
@@ -594,7 +594,7 @@ fn note(missing: &mut Vec<MissingRows>, owner: &str, places: &[u32], error: &Err
     }
 }
 
-/// The error says that an owner is gone or slow, and not that the call is wrong.
+/// True if the error says that an owner is gone or slow, and not that the call is wrong.
 fn is_of_one_owner(error: &Error) -> bool {
     matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Aborted)
 }
@@ -605,7 +605,7 @@ impl Future for PullingAllRows {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = self.look(|receiving| Pin::new(receiving).poll(context));
         if outcome.is_pending() && !self.readings.is_empty() {
-            // It goes on once others had their turn.
+            // It reads on once others had their turn.
             context.waker().wake_by_ref();
         }
         outcome

@@ -1,7 +1,7 @@
-//! Rows that are pushed to the owners of tables: one tensor for each owner, with a part for each table, in order. Where the parts would
-//! exceed [`PUSHED_ROWS_BYTES`] or [`PUSHED_TABLES_MAX`], a further tensor follows.
+//! Rows that are pushed to the owners of tables: one tensor for each owner, with a part for each table, in order. If the parts would
+//! exceed [`PUSHED_ROWS_BYTES`] or [`PUSHED_TABLES_MAX`], further tensors follow.
 //!
-//! The tensor is one of bytes: a header, and the parts. A part is a header, the table's key, the metadata of the rows, their numbers, and
+//! The tensor consists of bytes: a header, and the parts. A part is a header, the table's key, the metadata of the rows, their numbers, and
 //! the rows. [`RowUpdate`](super::RowUpdate) reads it.
 
 use std::collections::HashMap;
@@ -18,22 +18,22 @@ use crate::{
     limits::{PUSHED_ROWS_BYTES, PUSHED_TABLES_MAX},
 };
 
-/// The first bytes, which say that rows follow, and how they do.
+/// The first bytes: rows follow, in this format.
 pub(super) const MAGIC: [u8; 8] = *b"SL-rows3";
 
-/// Of the tensor: the magic, and how many parts there are (8).
+/// Header of the tensor: the magic, and the number of parts (8).
 pub(super) const HEADER_BYTES: usize = 16;
 
-/// Of a part: how many rows it has, and the bytes of the table's key, of the rows' metadata as one tensor, and of the rows (8 each).
+/// Header of a part: the number of rows, and the bytes of the table's key, of the rows' metadata as one tensor, and of the rows (8 each).
 pub(super) const PART_HEADER_BYTES: usize = 32;
 
-/// Where a part begins, and its key, its metadata and its numbers, is a multiple of this.
+/// A part, its key, its metadata and its numbers each begin at a multiple of this.
 pub(super) const ALIGNMENT: usize = 8;
 
-/// Where rows begin is a multiple of this.
+/// Rows begin at a multiple of this.
 pub(super) const ROWS_ALIGNMENT: usize = 64;
 
-/// Adds the numbers of a row to those of another.
+/// Adds one row to another.
 type Add = fn(&mut [u8], &[u8]);
 
 /// What becomes of rows that are pushed more than once in one call.
@@ -46,7 +46,7 @@ pub enum SumRows {
     Yes,
 }
 
-/// Rows of a table that are to be pushed.
+/// Rows of a table to be pushed.
 #[derive(Debug, Clone, Copy)]
 pub struct TableRows<'a> {
     /// The table.
@@ -60,11 +60,11 @@ pub struct TableRows<'a> {
 impl Task {
     /// Pushes rows to the owners of a table, into the queue `queue` of each, where
     /// [`RowUpdate::all_of`](crate::RowUpdate::all_of) reads what was [accepted](Task::acceptor). It ends when all queues have taken their
-    /// part, with the first error if there was any: other owners have then taken theirs.
+    /// part, with the first error if there was any: the other owners have then taken theirs.
     ///
     /// # Errors
     /// InvalidArgument if the table has no such row, or there are not as many rows as numbers, or they cannot be added up, are strings,
-    /// or are in a device's memory. All else is the future's.
+    /// or are in a device's memory. The future reports all other errors.
     pub fn push_rows(
         &self,
         queue: &str,
@@ -75,11 +75,11 @@ impl Task {
         self.push_all_rows(queue, &[rows], sum, options)
     }
 
-    /// [`push_rows`](Self::push_rows) for many tables, in order, at a fraction of the cost each: what goes to one owner goes together,
-    /// about a MiB at a time. With an error nothing was pushed.
+    /// [`push_rows`](Self::push_rows) for many tables, in order, at a fraction of the cost each: rows for one owner are sent together,
+    /// about a MiB at a time. After an error nothing was pushed.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`push_rows`](Self::push_rows).
     pub fn push_all_rows(
         &self,
         queue: &str,
@@ -103,15 +103,15 @@ struct Part<'a> {
     key: &'a str,
     meta: TensorMeta,
     share: Share,
-    /// As many as are pushed: sums once, others as often as they are named.
+    /// Number of rows pushed: each sum once, other rows as often as they are named.
     count: usize,
     add: Option<Add>,
-    /// All rows of the table, of which it has some.
+    /// The caller's rows for the whole table, some of which are in this part.
     rows: &'a [u8],
     row_bytes: usize,
 }
 
-/// Where the pieces of a part begin, and where it ends.
+/// Where the pieces of a part begin, and where the part ends.
 struct Layout {
     header: usize,
     key: usize,
@@ -121,7 +121,7 @@ struct Layout {
     end: usize,
 }
 
-/// The tensors of each owner that gets rows.
+/// The tensors for each owner that gets rows.
 fn encode<'a>(
     rows: &[TableRows<'a>],
     sum: SumRows,
@@ -146,7 +146,7 @@ fn encode<'a>(
     Ok(tensors)
 }
 
-/// As few tensors as have room for these parts.
+/// Packs parts into as few tensors as possible.
 fn together(
     mut parts: &[Part<'_>],
     mut allocate: impl FnMut(usize) -> Result<Buffer, Error>,
@@ -172,7 +172,7 @@ fn together(
 }
 
 impl<'a> Part<'a> {
-    /// One for each owner that gets rows.
+    /// One part for each owner that gets rows.
     fn all_of(&TableRows { table, ids, rows }: &TableRows<'a>, sum: SumRows) -> Result<Vec<Part<'a>>, Error> {
         let mut shape = rows.shape();
         if rows.meta().is_strings() || rows.meta().is_dead() || !matches!(rows.memory(), MemoryKind::Host) {
@@ -199,7 +199,7 @@ impl<'a> Part<'a> {
         Ok(parts)
     }
 
-    /// If what is before it ends at `at`.
+    /// The layout of this part behind what ends at `at`.
     fn layout(&self, at: usize) -> Layout {
         let header = at.next_multiple_of(ALIGNMENT);
         let key = header + PART_HEADER_BYTES;
@@ -209,11 +209,11 @@ impl<'a> Part<'a> {
         Layout { header, key, meta, ids, rows, end: rows + self.count * self.row_bytes }
     }
 
-    /// Writes it behind what ends at `at`; where it ends.
+    /// Writes the part behind what ends at `at`; returns where it ends.
     fn write(&self, at: usize, buffer: &mut [u8]) -> usize {
         let (to, wire) = (self.layout(at), self.meta.as_wire());
         let (head, body) = buffer[..to.end].split_at_mut(to.rows);
-        // What is between the pieces, too: the memory was another's.
+        // Gaps between the pieces are cleared too: the memory was used before.
         head[at..].fill(0);
         let lengths = [self.count, self.key.len(), wire.len(), body.len()].map(|length| (length as u64).to_le_bytes());
         head[to.header..to.key].copy_from_slice(lengths.as_flattened());
@@ -244,7 +244,7 @@ fn fill(share: &Share, add: Option<Add>, rows: &[u8], row_bytes: usize, (ids, mu
     }
 }
 
-/// A number of `N` bytes, in the order of this host.
+/// A number of `N` bytes, in this host's byte order.
 trait Number<const N: usize>: Copy + std::ops::Add<Output = Self> {
     fn of(bytes: [u8; N]) -> Self;
     fn bytes(self) -> [u8; N];
@@ -268,7 +268,7 @@ impl Number<8> for f64 {
     }
 }
 
-/// Adds numbers to others.
+/// Adds numbers elementwise.
 fn add<T: Number<N>, const N: usize>(to: &mut [u8], more: &[u8]) {
     for (to, more) in to.as_chunks_mut::<N>().0.iter_mut().zip(more.as_chunks::<N>().0) {
         *to = (T::of(*to) + T::of(*more)).bytes();
@@ -284,7 +284,7 @@ mod tests {
         encode(rows, sum, |bytes| Ok(Buffer::from_vec(vec![0xaa; bytes]))).unwrap()
     }
 
-    /// Of one table: what each owner gets.
+    /// What each owner gets, for one table.
     fn parts(table: &ShardedTable, ids: &[u64], rows: &Tensor, sum: SumRows) -> Vec<RowUpdate> {
         pushed(&[TableRows { table, ids, rows }], sum).into_iter().map(|(_, tensors)| update(&tensors)).collect()
     }
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!((odd.len(), names), (1, vec![("user", &[0, 1][..]), ("item", &[9, 9]), ("user", &[2, 3])]));
         assert_eq!((read[0].rows.bytes(), &read[0].rows.shape()[..]), (&[7; 10][..], &[2, 5][..]));
         assert_eq!(read[1].rows.elements::<f64>().unwrap(), [0.5, 0.25]);
-        // Views of what was accepted, each where its elements are aligned.
+        // The rows are views of the accepted tensor, each aligned for its elements.
         let all = odd_bytes.as_ptr_range();
         for rows in read.iter().map(|update| update.rows.bytes().as_ptr()) {
             assert!(all.contains(&rows) && (rows as usize - all.start as usize).is_multiple_of(ROWS_ALIGNMENT));

@@ -1,6 +1,6 @@
 //! Which task has which row of a table. Pure.
 //!
-//! Whoever publishes a part and whoever pulls rows must agree: the ways below are part of the interface, and do not change.
+//! Those who publish parts and those who pull rows must agree: the ways below are part of the interface, and do not change.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -11,13 +11,13 @@ use sealane_transport::{Error, limits::TABLE_KEY_BYTES_MAX};
 
 use super::places::Row;
 
-/// How the rows of a table are dealt out to `n` owners, by the number of a row.
+/// How the rows of a table are distributed over `n` owners, by row number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sharding(Way);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Way {
-    /// All to one, however many there are.
+    /// All rows to one owner, however many there are.
     One,
     Range {
         /// Rows of each owner but the last, which may have fewer.
@@ -83,7 +83,7 @@ impl Sharding {
         }
     }
 
-    /// The owner of a row, and the row's number in that owner's part. Of a row that is not in the table, anything.
+    /// The owner of a row, and the row's number in that owner's part. Arbitrary for a row that is not in the table.
     #[inline]
     pub fn place(&self, row: u64) -> (usize, u64) {
         match self.0 {
@@ -97,7 +97,7 @@ impl Sharding {
         }
     }
 
-    /// True if one owner has all rows, by their own numbers.
+    /// True if one owner has all rows, under their own numbers.
     pub(super) fn is_of_one(&self) -> bool {
         match self.0 {
             Way::One => true,
@@ -149,7 +149,7 @@ fn greatest_common_divisor(mut one: u64, mut other: u64) -> u64 {
     one
 }
 
-/// The number whose product with `factor` leaves 1, by Euclid's extended algorithm.
+/// The inverse of `factor` modulo `modulus`, by Euclid's extended algorithm.
 fn inverse(factor: u64, modulus: u64) -> u64 {
     let (mut old, mut new) = ((i128::from(modulus), 0_i128), (i128::from(factor), 1_i128));
     while new.0 != 0 {
@@ -176,12 +176,12 @@ pub struct ShardedTable {
     known: Arc<Known>,
 }
 
-/// What earlier pulls have learnt, which is no part of what a table is. Clones share it.
+/// What earlier pulls have learnt; not part of the table's identity. Clones share it.
 #[derive(Debug)]
 struct Known {
-    /// What rows were when some were pulled last, and whether no call has failed since.
+    /// What rows looked like in the last pull of some, and whether no call has failed since.
     row: Mutex<(Option<Row>, bool)>,
-    /// By the owner: the attachment's link by which its part was not to be viewed; 0 if none was tried, or it was.
+    /// By owner: the attachment's link over which its part could not be viewed; 0 if it could, or was not tried.
     unviewed: Box<[AtomicU64]>,
 }
 
@@ -194,7 +194,7 @@ impl PartialEq for ShardedTable {
 impl Eq for ShardedTable {}
 
 impl ShardedTable {
-    /// A table that several tasks have.
+    /// A table distributed over several tasks.
     ///
     /// # Errors
     /// InvalidArgument if there are not as many owners as the sharding deals out to, or the key is longer than 512 bytes.
@@ -217,7 +217,7 @@ impl ShardedTable {
         Ok(ShardedTable { key: key.into(), owners, sharding, known })
     }
 
-    /// A table that one task has, with however many rows.
+    /// A table that one task has, with any number of rows.
     ///
     /// # Errors
     /// InvalidArgument if the key is longer than 512 bytes.
@@ -240,12 +240,12 @@ impl ShardedTable {
         &self.owners[number]
     }
 
-    /// What its rows were, if some were pulled before: a guess, for the owners may have published something else since.
+    /// What its rows looked like in earlier pulls: a guess, since the owners may have published something else.
     pub(super) fn row(&self) -> Option<Row> {
         self.known().0.clone()
     }
 
-    /// Bytes of a row, likewise; `None` after an error, of which the size of rows may be the reason.
+    /// Bytes of a row, likewise; `None` after an error, which the size of rows may have caused.
     pub(super) fn row_bytes(&self) -> Option<usize> {
         let (row, is_sure) = &*self.known();
         row.as_ref().filter(|_| *is_sure).map(Row::bytes)
@@ -255,7 +255,7 @@ impl ShardedTable {
         *self.known() = (Some(row.clone()), true);
     }
 
-    /// An error has come in place of rows.
+    /// Notes that an error came in place of rows.
     pub(super) fn doubt_row(&self) {
         self.known().1 = false;
     }
@@ -264,17 +264,17 @@ impl ShardedTable {
         self.known.row.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether an owner's part may lie where this process can read it, as far as it is known by the attachment's link of that number.
+    /// True unless it is known that this process cannot read an owner's part over that link of the attachment.
     pub(super) fn may_be_viewed(&self, owner: usize, link: u64) -> bool {
         self.known.unviewed[owner].load(Ordering::Relaxed) != link
     }
 
-    /// An owner's part does not, by that link.
+    /// Notes that this process cannot read an owner's part over that link.
     pub(super) fn is_unviewed(&self, owner: usize, link: u64) {
         self.known.unviewed[owner].store(link, Ordering::Relaxed);
     }
 
-    /// Who has which row.
+    /// How the rows are distributed.
     pub fn sharding(&self) -> &Sharding {
         &self.sharding
     }
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Other programs may compute these places: they stay as they are.
+    /// Other programs may compute these places, so they must never change.
     #[test]
     fn places_are_those_of_every_release() {
         let places = |sharding: &Sharding, rows: [u64; 5]| rows.map(|row| sharding.place(row));

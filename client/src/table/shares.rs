@@ -1,4 +1,4 @@
-//! Which rows are asked of which owner, and where each goes: every row is asked for once, however often it is named. Pure.
+//! Which rows are requested from which owner, and where each goes: every row is requested once, however often it is named. Pure.
 
 use std::ops::Range;
 
@@ -7,29 +7,29 @@ use sealane_transport::Error;
 use super::sharding::ShardedTable;
 use crate::limits::ROWS_PER_CALL_MAX;
 
-/// Rows of one owner as they were named.
+/// Rows of one owner, as they were named.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     /// The owner's number.
     pub(super) owner: usize,
     /// The rows' numbers in its part.
     pub(super) ids: Vec<u64>,
-    /// Where each goes; empty if all that were named are the owner's: then each goes where it was named.
+    /// Where each row goes; empty if all named rows are this owner's: then each goes where it was named.
     places: Vec<u32>,
 }
 
 impl Part {
-    /// Where each row goes; `None` if it is where it was named.
+    /// Where each row goes; `None` if that is where it was named.
     pub(super) fn places(&self) -> Option<&[u32]> {
         (!self.places.is_empty()).then_some(&self.places)
     }
 
-    /// All places.
+    /// The places of all rows.
     pub(super) fn all_places(&self) -> Vec<u32> {
         self.places().map_or_else(|| (0..self.ids.len() as u32).collect(), <[u32]>::to_vec)
     }
 
-    /// The same rows, each of them once.
+    /// The same rows, each once.
     pub(super) fn share(&self) -> Share {
         match self.ids.iter().all(|&id| id < PACKED_ROWS) {
             true => self.share_of::<u64>(),
@@ -49,21 +49,21 @@ impl Part {
     }
 }
 
-/// The rows of one owner.
+/// The rows of one owner, each once, and where they go.
 #[derive(Debug)]
 pub(super) struct Share {
     /// The owner's number.
     pub(super) owner: usize,
     /// Its rows, by their numbers in its part: ascending, each once.
     pub(super) rows: Vec<u64>,
-    /// Where rows go: the places of the first, then those of the second, and so on.
+    /// Places of the rows: those of the first, then those of the second, and so on.
     places: Vec<u32>,
-    /// Where the places of each row begin, and where those of the last end.
+    /// Where each row's places begin in `places`, and where the last row's end.
     starts: Vec<u32>,
 }
 
 impl Share {
-    /// The places of a row, by its number in `rows`.
+    /// The places of a row, by its index in `rows`.
     #[inline]
     pub(super) fn places_of(&self, index: usize) -> &[u32] {
         self.places_of_all(index..index + 1)
@@ -80,19 +80,19 @@ impl Share {
         &self.places
     }
 
-    /// No rows, of the first owner.
+    /// A share without rows, of the first owner.
     pub(super) fn empty() -> Self {
         Share { owner: 0, rows: Vec::new(), places: Vec::new(), starts: vec![0] }
     }
 
-    /// Of what was named, in the order of its places.
+    /// The share of what was named, in the order of its places.
     fn of<N: Named>(owner: usize, mut named: Vec<N>) -> Self {
         N::sort(&mut named);
         let count = named.len();
         let (mut rows, mut starts) = (vec![0; count], vec![0; count + 1]);
         let (mut distinct, mut last) = (0, None);
         for (at, row) in named.iter().map(Named::row).enumerate() {
-            // Written for each and kept for the first of its like: whether a row is named again is no branch that could be guessed.
+            // Written for every row, and kept for the first of equal ones: a branch on repeated rows could not be predicted.
             let place = distinct - usize::from(last == Some(row));
             starts[place] = if last == Some(row) { starts[place] } else { at as u32 };
             rows[place] = row;
@@ -105,19 +105,19 @@ impl Share {
     }
 }
 
-/// A row that was named, and the place where.
+/// A named row, and the place where it was named.
 trait Named: Sized {
     fn new(row: u64, place: u32) -> Self;
     fn row(&self) -> u64;
     fn place(&self) -> u32;
-    /// By rows, and then by places; they come in the order of these.
+    /// Sorts by row, and then by place; they come in the order of places.
     fn sort(named: &mut Vec<Self>);
 }
 
-/// Bits of a number that say the place, where row and place are one number.
+/// Low bits that hold the place, where row and place are packed into one number.
 const PLACE_BITS: u32 = ROWS_PER_CALL_MAX.ilog2();
 
-/// Rows of larger numbers do not fit into one with their place: no table has so many.
+/// Larger row numbers cannot be packed with their places: no table has so many rows.
 const PACKED_ROWS: u64 = 1 << (u64::BITS - PLACE_BITS);
 
 impl Named for u64 {
@@ -133,8 +133,8 @@ impl Named for u64 {
         (self & ((1 << PLACE_BITS) - 1)) as u32
     }
 
-    /// Rows that are named in order, as some programs do, are not sorted again; few are by comparing them, and many by some bits of
-    /// their numbers after the others, which takes a quarter of the time.
+    /// Rows that are already in order, as some programs name them, are not sorted again. Few are sorted by comparison, many by radix, which
+    /// takes a quarter of the time.
     fn sort(named: &mut Vec<Self>) {
         if named.is_sorted() {
             return;
@@ -185,10 +185,10 @@ impl Named for (u64, u32) {
     }
 }
 
-/// Fewer rows are sorted by comparing them.
+/// Fewer rows than this are sorted by comparison.
 const RADIX_MIN: usize = 256;
 
-/// Most bits that rows are sorted by at once: as many counters are cleared and summed each time.
+/// Most bits of one radix pass: so many counters are cleared and summed in each.
 const DIGIT_BITS_MAX: u32 = 11;
 
 /// Splits rows by their owners; owners without rows have no part.
@@ -203,10 +203,10 @@ pub(super) fn split(table: &ShardedTable, ids: &[u64]) -> Result<Vec<Part>, Erro
     }
 }
 
-/// Places of rows that the table does not have, and what is wrong with the first.
+/// Places of rows that the table does not have, and the error for the first of them.
 pub(super) type Beyond = (Vec<u32>, Error);
 
-/// As [`split`], with the places of what the table does not have.
+/// [`split`], but rows that the table does not have are returned with their places.
 ///
 /// # Errors
 /// ResourceExhausted for more than [`ROWS_PER_CALL_MAX`].

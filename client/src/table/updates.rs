@@ -1,4 +1,4 @@
-//! Rows that were pushed, as their owner reads them. Every byte is checked, for it comes from another process; the rows are not copied.
+//! Pushed rows as their owner reads them. Every byte is checked, since it comes from another process; the rows are not copied.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::{
     task::bytes_of,
 };
 
-/// Rows of one table that were pushed.
+/// Pushed rows of one table.
 #[derive(Debug)]
 pub struct RowUpdate {
     /// The key of their table.
@@ -28,10 +28,10 @@ pub struct RowUpdate {
 
 impl RowUpdate {
     /// Reads what was pushed by [`Task::push_rows`](crate::Task::push_rows) or [`push_all_rows`](crate::Task::push_all_rows): an update for
-    /// each table, in the order in which they were pushed. Nothing of the rows is copied: each update keeps the memory of all.
+    /// each table, in the order of the push. Rows are not copied: each update keeps the memory of all.
     ///
     /// # Errors
-    /// InvalidArgument if it is anything else.
+    /// InvalidArgument if it was not pushed so.
     pub fn all_of(accepted: Accepted) -> Result<Vec<RowUpdate>, Error> {
         let mut reader = Reader { bytes: bytes_of(accepted.tensor.into_parts().1), at: 0 };
         let [magic, tables] = reader.numbers(HEADER_BYTES)?;
@@ -56,14 +56,14 @@ fn bad(what: &str) -> Error {
     Error::invalid(format!("the tensor is not one of pushed rows: {what}"))
 }
 
-/// Reads bytes from the first to the last.
+/// Reads bytes from front to back.
 struct Reader {
     bytes: Bytes,
     at: usize,
 }
 
 impl Reader {
-    /// Where the next piece is.
+    /// The range of the next piece.
     fn next(&mut self, alignment: usize, len: usize) -> Result<Range<usize>, Error> {
         let start = self.at.next_multiple_of(alignment);
         let end = start.checked_add(len).filter(|&end| end <= self.bytes.len());
@@ -71,14 +71,14 @@ impl Reader {
         Ok(start..self.at)
     }
 
-    /// The numbers of a header of so many bytes.
+    /// The numbers in a header of so many bytes.
     fn numbers<const N: usize>(&mut self, bytes: usize) -> Result<[u64; N], Error> {
         let header = self.next(ALIGNMENT, bytes)?;
         let numbers = self.bytes[header].as_chunks::<8>().0;
         Ok(std::array::from_fn(|index| u64::from_le_bytes(numbers[index])))
     }
 
-    /// The next part, of as many rows as are `left` at most.
+    /// Reads the next part, of at most `left` rows.
     fn update(&mut self, left: &mut u64) -> Result<RowUpdate, Error> {
         let [count, key_bytes, meta_bytes, rows_bytes] = self.numbers(PART_HEADER_BYTES)?;
         if key_bytes > KEY_BYTES_MAX as u64 || meta_bytes > META_BYTES_MAX as u64 {
@@ -109,11 +109,11 @@ mod tests {
         RowUpdate::all_of(Accepted { from: "worker".into(), tensor })
     }
 
-    /// A part of `claimed` rows that has these numbers, and a byte for each.
+    /// A part that claims `claimed` rows, and holds these row numbers and one byte per row.
     fn part(claimed: u64, ids: &[u64]) -> Vec<u8> {
         let meta =
             TensorMeta::new(sealane_transport::tensor::DType::U8, &[claimed.min(ROWS_PER_CALL_MAX as u64), 1]).unwrap();
-        // Of a key of 8 bytes, each other length moves what is behind it.
+        // The key has 8 bytes; any other length would shift what follows.
         let lengths = [claimed, 8, meta.as_wire().len() as u64, ids.len() as u64].map(u64::to_le_bytes);
         let mut bytes = [lengths.as_flattened(), b"user_ids", meta.as_wire()].concat();
         bytes.resize(bytes.len().next_multiple_of(8), 0);
@@ -143,7 +143,7 @@ mod tests {
             assert!(read(&good[..shorter]).is_err(), "cut to {shorter}");
         }
         assert!(read(&[&good[..], &[0]].concat()).is_err());
-        // Every byte of the headers is read.
+        // Every byte of the headers is checked.
         let second = tensor(1, &[(3, &[1, 2, 3])]).len().next_multiple_of(ALIGNMENT);
         for at in (0..HEADER_BYTES + PART_HEADER_BYTES).chain(second..second + PART_HEADER_BYTES) {
             for value in [0xff, 0x80, 1] {
@@ -168,14 +168,14 @@ mod tests {
             let error = read(&tensor(2, &[one, (rows, &[7])])).unwrap_err().to_string();
             assert!(error.contains("too many rows"), "{error}");
         }
-        // Each has as many as it may, but not both.
+        // Each may have as many rows by itself, but not together.
         let most = ROWS_PER_CALL_MAX as u64;
         let rows = |left: u64| {
             let mut reader = Reader { bytes: part(most, &[]).into(), at: 0 };
             reader.update(&mut { left }).unwrap_err().to_string()
         };
         assert!(rows(most - 1).contains("too many rows") && rows(most).contains("too short"));
-        // A length that overflows wherever it is added to.
+        // A length that overflows when anything is added to it.
         let mut long = tensor(1, &[one]);
         long[HEADER_BYTES + 24..][..8].fill(0xff);
         assert!(read(&long).unwrap_err().to_string().contains("too short"));

@@ -1,8 +1,8 @@
-//! Rows that this process reads itself: of tables that another process of the same user has published with the same daemon, where they
-//! lie. The daemon is asked where that is each time, so that nobody has to tell this process of a table that changes; while this keeps the
-//! answer, and as long as the daemon lives, the table stays where it is.
+//! Rows that this process reads itself, in place: of tables that another process of the same user has published with the same daemon. The
+//! daemon is asked for their place each time, so that nobody has to tell this process of changes; as long as this process keeps the
+//! answer, and the daemon lives, the table stays there.
 //!
-//! Whatever is not as it should be is left to the daemon, which gathers the rows then.
+//! Whenever something is not as expected, the daemon gathers the rows instead.
 
 use std::iter::zip;
 
@@ -28,7 +28,7 @@ pub(super) struct Viewed {
     pub(super) part: Part,
 }
 
-/// Tables that an owner is asked for together, and where they are, once that has come.
+/// A request for the places of an owner's tables.
 pub(super) struct Asked {
     pub(super) rows: Vec<Viewed>,
     pub(super) receiving: Receiving,
@@ -37,42 +37,42 @@ pub(super) struct Asked {
 /// Rows that are being read.
 pub(super) struct Reading {
     pub(super) owner: usize,
-    /// Where the tables are: as long as this is here, they are there.
+    /// The daemon's answer: as long as this is kept, the tables stay in place.
     answer: Tensor,
     pub(super) rows: Vec<Viewed>,
     places: Vec<TablePlace>,
-    /// The table that is read, and how many of its rows were.
+    /// The table being read, and how many of its rows were read.
     table: usize,
     read: usize,
-    /// Looks at a row that was always being written.
+    /// Failed attempts to read a row, which was always being written.
     looks: u32,
     /// An arena that could not be mapped.
     unmapped: Option<u64>,
 }
 
-/// How far it is.
+/// Outcome of a step.
 pub(super) enum Progress {
     /// Some rows were read.
     Read,
-    /// None, for the next one was always being written: later.
+    /// No row: the next one was always being written. Try again later.
     Stuck,
-    /// These rows are to be asked for; if `always`, so are later ones until there is another daemon.
+    /// These rows are to be requested; if `always`, so are later ones until there is another daemon.
     Ask { rows: Viewed, always: bool },
-    /// All others were read, and are what they were while the call was under way.
+    /// All others were read, and stayed valid during the call.
     All,
 }
 
-/// Names as many tables of these rows as one request asks for, `of` saying their keys and how many rows are wanted; how many those are.
+/// Names as many tables of these rows as one request may; `of` gives their keys and numbers of rows. Returns how many.
 pub(super) fn name<'k>(rows: &[Viewed], of: impl Fn(&Viewed) -> (&'k str, usize), into: &mut NamedRowsBuf) -> usize {
     let has_room = |&(key, rows): &(&str, usize)| into.name(key, &[], |_| rows as u32).is_some();
     rows.iter().map(of).take_while(has_room).count()
 }
 
 impl Reading {
-    /// Of what an owner was asked for.
+    /// The reading of tables whose places an owner's answer tells.
     ///
     /// # Errors
-    /// Unavailable, if it is no answer.
+    /// Unavailable, if the answer is not valid.
     pub(super) fn new(owner: usize, rows: Vec<Viewed>, answer: Tensor) -> Result<Self, Error> {
         let places = table_places::read(answer.bytes(), rows.len());
         let places = places.map_err(|error| Error::unavailable("the daemon", error.to_string()))?;
@@ -86,12 +86,12 @@ impl Reading {
         }
     }
 
-    /// The table whose rows are read next; `None` once all were.
+    /// The table whose rows are read next; `None` once all were read.
     pub(super) fn next(&self) -> Option<usize> {
         self.rows.get(self.table).map(|viewed| viewed.table)
     }
 
-    /// Reads about so many bytes of rows of the [next](Self::next) table to their places.
+    /// Reads about `budget` bytes of rows of the [next](Self::next) table to their places.
     ///
     /// # Errors
     /// As [`Places::put`].
@@ -112,7 +112,7 @@ impl Reading {
             Ok(memory) => memory,
             Err(error) if error.code() == Code::NotFound => return Ok(self.leave(false)),
             Err(_) => {
-                // What else lies there is not looked for again: that may take a second each time.
+                // Other tables in it are not tried again: that may take a second each time.
                 self.unmapped = Some(arena);
                 return Ok(self.leave(true));
             }
@@ -141,7 +141,7 @@ impl Reading {
             return Ok(Progress::Read);
         }
         self.looks = if copied == 0 { self.looks + 1 } else { 0 };
-        // Whoever writes may have been stopped: the daemon waits for it, asleep.
+        // The writer may have been stopped: the daemon can wait for it asleep.
         Ok(match is_locked {
             false => Progress::Read,
             true if self.looks <= ROW_LOOKS_MAX => Progress::Stuck,
@@ -156,7 +156,7 @@ impl Reading {
         Progress::Ask { rows: viewed, always }
     }
 
-    /// True if what was read is what lay there: the daemon still lives, which has kept it there, and so do its owners.
+    /// True if what was read is valid: the daemon that has kept it in place still lives, and so do the owners.
     pub(super) fn holds(&self, attachment: &Attachment) -> bool {
         let read = zip(&self.rows, &self.places).filter(|(viewed, _)| !viewed.part.ids.is_empty());
         let arenas = read.filter_map(|(_, table)| table.place).map(|place| place.arena);

@@ -1,4 +1,4 @@
-//! After warm-up a call allocates nothing but what it hands out: counted, not believed. Each thread counts its own.
+//! After warm-up a call allocates only what it returns; this counts the allocations of each thread.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -19,7 +19,7 @@ thread_local! {
 struct Counting;
 
 fn count() {
-    // A thread that ends has nothing to count any more.
+    // Fails in a thread that is ending, which has nothing left to count.
     let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
 }
 
@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of this thread in `rounds` of `round`, after as many to warm up.
+/// Allocations of this thread in `rounds` runs of `round`, after as many to warm up.
 fn allocations(rounds: i64, mut round: impl FnMut(i64)) -> u64 {
     (0..rounds).for_each(&mut round);
     let before = ALLOCATIONS.get();
@@ -59,7 +59,7 @@ fn calls_allocate_nothing_but_tensors_that_travel_in_the_ring() {
     const ROUNDS: i64 = 500;
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
-    // To park costs a waker.
+    // Parking would allocate a waker.
     let task = to(&daemon).polling(Polling::Spin).attach().unwrap();
     let exchange = |step, tensor, destination| {
         let sending = task.send(TASK, step, "key", tensor);

@@ -1,5 +1,5 @@
-//! Tensors in the memory of a CUDA device, on the tests' own driver (`tests/fake_cuda/driver.c`): its streams are threads, and the host
-//! cannot touch its memory. One test at a time, since the driver is the process's.
+//! Tensors in the memory of a CUDA device, with the tests' own driver (`tests/fake_cuda/driver.c`): its streams are threads, and the
+//! host cannot touch its memory. One test at a time, since the process has only one driver.
 #![allow(unsafe_code)]
 
 use std::{
@@ -19,7 +19,6 @@ use crate::{
     fixture::{TASK, attached, block_on, bytes, meta, tensor, until_there_is_room},
 };
 
-/// The driver's functions for tests.
 struct Fake(Library);
 
 macro_rules! fake {
@@ -47,7 +46,7 @@ fake! {
     counts(counts: *mut c_long);
 }
 
-/// Copies from and to pinned memory, those from and to other, bytes, and pinned pieces.
+/// Copies from and to pinned memory, copies from and to other memory, bytes, and pinned pieces.
 #[derive(Debug, PartialEq, Eq)]
 struct Counts {
     pinned: i64,
@@ -69,14 +68,14 @@ impl Fake {
         self.fail(function.as_ptr(), status, after);
     }
 
-    /// Memory of the device 0 with these bytes.
+    /// Memory of device 0 with these bytes.
     fn with(&self, bytes: &[u8]) -> u64 {
         let address = self.allocate(0, bytes.as_ptr(), bytes.len());
         assert_ne!(address, 0);
         address
     }
 
-    /// What lies there.
+    /// The bytes at a device address.
     fn at(&self, address: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         assert_eq!(self.read(address, bytes.as_mut_ptr(), len), 1);
@@ -84,7 +83,7 @@ impl Fake {
     }
 }
 
-/// The driver, for one test: as after its start.
+/// The driver for one test, reset to its initial state.
 fn fake() -> (&'static Fake, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     static FAKE: OnceLock<Fake> = OnceLock::new();
@@ -101,7 +100,7 @@ fn fake() -> (&'static Fake, MutexGuard<'static, ()>) {
     (fake, turn)
 }
 
-/// All of that memory, and no stream to wait for.
+/// All of that memory, with no stream to wait for.
 fn memory(address: u64, len: usize) -> DeviceBytes {
     // SAFETY: the fake device keeps what it gave, and a test touches it only when copies have ended.
     unsafe { DeviceBytes::new(0, address, len, None, Arc::new(())) }
@@ -111,7 +110,7 @@ fn on_device(address: u64, len: usize) -> DeviceTensor {
     DeviceTensor::new(meta(len), memory(address, len)).unwrap()
 }
 
-/// The tensors as they come to the host.
+/// Copies the tensors to the host.
 fn to_host(task: &Task, tensors: Vec<DeviceTensor>) -> Result<Vec<Vec<u8>>, Error> {
     let call = |_: &Task, host: Vec<Tensor>| std::future::ready(Ok(host));
     let host = block_on(task.copy_from_device(tensors, call))?;
@@ -154,7 +153,7 @@ fn a_call_is_made_when_its_tensors_are_there_and_its_caller_does_not_wait() {
     fake.hold(1);
     let mut receiving = task.recv(TASK, 1, "key");
     let send = |task: &Task, mut host: Vec<Tensor>| task.send(TASK, 1, "key", host.remove(0));
-    // Nobody waits for it, and it is sent all the same.
+    // The future is dropped, and the tensor is sent all the same.
     drop(task.copy_from_device(vec![on_device(source, LEN)], send));
     assert!(receiving.try_outcome().is_none());
     fake.hold(0);
@@ -223,7 +222,7 @@ fn memory_that_the_driver_does_not_pin_is_copied_all_the_same() {
     assert_eq!(to_host(&task, vec![on_device(fake.with(&bytes(LEN, 1)), LEN)]).unwrap(), [bytes(LEN, 1)]);
     let after = fake.counted();
     assert_eq!((after.pinned, after.unpinned - before.unpinned), (before.pinned, 1));
-    // It is tried again if that is asked for.
+    // It is retried when that is requested.
     task.pin(0).unwrap();
 }
 
@@ -236,7 +235,7 @@ fn a_copy_that_fails_ends_its_call_alone_and_its_memory_is_free_again() {
     for (function, status, code) in
         [("cuMemcpyDtoHAsync", 700, Code::Unavailable), ("cuMemcpyDtoHAsync", 2, Code::ResourceExhausted)]
     {
-        // The first of two copies is under way when the second is refused.
+        // The first of two copies is in progress when the second is refused.
         fake.fails(function, status, 1);
         let tensors = vec![on_device(fake.with(&bytes(LEN, 1)), LEN), on_device(fake.with(&bytes(LEN, 2)), LEN)];
         let error = to_host(&task, tensors).unwrap_err();
@@ -248,7 +247,7 @@ fn a_copy_that_fails_ends_its_call_alone_and_its_memory_is_free_again() {
     fake.fails("cuMemcpyHtoDAsync", 1, 0);
     let error = block_on(task.copy_to_device(vec![(tensor(LEN, 1), memory(source, LEN))])).unwrap_err();
     assert!(error.to_string().contains("cuMemcpyHtoDAsync"), "{error}");
-    // What is not memory of the device.
+    // An address that is not device memory.
     let error = to_host(&task, vec![on_device(source, 2 * LEN)]).unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
 }
@@ -267,7 +266,7 @@ fn a_lost_device_ends_what_is_under_way_and_memory_that_it_may_write_to_is_not_u
     let error = block_on(copying).unwrap_err();
     assert!(error.to_string().contains("CUDA_ERROR_LAUNCH_FAILED"), "{error}");
     assert_eq!(to_host(&task, vec![on_device(source, LEN)]).unwrap_err().code(), Code::Unavailable);
-    // The daemon and the task are well.
+    // The daemon and the task still work.
     drop(task.send(TASK, 1, "key", tensor(LEN, 2)));
     assert_eq!(task.recv(TASK, 1, "key").wait().unwrap().bytes(), bytes(LEN, 2));
     assert!(task.alloc(all).is_err());
@@ -297,7 +296,7 @@ fn what_cannot_be_copied_is_refused() {
     let both = vec![(tensor(LEN, 1), device(0)), (tensor(LEN, 1), device(1))];
     refused(task.copy_to_device(both), "devices 0 and 1");
     assert!(DeviceTensor::new(meta(LEN + 1), memory(source, LEN)).is_err());
-    // More than the arena has.
+    // More than the arena holds.
     let large = on_device(fake.with(&vec![0; 8 << 20]), 8 << 20);
     assert_eq!(to_host(&task, vec![large]).unwrap_err().code(), Code::ResourceExhausted);
     assert_eq!(cuda::devices().unwrap(), ["Fake 0", "Fake 1"]);
@@ -318,7 +317,7 @@ fn memory_of_this_crates_own_is_freed_with_its_last_handle() {
     assert_eq!(came, bytes(LEN, 1)[LEN / 2..]);
     let address = half.bytes().address();
     drop(half);
-    // The last copy may keep it a moment longer.
+    // The last copy may keep the memory a moment longer.
     while cuda::device_of(address).is_ok() {
         std::thread::yield_now();
     }

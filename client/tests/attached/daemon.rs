@@ -1,4 +1,4 @@
-//! A daemon in the process of the test: a real engine, and a thread that lets clients in at a socket as the program does.
+//! A daemon in the test's process: a real engine, and a thread that lets clients in at a socket as the program does.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -26,10 +26,10 @@ use sealane_transport::shm::attach::{
 };
 use tempfile::TempDir;
 
-/// A wait that is over by then has failed; far beyond what a loaded machine takes.
+/// A wait that takes longer has failed; far beyond what a loaded machine needs.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// What each client gets of one shard.
+/// What each client gets from one shard.
 pub const PORTION: Portion = Portion {
     shards: 1,
     area_bytes: 4 << 20,
@@ -54,17 +54,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one that listens in `directory`.
+    /// Starts a daemon that listens in `directory`.
     pub fn start(directory: &TempDir, settings: Settings) -> Daemon {
         Self::start_with(directory, settings, |_| {})
     }
 
-    /// The same, of an engine with other settings.
+    /// Like [`Daemon::start`], with changed engine settings.
     pub fn start_with(directory: &TempDir, settings: Settings, change: impl FnOnce(&mut EngineSettings)) -> Daemon {
         Self::start_as(directory, settings, PORTION, change)
     }
 
-    /// The same, whose clients get something else; `shards` of it does not count.
+    /// Like [`Daemon::start_with`], with a different portion for its clients; its `shards` is ignored.
     pub fn start_as(
         directory: &TempDir,
         Settings { shards, tasks }: Settings,
@@ -92,7 +92,7 @@ impl Daemon {
         Daemon { engine, socket, open: Some(open), thread: Some(thread) }
     }
 
-    /// Keeps the shards from reading and answering anything, until what this returns is dropped.
+    /// Keeps the shards from reading or answering anything until the result is dropped.
     pub fn hold(&self) -> Vec<Sender<()>> {
         let hold = |shard| {
             let ((letting_go, held), (holding, holds)) = (channel::<()>(), channel());
@@ -106,7 +106,7 @@ impl Daemon {
         (0..self.engine.shards()).map(hold).collect()
     }
 
-    /// What all clients have of something, at all shards. A few milliseconds old.
+    /// The sum of a counter over all clients and shards. A few milliseconds old.
     pub fn sum(&self, of: impl Fn(&ClientCounters) -> u64) -> u64 {
         self.engine.figures().iter().flat_map(|shard| &shard.clients).map(|client| of(&client.counters)).sum()
     }
@@ -116,7 +116,7 @@ impl Daemon {
         self.sum(|counters| counters.under_way)
     }
 
-    /// Looks at it until `done` holds.
+    /// Polls until `done` holds.
     ///
     /// # Panics
     /// If that takes longer than [`LONG`].
@@ -128,7 +128,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until so many calls of all clients are in flight.
+    /// Waits until this many calls of all clients are in flight.
     pub fn until_under_way(&self, calls: u64) {
         self.until(&format!("{calls} calls are under way"), |daemon| daemon.under_way() == calls);
     }
@@ -138,7 +138,7 @@ impl Daemon {
         self.until("it is detached", |daemon| daemon.engine.attached(task).is_none());
     }
 
-    /// Ends it as a crash would: clients learn it from their sockets, and nothing of how their calls ended.
+    /// Ends it like a crash: clients learn of it from their sockets, and not how their calls ended.
     pub fn kill(self) {}
 }
 
@@ -152,7 +152,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Lets clients in, until the other end of `end` is closed.
+/// Lets clients in until the other end of `end` is closed.
 fn serve(engine: &Engine, portion: &Portion, listener: &OwnedFd, end: &UnixStream) {
     std::thread::scope(|scope| {
         while is_readable(listener, end) {
@@ -163,14 +163,14 @@ fn serve(engine: &Engine, portion: &Portion, listener: &OwnedFd, end: &UnixStrea
     });
 }
 
-/// Waits until there is something to read; false if the end has come.
+/// Waits until there is something to read; false if `end` was closed.
 fn is_readable(socket: &OwnedFd, end: &UnixStream) -> bool {
     let mut polled = [socket.as_fd(), end.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     poll(&mut polled, PollTimeout::NONE).unwrap();
     !polled[1].any().unwrap()
 }
 
-/// Lets a client in, and notices when it goes.
+/// Serves one client, and notices when it goes.
 fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &UnixStream) {
     let mut client = None;
     while is_readable(socket, end)
@@ -189,7 +189,7 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
                 true => Ok(given),
                 false => Err(Error::PermissionDenied { reason: "they are off".into() }),
             });
-            // One that does not wait any more, or is gone, hears nothing.
+            // A client that has stopped waiting, or is gone, gets no answer.
             let _ = match given {
                 Ok(LaneEnd { lane, side, ear, bell }) => give_lane(socket, &lane, side, (&ear, &bell)),
                 Err(error) => refuse(socket, &error),
@@ -224,7 +224,7 @@ fn let_in(engine: &Engine, portion: &Portion, request: &Request, socket: &Arc<Ow
     let (ends, mut welcoming) =
         portion.make(wish, credentials(socket).unwrap(), socket, &mut SpareArenas::default(), &engine.tasks()).unwrap();
     let id = engine.admit(ends)?;
-    // A client that is gone by now is noticed next.
+    // If the client is already gone, that is noticed next.
     while let Ok(false) = welcoming.step(socket) {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Small tensors between two tasks of one host go past the daemon, and everything else is as if they had not.
+//! Small tensors between two tasks of one host bypass the daemon; everything else behaves as if they did not.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -15,7 +15,7 @@ use crate::{
     fixture::{TASK, block_on, bytes, directory, peers, tensor, to, to_as, until_there_is_room},
 };
 
-/// Two tasks, and the other's name.
+/// Two tasks, and the name of the second.
 struct Both {
     daemon: Daemon,
     one: Task,
@@ -32,7 +32,7 @@ impl Both {
         Both { daemon, one, other, peer, _directory: directory }
     }
 
-    /// The same, with a lane that both read.
+    /// Like [`Both::attached`], with a lane that both read.
     fn with_lane() -> Both {
         let both = Both::attached();
         both.until_there_is_a_lane();
@@ -43,7 +43,7 @@ impl Both {
         open_lane(&self.one, &self.other, &self.peer);
     }
 
-    /// Tensors that the shards have carried for clients, and not only counted.
+    /// Tensors that the shards themselves carried for clients, not only counted.
     fn submissions(&self) -> u64 {
         self.daemon.sum(|counters| counters.tensors_sent)
     }
@@ -60,7 +60,7 @@ pub fn open_lane(one: &Task, other: &Task, peer: &str) {
         let sending = one.send(peer, step, "opening", tensor(10, step as u64));
         assert_eq!(other.recv(one.name(), step, "opening").wait().unwrap().bytes(), bytes(10, step as u64));
         sending.wait().unwrap();
-        // So that the other asks for its end, too.
+        // Makes the other ask for its end, too.
         let sending = other.send(one.name(), step, "opening", tensor(10, step as u64));
         assert_eq!(one.recv(peer, step, "opening").wait().unwrap().bytes(), bytes(10, step as u64));
         sending.wait().unwrap();
@@ -100,7 +100,7 @@ fn most_go_past_the_daemon() {
     let sum = |daemon: &Daemon, of: fn(&Counters) -> u64| {
         daemon.engine.figures().iter().map(|shard| of(&shard.counters)).sum::<u64>()
     };
-    // Figures are a few milliseconds old: those with the bytes of this one have all that was carried before it.
+    // Counters lag by a few milliseconds: once they include this one's bytes, they include everything before it.
     const MARK: usize = 1 << 20;
     let marked = sum(daemon, |counters| counters.bytes_sent) + MARK as u64;
     let receiving = other.recv(TASK, 0, "mark");
@@ -117,7 +117,7 @@ fn most_go_past_the_daemon() {
         }
         assert!(Sending::wait_all(sendings).iter().all(Result::is_ok));
     }
-    // Where this thread loses the processor for a while, some do not.
+    // Where this thread loses the processor for a while, some tensors go by the daemon.
     let carried = sum(daemon, |counters| counters.tensors_sent) - before;
     assert!(carried < TENSORS / 2, "{carried}");
 }
@@ -126,7 +126,7 @@ fn most_go_past_the_daemon() {
 fn what_is_not_received_at_once_goes_by_the_daemon() {
     let Both { daemon, one, other, peer, .. } = &Both::with_lane();
     let sendings = one.send_all(peer, 1, (0..900).map(|key| (key.to_string(), tensor(64, key))));
-    // The other does not look.
+    // The other does not look at the lane.
     daemon.until_under_way(900);
     let receivings = other.recv_all(TASK, 1, (0..900).map(|key| (key.to_string(), RecvOptions::default())));
     for (received, key) in Receiving::wait_all(receivings).into_iter().zip(0..) {
@@ -205,7 +205,7 @@ fn a_send_that_nobody_asks_for_ends_at_its_deadline_and_is_not_received_after_it
     let error = late.wait().unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
     assert!(error.to_string().contains("'w'"), "{error}");
-    // Nobody waits for this one, nor for that.
+    // This one and the first are waited for, but not received by anyone.
     let awaited = one.send_with(peer, 1, "v", tensor(10, 2), within(Duration::from_millis(30)));
     assert_eq!(block_on(awaited).unwrap_err().code(), Code::DeadlineExceeded);
     for (key, seed) in [("w", 3), ("v", 4)] {
@@ -245,7 +245,7 @@ fn a_step_that_ends_at_one_ends_at_both_and_can_be_used_again() {
             assert_eq!(error.code(), Code::Aborted);
             assert!(error.to_string().contains("no sense"), "{error}");
         }
-        // Until it is cleaned up.
+        // The step stays ended until it is cleaned up.
         for (task, peer) in [(ends, to), (hears, from)] {
             assert_eq!(code(task.send(peer, step, "late", tensor(10, 3))), Code::Aborted);
             assert_eq!(task.recv(peer, step, "late").wait().unwrap_err().error.code(), Code::Aborted);
@@ -326,10 +326,10 @@ fn what_a_process_that_has_gone_did_not_take_waits_for_the_next() {
     daemon.until_detached(&peer);
     let other = to_as(&daemon, &peer).attach().unwrap();
     let receiving = other.recv(TASK, 1, "w");
-    // Who waits for its send finds that the lane is gone.
+    // The waiting sender finds that the lane is gone.
     sending.wait().unwrap();
     assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 1));
-    // And the two have another lane after a while.
+    // After a while the two have another lane.
     open_lane(&one, &other, &peer);
 }
 
@@ -384,7 +384,7 @@ fn an_asked_recv_has_its_tensor_whatever_becomes_of_its_step() {
         let receiving = other.recv(TASK, step, "w");
         daemon.until_under_way(1);
         let sending = one.send(peer, step, "w", tensor(10, step as u64));
-        // By the lane, for there is nothing of it at the daemon; this one looks there.
+        // By the lane, for the daemon has nothing of it; this recv looks there.
         assert!(other.recv(TASK, step + 1000, "none").try_outcome().is_none());
         other.cleanup(step).unwrap();
         match receiving.wait() {
@@ -393,7 +393,7 @@ fn an_asked_recv_has_its_tensor_whatever_becomes_of_its_step() {
                 sending.wait().unwrap();
             }
             Err(unreceived) => {
-                // It was late for the lane, and the cleanup early for the daemon.
+                // It was too late for the lane, and the cleanup too early for the daemon.
                 assert_eq!(unreceived.error.code(), Code::Aborted);
                 one.cleanup(step).unwrap();
                 let _either = sending.wait();
@@ -415,7 +415,7 @@ fn recvs_that_were_asked_for_hear_that_the_other_goes_and_leave_nothing_behind()
         daemon.until_detached(TASK);
         to(&daemon).attach().unwrap()
     });
-    // In the places of those.
+    // In the same entries as those before.
     for step in 0..100 {
         let sending = other.send(TASK, step, "w", tensor(10, step as u64));
         assert_eq!(one.recv(&peer, step, "w").wait().unwrap().bytes(), bytes(10, step as u64));
@@ -430,7 +430,7 @@ fn equal_names_of_two_peers_are_told_apart_when_one_lane_takes_the_place_of_anot
     let third = to_as(&daemon, &third_name).attach().unwrap();
     let from_one = other.recv(TASK, 7, "grad");
     daemon.until_under_way(1);
-    // More ends of steps than a lane has room for, of which the other reads none: it is closed.
+    // More ends of steps than a lane holds, none of which the other reads: the lane is closed.
     (10_000..12_000).for_each(|step| one.abort(step, "it is closed by this").unwrap());
     let deadline = Instant::now() + LONG;
     while other.direct_peers() != [third_name.as_str()] || third.direct_peers() != [peer.as_str()] {
@@ -465,7 +465,7 @@ fn all_that_a_process_which_has_gone_left_in_its_lane_waits_for_the_next() {
 fn a_step_that_was_ended_before_there_was_a_lane_has_ended() {
     let both = Both::attached();
     let Both { one, other, peer, .. } = &both;
-    // Who has never met need not hear of each other's steps.
+    // Tasks that have never met need not hear of each other's steps.
     for (task, other, peer) in [(one, other, peer.as_str()), (other, one, TASK)] {
         let sending = task.send(peer, 0, "w", tensor(10, 1));
         other.recv(task.name(), 0, "w").wait().unwrap();
@@ -492,7 +492,7 @@ fn recvs_that_do_not_wait_for_one_who_has_left_have_lanes_too() {
     }
 }
 
-/// Both ways at once, from several threads each, while lanes come and go with the other's process.
+/// Both ways at once, from several threads each, while lanes come and go with the other process.
 #[test]
 fn nothing_is_lost_or_received_twice_while_the_other_comes_and_goes() {
     const THREADS: usize = 3;

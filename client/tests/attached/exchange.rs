@@ -57,7 +57,7 @@ fn memory_of_the_arena_is_sent_from_where_it_is() {
     let mut memory = task.alloc(10_000).unwrap();
     memory.copy_from_slice(&bytes(10_000, 1));
     assert_eq!(memory.as_ptr() as usize % 64, 0);
-    // No room is left for a copy.
+    // Leaves no room for a copy.
     let mut rest = Vec::new();
     for len in [1 << 16, 64] {
         rest.extend(std::iter::from_fn(|| task.alloc(len).ok()));
@@ -66,7 +66,7 @@ fn memory_of_the_arena_is_sent_from_where_it_is() {
     assert_eq!(task.recv(TASK, 1, "owned").wait().unwrap().bytes(), bytes(10_000, 1));
     sending.wait().unwrap();
 
-    // Shared bytes, and a part of them: what a package for another language makes of arena memory.
+    // Shared bytes and a part of them, as a binding for another language makes of arena memory.
     let mut memory = task.alloc(10_000).unwrap();
     memory.copy_from_slice(&bytes(10_000, 2));
     let shared = Bytes::from_owner(memory);
@@ -87,7 +87,7 @@ fn a_payload_is_kept_until_its_consumer_has_it() {
     assert_eq!(landed.error.code(), Code::InvalidArgument);
     assert_eq!(task.alloc(1).unwrap_err().code(), Code::ResourceExhausted, "it is for the next recv");
     task.recv(TASK, 1, "key").wait().unwrap();
-    // The word of it comes after the tensor.
+    // Its release is reported after the tensor.
     until_there_is_room(&task, 4 << 20);
 }
 
@@ -146,7 +146,7 @@ fn what_was_received_can_be_sent_again() {
 #[test]
 fn blocks_of_the_receive_area_go_back() {
     let (_directory, _daemon, task) = attached();
-    // They fill it five times over.
+    // Together they fill the area five times over.
     for step in 0..200 {
         let sending = task.send(TASK, step, "key", tensor(100_000, step as u64));
         assert_eq!(task.recv(TASK, step, "key").wait().unwrap().bytes(), bytes(100_000, step as u64));
@@ -264,7 +264,7 @@ fn deadlines_are_the_daemons_to_keep() {
     assert_eq!(send.wait().unwrap_err().code(), Code::DeadlineExceeded);
 }
 
-/// Memory for a tensor of so many bytes, or none.
+/// Provides memory for a tensor of so many bytes, or none.
 type Brings = fn(&Task, usize) -> Option<Buffer>;
 
 const MEMORIES: [Brings; 3] =
@@ -276,7 +276,7 @@ fn a_tensor_that_came_for_a_recv_that_was_given_up_is_the_next_ones() {
     let lands = MEMORIES.iter().flat_map(|first| MEMORIES.iter().map(move |then| (first, then)));
     let cases = [10, 10_000].into_iter().flat_map(|len| lands.clone().map(move |lands| (len, lands)));
     for (case, (len, (first, then))) in cases.enumerate() {
-        // The tensor is taken from the ring before the recv is dropped, before the next is made, and after that.
+        // The tensor is taken from the ring before the recv is dropped, before the next recv is made, or after that.
         for order in 0..3 {
             let (step, seed) = (case as i64, case as u64 * 3 + order);
             let ask = |brings: &Brings| {

@@ -1,6 +1,6 @@
-//! What the tests have in common: an attached task, tensors that cannot be mistaken for each other, a future's executor.
+//! What the tests share: an attached task, tensors that cannot be mistaken for each other, an executor for one future.
 //!
-//! Most tests have the task talk to itself: what it asks and what it is answered cross the rings all the same.
+//! In most tests the task talks to itself: its requests and their answers cross the rings all the same.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use crate::daemon::{Daemon, LONG, Settings};
 /// The task of most tests.
 pub const TASK: &str = "worker0.train:2222";
 
-/// The others that a daemon serves.
+/// The other tasks that a daemon serves.
 pub fn peers() -> Vec<String> {
     (0..6).map(|number| format!("ps{number}.train:2222")).collect()
 }
@@ -34,12 +34,12 @@ pub fn directory() -> TempDir {
     TempDir::new().unwrap()
 }
 
-/// How to attach to it: with a small arena, since many tests share the machine.
+/// How to attach to the daemon: with a small arena, since many tests share the machine.
 pub fn to(daemon: &Daemon) -> Attach {
     to_as(daemon, TASK)
 }
 
-/// As [`to`], as another task.
+/// Like [`to`], as another task.
 pub fn to_as(daemon: &Daemon, task: &str) -> Attach {
     Attach::new(task).socket(&daemon.socket).arena_bytes(4 << 20).timeout(LONG)
 }
@@ -60,7 +60,7 @@ pub fn meta(len: usize) -> TensorMeta {
     TensorMeta::new(DType::U8, &[len as u64]).unwrap()
 }
 
-/// A tensor of `len` bytes that no other seed has.
+/// A tensor of `len` bytes that differs for each seed.
 pub fn tensor(len: usize, seed: u64) -> Tensor {
     Tensor::new(meta(len), bytes(len, seed)).unwrap()
 }

@@ -1,5 +1,5 @@
-//! What no Sealane says costs a daemon its client: one of a few lines that answers as a test has it answer, where a real
-//! engine cannot be made to.
+//! Malformed answers cost a daemon its client: here a minimal daemon answers as the test wants, which a real
+//! engine cannot be made to do.
 
 use std::{
     os::fd::OwnedFd,
@@ -21,7 +21,7 @@ use crate::{
     fixture::{TASK, bytes, directory, meta, tensor},
 };
 
-/// Runs `test` with a task that is attached to one shard, which does with what it is asked what `script` does.
+/// Runs `test` with a task attached to one shard, which handles the task's submissions by `script`.
 fn with_daemon(script: impl FnMut(&mut DaemonEnd, &Submission<'_>) + Send, test: impl FnOnce(Task)) {
     let directory = directory();
     let path = directory.path().join("sealane.sock");
@@ -32,7 +32,7 @@ fn with_daemon(script: impl FnMut(&mut DaemonEnd, &Submission<'_>) + Send, test:
     });
 }
 
-/// Lets one client in, and serves it until it hangs up.
+/// Admits one client, and serves it until it hangs up.
 fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'_>)) {
     let deadline = Instant::now() + LONG;
     let socket = Arc::new(until(deadline, || accept(&listener).unwrap()));
@@ -83,8 +83,8 @@ fn arrived(end: &mut DaemonEnd, call: u32, bytes: &[u8]) {
     say(end, &Completion::Arrived { calls: calls.as_list() });
 }
 
-/// What a daemon answers to a recv with a destination of 100 bytes loses it the client, which is told why. Plan 1 has one key
-/// and was pulled; queue 1 is open, with credit for four tensors.
+/// Answers a recv with a destination of 100 bytes as given: the client disconnects, with an error that says why. Plan 1 has one
+/// key and was pulled; queue 1 is open, with credit for four tensors.
 fn found_out(why: &str, mut answer: impl FnMut(&mut DaemonEnd, u32) + Send) {
     let script = |end: &mut DaemonEnd, asked: &Submission<'_>| match asked {
         Submission::Pull { call, plan, .. } => {
@@ -227,10 +227,10 @@ fn what_is_told_to_be_viewed_and_cannot_be_is_asked_for_again() {
         _ => {}
     };
     with_daemon(script, |task| {
-        // Nobody listens any more at the daemon's socket.
+        // Nobody listens at the daemon's socket any more.
         let pulled = task.view(TASK, "w", 0).wait().unwrap();
         assert_eq!(pulled.tensor.bytes(), [0; 1000]);
-        // The view is given back before what comes in place of it is asked for.
+        // The view is freed before its replacement is requested.
         assert_eq!([(); 3].map(|()| told.recv().unwrap()), [6, 6, 2]);
     });
 }

@@ -1,4 +1,4 @@
-//! A forked child: it is told that it cannot use its parent's task, and what it drops is not the parent's loss.
+//! A forked child cannot use its parent's task, and what it drops is not lost to the parent.
 
 use nix::{
     sys::wait::{WaitStatus, waitpid},
@@ -59,7 +59,7 @@ fn a_child_is_told_and_may_drop_what_it_inherited() {
             }
     }));
 
-    // The parent goes on with all of it, and the daemon has heard of nothing.
+    // The parent can still use everything, and the daemon has noticed nothing.
     let (task, under_way, other, tensor_of_area, memory) = inherited.take().unwrap();
     assert_eq!(daemon.under_way(), 2);
     assert_eq!(tensor_of_area.bytes(), bytes(10_000, 1));
@@ -135,7 +135,7 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent_that_had_its_streams() {
     let accepted = listener.accept().wait().unwrap();
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Whose state somebody uses nearly all the time.
+        // A thread holds the state's lock nearly all the time.
         scope.spawn(|| {
             while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
                 streams.figures();
@@ -158,7 +158,7 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent_that_had_its_streams() {
             }));
         }
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        // The parent's are as they were.
+        // The parent's ends are as they were.
         let (mut accepted, _) = inherited.unwrap();
         std::io::Write::write_all(&mut &dialed, b"a").unwrap();
         std::io::Read::read_exact(&mut accepted, &mut [0]).unwrap();
@@ -173,7 +173,7 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent_that_had_its_task() {
     let slicing = Slicing::even(meta(1000), [TASK; 1]).unwrap();
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Whose state somebody uses nearly all the time.
+        // A thread holds the state's lock nearly all the time.
         scope.spawn(|| {
             while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
                 task.cleanup(1).unwrap();

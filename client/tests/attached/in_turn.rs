@@ -1,5 +1,5 @@
-//! Publications that meet in the rings: those of the program, and those of the thread that publishes again with the next daemon. The
-//! daemons here are stores of a few lines that read when a test lets them, so that a test says between which records they meet.
+//! Publications by the program and by the thread that publishes again with the next daemon meet in the rings. The daemons here are
+//! small stores that read only when a test lets them, so that the test decides between which records the two meet.
 
 use std::{
     collections::BTreeMap,
@@ -27,24 +27,24 @@ use crate::{
 
 const SHARDS: usize = 2;
 
-/// Tensors that are published: three times as many as a ring holds, of which those of the program's own set are a few.
+/// Tensors that are published: three times as many as a ring holds. The program's own set is [`IN_SET`] of them.
 const TENSORS: usize = 600;
 const IN_SET: usize = 20;
 
-/// Calls that a record tells the end of.
+/// Calls that one record reports the end of.
 const CALLS_TOLD: usize = 64;
 
-/// Bytes of each: as many as travel in a record.
+/// Bytes of each tensor: as many as travel in a record.
 const BYTES: usize = 512;
 
-/// What one shard has, by key, and what waits for the last of its set.
+/// The tensors of one shard by key, and those that wait for the last of their set.
 #[derive(Default)]
 struct Shard {
     store: BTreeMap<String, (i64, Vec<u8>)>,
     together: Vec<(u32, String, i64, Vec<u8>)>,
-    /// Keys that were there whenever something became visible.
+    /// How many keys were there each time something became visible.
     seen: Vec<usize>,
-    /// The key of what is refused.
+    /// The key that this shard refuses.
     refuses: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl Shard {
         for (_, key, version, bytes) in self.together.drain(..) {
             self.store.insert(key, (version, bytes));
         }
-        // Few records, as of a daemon: the client may be about to publish more before it reads them.
+        // Few records, as from a real daemon: the client may be about to publish more before it reads them.
         for calls in calls.chunks(CALLS_TOLD) {
             let mut record = Record::new();
             Completion::Sent { calls }.encode(&mut record).unwrap();
@@ -83,7 +83,7 @@ impl Shard {
     }
 }
 
-/// A daemon that reads as many records as it is allowed.
+/// A daemon that reads only as many records as it is allowed.
 struct Stores {
     allowed: Arc<AtomicUsize>,
     read: Arc<AtomicUsize>,
@@ -124,7 +124,7 @@ impl Stores {
         stores
     }
 
-    /// Lets it read all that comes.
+    /// Lets it read everything.
     fn go_on(&self) {
         self.allowed.store(usize::MAX, Ordering::SeqCst);
     }
@@ -137,7 +137,7 @@ impl Stores {
         until(|| self.again.load(Ordering::SeqCst).then_some(()));
     }
 
-    /// What is there, which is the same at all shards.
+    /// The contents, which are the same at all shards.
     fn contents(&self) -> BTreeMap<String, (i64, Vec<u8>)> {
         let contents = self.shards.each_ref().map(|shard| shard.lock().unwrap().store.clone());
         let differ = || contents[0].iter().filter(|(key, of)| contents[1].get(*key) != Some(of)).count();
@@ -147,7 +147,7 @@ impl Stores {
 }
 
 impl Drop for Stores {
-    /// As a crash.
+    /// Ends like a crash.
     fn drop(&mut self) {
         self.killed.store(true, Ordering::SeqCst);
         let served = self.thread.take().unwrap().join();
@@ -155,7 +155,7 @@ impl Drop for Stores {
     }
 }
 
-/// Lets one client in, and has `read` look at each of its rings until it goes, or the daemon is killed.
+/// Serves one client: calls `read` on each of its rings until the client goes or the daemon is killed.
 fn serve(listener: &OwnedFd, killed: &AtomicBool, mut read: impl FnMut(usize, &mut DaemonEnd, &mut Record) -> bool) {
     let Some(socket) = until(|| match killed.load(Ordering::SeqCst) {
         true => Some(None),
@@ -200,8 +200,8 @@ fn publish(task: &Task, numbers: impl Iterator<Item = usize>, seed: u64) -> Resu
     task.publish_many(7, numbers.map(|number| (key(number), tensor(BYTES, seed)))).wait()
 }
 
-/// A task that has published [`TENSORS`] tensors of seed 1 with a daemon that is killed, and what the next one reads until the thread
-/// that publishes again waits for room.
+/// Publishes [`TENSORS`] tensors of seed 1 with a daemon that is then killed. The next daemon has read `records` records, and the
+/// thread that publishes again waits for room.
 fn published_again(records: usize) -> (tempfile::TempDir, Task, Stores) {
     let (directory, task, stores) = published();
     assert_eq!(stores.contents().len(), TENSORS);
@@ -210,7 +210,7 @@ fn published_again(records: usize) -> (tempfile::TempDir, Task, Stores) {
     (directory, task, next)
 }
 
-/// A task that has published [`TENSORS`] tensors of seed 1, and the daemon that it has done it with.
+/// A task that has published [`TENSORS`] tensors of seed 1, and its daemon.
 fn published() -> (tempfile::TempDir, Task, Stores) {
     let directory = directory();
     let stores = Stores::start(directory.path(), usize::MAX);
@@ -219,14 +219,14 @@ fn published() -> (tempfile::TempDir, Task, Stores) {
     (directory, task, stores)
 }
 
-/// The daemon that takes the place of one that dies.
+/// Replaces a daemon that dies.
 fn next_after(stores: Stores, directory: &tempfile::TempDir, records: usize) -> Stores {
     drop(stores);
     std::fs::remove_file(directory.path().join("sealane.sock")).unwrap();
     Stores::start(directory.path(), records)
 }
 
-/// How many records the next daemon has read when the program goes on: from the first to the last of those at both shards.
+/// How many records the next daemon has read when the program goes on: from the first to the last of both shards.
 fn meetings() -> impl Iterator<Item = usize> {
     (1..SHARDS * TENSORS).step_by(67).chain([SHARDS * TENSORS - 1])
 }
@@ -262,7 +262,7 @@ fn what_the_program_withdraws_meanwhile_does_not_come_back() {
             withdrawing.join().unwrap().unwrap();
         });
         next.until_published_again();
-        // What comes last is read last.
+        // Sent last, so it is read last.
         publish(&task, TENSORS..TENSORS + 1, 3).unwrap();
         let back = next.contents().keys().filter(|there| (0..IN_SET).any(|number| key(number) == **there)).count();
         assert_eq!(back, 0, "after {records} records");
@@ -327,7 +327,7 @@ fn a_daemon_that_dies_at_any_record_leaves_the_next_one_what_the_program_was_tol
             (publishing.join().unwrap(), withdrawn, next)
         });
         next.until_published_again();
-        // What comes last is read last.
+        // Sent last, so it is read last.
         publish(&task, TENSORS..TENSORS + 1, 3).unwrap();
         let contents = next.contents();
         let of_set: Vec<&Vec<u8>> = (0..IN_SET).map(|number| &contents[&key(number)].1).collect();
@@ -338,7 +338,7 @@ fn a_daemon_that_dies_at_any_record_leaves_the_next_one_what_the_program_was_tol
                 assert!(of_set.iter().all(|of| *of == of_set[0]), "after {records} records a part of the set");
             }
         }
-        // Also where the program was told that nobody is there to hear of it.
+        // Even where the program was told that no daemon could be told.
         assert_eq!(withdrawn.len(), IN_SET);
         assert!((IN_SET..2 * IN_SET).all(|number| !contents.contains_key(&key(number))), "after {records} records");
         assert_eq!(contents.len(), TENSORS + 1 - IN_SET);
@@ -347,7 +347,7 @@ fn a_daemon_that_dies_at_any_record_leaves_the_next_one_what_the_program_was_tol
 
 #[test]
 fn what_a_daemon_refuses_leaves_the_next_one_the_version_before() {
-    // The first is refused while the rest is still told, the last after that, and all but it follow.
+    // The first is refused while the rest is still being sent, the last after that; all others follow.
     for refused in [0, TENSORS - 2] {
         let (directory, task, stores) = published();
         for shard in stores.shards.iter() {
@@ -356,7 +356,7 @@ fn what_a_daemon_refuses_leaves_the_next_one_the_version_before() {
         assert_eq!(publish(&task, 0..TENSORS, 2).unwrap_err().code(), Code::InvalidArgument);
         let next = next_after(stores, &directory, usize::MAX);
         next.until_published_again();
-        // What comes last is read last.
+        // Sent last, so it is read last.
         publish(&task, TENSORS..TENSORS + 1, 2).unwrap();
         for (key, (_, there)) in next.contents() {
             let seed = if key == self::key(refused) { 1 } else { 2 };
@@ -372,17 +372,17 @@ fn what_one_shard_has_shown_before_the_daemon_dies_is_there_with_the_next_one() 
     stores.allowed.store(stores.read.load(Ordering::SeqCst), Ordering::SeqCst);
     let next = thread::scope(|scope| {
         let publishing = scope.spawn(|| publish(&task, 0..TENSORS, 2));
-        // Record by record, so that the other shard's ring is full when the first has read all.
+        // Record by record, so that the other shard's ring is full when the first has read everything.
         until(|| {
             let shown = stores.shards[0].lock().unwrap().store[&key(0)].1 == bytes(BYTES, 2);
-            // And one more only when all that were allowed are read: the other shard would read what is left over.
+            // Allow one more only when all allowed records are read: otherwise the other shard would read the surplus.
             stores.allowed.store(stores.read.load(Ordering::SeqCst) + usize::from(!shown), Ordering::SeqCst);
             shown.then_some(())
         });
         stores.allowed.store(0, Ordering::SeqCst);
         assert!(stores.shards[1].lock().unwrap().store[&key(0)].1 == bytes(BYTES, 1));
         let next = next_after(stores, &directory, usize::MAX);
-        // A ring that stays full for a second may come first.
+        // The ring may first stay full for a second.
         let error = publishing.join().unwrap().unwrap_err();
         assert!(matches!(error.code(), Code::Unavailable | Code::ResourceExhausted), "{error}");
         next

@@ -1,4 +1,4 @@
-//! Tasks that leave: accepts that do not wait without them.
+//! Accepts that do not wait for tasks that have left.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use sealane::{AcceptOptions, Error};
 
 use crate::fixture::{TASK, attached, block_on, bytes, peers, tensor, to_as};
 
-/// A wait that is to find that nothing comes.
+/// A wait that should find that nothing comes.
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
@@ -16,7 +16,7 @@ fn what_a_task_pushed_is_accepted_before_the_word_that_it_has_left() {
     let narrow = AcceptOptions { tensors_max: 2, ..AcceptOptions::default() };
     let acceptor = task.acceptor("grads", narrow);
     for round in 0..3 {
-        // The place of a task that was dropped is free a little later.
+        // The name of a dropped task is free a little later.
         [&first, &second].into_iter().for_each(|left| daemon.until_detached(left));
         let accept = || acceptor.accept().fail_if_gone([&first, &second]);
         let (one, other) = (to_as(&daemon, &first).attach().unwrap(), to_as(&daemon, &second).attach().unwrap());
@@ -25,14 +25,14 @@ fn what_a_task_pushed_is_accepted_before_the_word_that_it_has_left() {
         pushed.into_iter().for_each(|pushing| pushing.wait().unwrap());
         drop(one);
         for len in [100, 1000] {
-            // From a thread that waits, and from an executor.
+            // From a blocking thread, and from an executor.
             let accepted = if len == 100 { accept().wait() } else { block_on(accept()) };
             assert_eq!(accepted.unwrap().tensor.bytes(), bytes(len, round));
         }
         for error in [accept().wait().unwrap_err(), block_on(accept()).unwrap_err()] {
             assert!(matches!(&error, Error::Left { task, .. } if **task == *first), "{error}");
         }
-        // The queue is as it was, for those that are there.
+        // The queue is unchanged for the tasks that are there.
         other.push(TASK, "grads", tensor(7, round)).wait().unwrap();
         assert_eq!(accept().wait().unwrap().tensor.bytes(), bytes(7, round));
         assert!(acceptor.accept().fail_if_gone([&second]).wait_within(SHORT).unwrap().is_none());

@@ -1,4 +1,4 @@
-//! What is full says so, names the limit and what to do, and works again afterwards.
+//! A full resource is reported with its limit and a remedy, and works again afterwards.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn a_full_arena_says_how_much_is_free_and_how_to_raise_it() {
     {
         assert!(text.contains(part), "{text}");
     }
-    // What has to be copied there fails alike, and gives back what it was given.
+    // Calls that would have to copy into the arena fail in the same way, and return their memory.
     let error = task.send(TASK, 1, "key", tensor(3 << 20, 1)).wait().unwrap_err();
     assert_eq!(limit(&error), "client arena_bytes");
     let unreceived = task.recv_into(TASK, 1, "key", Buffer::from_vec(vec![0; 3 << 20])).wait().unwrap_err();
@@ -43,7 +43,7 @@ fn a_first_model_fits_where_nobody_said_how_much() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
     let task = Attach::new(TASK).socket(&daemon.socket).attach().unwrap();
-    // An embedding, beside what is sent and what is received.
+    // An embedding, beside what is sent and received.
     let _embedding = task.alloc(400_000_000).unwrap();
     let sending = task.send(TASK, 1, "60 MB", tensor(60_000_000, 3));
     let place = task.alloc(60_000_000).unwrap();
@@ -122,7 +122,7 @@ fn a_ring_that_nobody_reads_is_full_and_then_is_not() {
     assert_eq!(limit(&refused.expect("a ring has a size")), "submission ring");
     drop(held);
     for sending in under_way {
-        // It has its time from when it is read.
+        // Its timeout starts when it is read.
         assert_eq!(sending.wait().unwrap_err().code(), Code::DeadlineExceeded);
     }
     drop(task.send(TASK, 2, "key", tensor(64, 1)));
@@ -144,7 +144,7 @@ fn keys_names_and_tensors_that_are_too_long_are_refused() {
     assert_eq!(unreceived.destination.unwrap().len(), 10);
     let error = task.send(TASK, 1, "key", tensor((64 << 20) + 1, 1)).wait().unwrap_err();
     assert_eq!(limit(&error), "transport.tensor_bytes_max");
-    // All of that left nothing behind.
+    // None of these calls has left anything behind.
     task.alloc(4 << 20).unwrap();
 }
 
@@ -155,7 +155,7 @@ fn a_recv_that_is_dropped_is_given_up() {
     daemon.until_under_way(1);
     drop(receiving);
     daemon.until_under_way(0);
-    // The tensor is there for the next one.
+    // The next recv gets the tensor.
     let sending = task.send(TASK, 1, "key", tensor(64, 1));
     assert_eq!(task.recv(TASK, 1, "key").wait().unwrap().bytes(), bytes(64, 1));
     sending.wait().unwrap();
@@ -166,7 +166,7 @@ fn a_recv_that_is_dropped_is_given_up() {
 fn an_outcome_that_nobody_asks_for_gives_its_memory_back_when_its_step_is_over() {
     let (_directory, _daemon, task) = attached();
     for step in 0..20 {
-        // They fill the receive area four times over.
+        // Together they fill the receive area four times over.
         let sending = task.send(TASK, step, "key", tensor(1 << 20, 1));
         let receiving = task.recv(TASK, step, "key");
         sending.wait().unwrap();

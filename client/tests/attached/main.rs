@@ -1,4 +1,4 @@
-//! Attachments to a real engine, which runs in the process of the test.
+//! Attachments to a real engine in the test's process.
 
 mod allocations;
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! Tables whose daemon is another one than before: nothing that was written is lost, and no row is seen in part.
+//! Tables that move to another daemon: no write is lost, and no row is seen half written.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -13,7 +13,7 @@ use crate::{
     fixture::{directory, peers, tensor, to_as},
 };
 
-/// A table of words, all of which are 0.
+/// A table of words, all of them 0.
 fn words(task: &Task, rows: u64, in_row: u64) -> Table {
     let mut memory = task.alloc((rows * in_row * 8) as usize).unwrap();
     memory.fill(0);
@@ -21,7 +21,7 @@ fn words(task: &Task, rows: u64, in_row: u64) -> Table {
     task.publish_table("words", tensor, TableOptions::default()).unwrap()
 }
 
-/// A row of words that are the same.
+/// A row whose words all have the same value.
 fn row(in_row: u64, value: i64) -> Tensor {
     Tensor::from_elements(&[1, in_row], &vec![value; in_row as usize]).unwrap()
 }
@@ -48,7 +48,7 @@ fn nothing_that_is_written_while_tensors_are_published_again_is_lost() {
     for restart in 0..20 {
         daemon.kill();
         daemon = Daemon::start(&directory, Settings::default());
-        // Some of them are told, and most are still on their way.
+        // Some tensors have been published again, and most are still on their way.
         daemon.until("it begins", |daemon| daemon.sum(|counters| counters.tensors_sent) > 0);
         table.update(&[3], &row(16, restart)).unwrap();
         daemon.until("it is published again", |daemon| {
@@ -56,7 +56,7 @@ fn nothing_that_is_written_while_tensors_are_published_again_is_lost() {
         });
         let worker = attach(&daemon, 1, 1 << 20);
         assert_eq!(pulled(&worker, ps.name(), 3), [restart; 16], "restart {restart}");
-        // And what comes after it.
+        // And what is written after that.
         table.add(&[3], &row(16, 100)).unwrap();
         assert_eq!(pulled(&worker, ps.name(), 3), [restart + 100; 16], "restart {restart}");
         drop(worker);
@@ -104,9 +104,9 @@ fn a_table_without_room_in_the_next_arena_is_written_and_there_once_there_is() {
     table.set_version(2).unwrap();
 }
 
-/// A daemon in whose arena the program has taken most of the room before its table is there.
+/// A daemon whose arena the program has mostly filled before the table is there.
 fn daemon_without_room(directory: &tempfile::TempDir, ps: &Task) -> (Daemon, sealane::Buffer) {
-    // What the arena is full of has been published, and so is taken again before anything else is.
+    // What filled the arena was published, so its room is usually taken again first; then another daemon is tried.
     let deadline = std::time::Instant::now() + crate::daemon::LONG;
     loop {
         let daemon = Daemon::start(directory, Settings::default());
@@ -156,7 +156,7 @@ fn no_row_is_torn_after_a_restart() {
                         let words = pulled.rows.bytes().as_chunks::<8>().0;
                         assert!(words.iter().all(|word| *word == words[0]), "restart {round}, look {look}: a torn row");
                     }
-                    // Of a row that is always being written.
+                    // The pull of a row that is constantly being written.
                     Err(failed) => {
                         assert_eq!(failed.error.code(), Code::Aborted, "restart {round}, look {look}: {}", failed.error)
                     }
@@ -167,7 +167,7 @@ fn no_row_is_torn_after_a_restart() {
         }
         daemon
     });
-    // No lock is left as if somebody wrote.
+    // No lock is left in the state of a write in progress.
     let worker = attach(&daemon, 1, 1 << 20);
     table.update(&[0], &row(IN_ROW, 9)).unwrap();
     assert_eq!(pulled(&worker, ps.name(), 0)[..2], [9, 9]);
@@ -191,7 +191,7 @@ fn a_table_that_is_withdrawn_stays_away_whatever_is_written() {
         let users = ShardedTable::of(ps.name(), "words").unwrap();
         let error = worker.pull_rows(&users, &[1], &options).wait().unwrap_err();
         assert_eq!(error.error.code(), Code::DeadlineExceeded, "{in_row} words in a row: {}", error.error);
-        // A version brings it back, with what was written.
+        // Setting a version publishes the table again, with everything written.
         table.set_version(3).unwrap();
         assert_eq!((pulled(&worker, ps.name(), 1)[0], pulled(&worker, ps.name(), 2)[0]), (1, 2));
         drop((table, ps, worker));
@@ -215,7 +215,7 @@ fn what_is_withdrawn_while_there_is_no_daemon_leaves_nothing_to_the_next() {
     assert_eq!(table.withdraw().unwrap_err().code(), Code::Unavailable);
     assert_eq!(ps.withdraw_slices("sliced", &slicing).unwrap_err().code(), Code::Unavailable);
     let daemon = Daemon::start(&directory, Settings::default());
-    // Under the table's key, and not with its locks.
+    // The table's key is free again, and published without the table's locks.
     while ps.publish("words", 1, tensor(1000, 1)).wait().is_err() {
         thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! What a daemon's RDMA device registers of a client's memory.
+//! How much of a client's memory a daemon's RDMA device registers.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -20,7 +20,7 @@ use crate::{
 
 const ELSEWHERE: &str = "elsewhere:1";
 
-/// Of a tensor that has a transfer of its own.
+/// Large enough for a transfer of its own.
 const LEN: usize = 1 << 20;
 
 fn verbs(fabric: &Fabric, name: &'static str, client_pinned_bytes_max: u64) -> Verbs {

@@ -1,4 +1,4 @@
-//! What is published is pulled, once or by a plan; plans keep their memory, and let go of it.
+//! Published tensors are pulled, once or by a plan; plans keep their memory, and free it.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::{
     fixture::{TASK, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
 };
 
-/// Sizes that travel in the ring, in the arena, and not at all.
+/// Empty, and sizes that travel in the ring or lie in the arena.
 const SIZES: [usize; 5] = [64, 0, 512, 513, 100_000];
 
 fn keys(names: &[&str]) -> Keys {
@@ -20,7 +20,7 @@ fn names() -> Vec<String> {
     SIZES.iter().map(|size| format!("{size} bytes")).collect()
 }
 
-/// Publishes a tensor of each size, of which none is like those of another seed.
+/// Publishes a tensor of each size; the bytes differ for each seed.
 fn publish_all(task: &Task, version: i64, seed: u64) {
     let tensors = names().into_iter().zip(SIZES.map(|size| tensor(size, seed)));
     task.publish_many(version, tensors).wait().unwrap();
@@ -37,7 +37,7 @@ fn tensors_of_any_size_are_published_and_pulled() {
     }
     let pulled = block_on(task.pull(TASK, "64 bytes", i64::MIN)).unwrap();
     assert_eq!(pulled.tensor.bytes(), bytes(64, 1));
-    // What was pulled is the caller's own, and goes back when it is dropped: all of it does not fit into the receive area.
+    // A pulled tensor belongs to the caller and is freed when dropped: 50 of them would not fit into the receive area.
     for _ in 0..50 {
         task.pull(TASK, "100000 bytes", 3).wait().unwrap();
     }
@@ -83,7 +83,7 @@ fn a_plan_keeps_its_memory_from_pull_to_pull() {
     }
     assert_eq!(plan.keys().len(), SIZES.len());
     drop(plan);
-    // And gives it back: that of all these does not fit into the receive area.
+    // A dropped plan frees its memory: 50 plans would not fit into the receive area.
     for _ in 0..50 {
         task.plan(TASK, keys(&["100000 bytes"])).pull(4).wait().unwrap();
     }
@@ -106,7 +106,7 @@ fn another_shape_takes_other_memory_only_where_it_must() {
     assert_eq!(pull(2, &[20, 30]), first);
     assert_ne!(pull(3, &[20, 31]), first);
     pull(4, &[0]);
-    // What is not its own any more goes back: all of it does not fit into the receive area.
+    // A plan frees memory that it no longer uses: all of it would not fit into the receive area.
     for version in 5..55 {
         pull(version, &[100_000 + version as u64]);
     }
@@ -135,7 +135,7 @@ fn a_pull_waits_for_its_version_and_may_be_given_up() {
     let late = plan.pull_within(9, Duration::from_millis(1)).wait().unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
     assert_eq!(plan.get(0).unwrap_err(), late);
-    // Twice given up before it is waited for.
+    // Two pulls are dropped before one is waited for.
     drop(plan.pull(9));
     drop(plan.pull(9));
     let mut pulling = plan.pull(2);
@@ -145,7 +145,7 @@ fn a_pull_waits_for_its_version_and_may_be_given_up() {
         std::thread::yield_now();
     }
     drop(pulling);
-    // One that is in progress goes with its plan.
+    // A pull in progress ends with its plan.
     std::mem::forget(plan.pull(10));
     assert!(plan.get(0).is_err());
     daemon.until_under_way(1);
@@ -196,7 +196,7 @@ fn what_a_pull_missed_is_missed_although_the_daemon_that_said_so_is_gone() {
     let mut plan = task.plan(TASK, keys(&["w"]));
     plan.pull(1).wait().unwrap();
     let in_vain = plan.pull_within(2, Duration::from_millis(1));
-    // The daemon's word on this comes behind the one on the pull, and is read with it.
+    // The daemon reports this one after the pull, and both are read together.
     let options = RecvOptions { timeout: Some(Duration::from_millis(2)), destination: None, ..RecvOptions::default() };
     assert_eq!(task.recv_with(TASK, 1, "nothing", options).wait().unwrap_err().error.code(), Code::DeadlineExceeded);
     daemon.kill();
@@ -224,7 +224,7 @@ fn a_daemon_that_says_nothing_ends_no_plan() {
 fn of_many_tensors_those_that_fit_are_seen_and_the_others_told_at_once() {
     let (_directory, daemon, task) = attached();
     let long = "k".repeat(5000);
-    // The last has a key that no record holds, and the ones before no word of another that follows.
+    // The last key fits into no record, so the records before it promise no further one.
     let mut publishing = task.publish_many(1, [("a", tensor(10, 1)), ("b", tensor(1000, 1)), (&*long, tensor(10, 1))]);
     let pulled = |key: &str| task.pull(TASK, key, 1).wait().unwrap().tensor.bytes().to_vec();
     assert_eq!((pulled("a"), pulled("b")), (bytes(10, 1), bytes(1000, 1)));
@@ -237,7 +237,7 @@ fn of_many_tensors_those_that_fit_are_seen_and_the_others_told_at_once() {
     };
     let error = outcome.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument, "{error}");
-    // What no daemon reads in time is the last too, and the others are seen once it reads again.
+    // The same when the last is not read in time: the others appear once the daemon reads again.
     let held = daemon.hold();
     let many: Vec<_> = (0..2000).map(|number| (number.to_string(), tensor(512, 2))).collect();
     let began = Instant::now();

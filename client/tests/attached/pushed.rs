@@ -1,4 +1,4 @@
-//! What is pushed is accepted, in order and with credit; queues are opened, closed, and opened again.
+//! Pushed tensors are accepted in order and with credit; queues are opened, closed, and opened again.
 
 use std::{
     future::Future,
@@ -15,7 +15,7 @@ use crate::{
     fixture::{TASK, attached, block_on, bytes, directory, peers, tensor, to, until_there_is_room},
 };
 
-/// Sizes that travel in the ring, in the arena, and not at all.
+/// Empty, and sizes that travel in the ring or lie in the arena.
 const SIZES: [usize; 5] = [64, 0, 512, 513, 100_000];
 
 /// Few tensors, so that credit is used up.
@@ -47,7 +47,7 @@ fn tensors_of_any_size_are_pushed_and_accepted() {
     for (accepted, size) in all.iter().zip(SIZES) {
         assert_eq!(accepted.tensor.bytes(), bytes(size, 9));
     }
-    // What was lent has come back, and what was accepted goes back.
+    // Lent memory has come back, and accepted tensors free theirs.
     until_there_is_room(&task, 3 << 20);
     drop(all);
     assert_eq!(acceptor.try_accept(0, &mut Vec::new()).unwrap(), 0);
@@ -76,7 +76,7 @@ fn an_idle_acceptor_holds_its_pushers_back_and_goes_on() {
     }
     assert!(acceptor.accept().wait_within(Duration::from_millis(1)).unwrap().is_none());
     drop(acceptor);
-    // Without an acceptor they wait, and end in time.
+    // Without an acceptor, pushes wait until their deadlines.
     let soon = || SendOptions { timeout: Some(Duration::from_millis(1)) };
     let late = task.push_with(TASK, "grads", tensor(8, 0), soon()).wait().unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
@@ -129,7 +129,7 @@ fn many_threads_accept_and_each_tensor_comes_once() {
         let threads: Vec<_> = (0..3).map(|_| scope.spawn(take)).collect();
         let tensor = |value| Tensor::from_elements(&[1], &[value as u32]).unwrap();
         task.push_all(TASK, "grads", (1..=COUNT).map(tensor)).wait().unwrap();
-        // One stop each; whoever has had its own asks no more.
+        // One stop per thread; a thread that has got its own accepts no more.
         let mut seen = Vec::new();
         for thread in threads {
             while !thread.is_finished() {
@@ -169,7 +169,7 @@ fn what_nobody_took_from_an_acceptor_that_is_dropped_is_the_next_ones() {
         let first = task.acceptor("grads", NARROW);
         let pushes: Vec<_> =
             (0..4).map(|at| task.push(TASK, "grads", tensor(if at % 2 == 0 { 64 } else { 5000 }, at))).collect();
-        // In its hands by now, or in the rings, or with the daemon.
+        // The other tensors are in the acceptor's hands by now, in the rings, or with the daemon.
         let taken = round % 3;
         let mut all: Vec<_> = (0..taken).map(|_| seed(&first.accept().wait().unwrap())).collect();
         drop(first);
@@ -182,13 +182,13 @@ fn what_nobody_took_from_an_acceptor_that_is_dropped_is_the_next_ones() {
     }
 }
 
-/// Fills the ring of the shard that serves the pair with a peer; shards are held up.
+/// Fills the ring of the shard that serves the pair with a peer, while the shards are held.
 fn fill_ring(task: &Task, peer: &str) {
     let at_once = || SendOptions { timeout: Some(Duration::ZERO) };
     while task.push_with(peer, "full", tensor(64, 1), at_once()).try_outcome().is_none() {}
 }
 
-/// A peer that a shard serves.
+/// A peer that this shard serves.
 fn peer_at(daemon: &Daemon, shard: usize) -> String {
     peers().into_iter().find(|peer| daemon.engine.shard_of(TASK, peer) == shard).unwrap()
 }
@@ -239,14 +239,14 @@ fn who_waits_while_another_opens_the_queue_in_vain_opens_it() {
         let (acceptor, ending) = (acceptor.clone(), ending.clone());
         std::thread::spawn(move || ending.send(acceptor.accept().wait()));
     }
-    // Whoever tried.
+    // Whichever of the two it was.
     assert_eq!(ended.recv_timeout(LONG).unwrap().unwrap_err().code(), Code::ResourceExhausted);
     drop(held);
     drop(task.push(TASK, "grads", tensor(8, 7)));
     assert_eq!(seed(&ended.recv_timeout(LONG).unwrap().unwrap()), 7);
 }
 
-/// Accepts until it works: the daemon may start meanwhile, or get round to reading.
+/// Retries accepting until it works: the daemon may be starting, or not have read yet.
 fn accept_in_the_end(acceptor: &sealane::Acceptor) -> Accepted {
     let deadline = Instant::now() + LONG;
     loop {
@@ -269,7 +269,7 @@ fn a_queue_is_opened_again_with_a_daemon_that_is_new() {
     task.push_all(TASK, "grads", [tensor(8, 1), tensor(1000, 2)]).wait().unwrap();
     assert_eq!(seed(&acceptor.accept().wait().unwrap()), 1);
     daemon.kill();
-    // What was handed over is still there; then nothing comes any more.
+    // Tensors already handed over are still there; then nothing more comes.
     assert_eq!(acceptor.accept().wait().unwrap().tensor.bytes(), bytes(1000, 2));
     assert_eq!(acceptor.accept().wait().unwrap_err().code(), Code::Unavailable);
     let _daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });

@@ -1,4 +1,4 @@
-//! What a task has published is there with the next daemon, by itself; nothing else is.
+//! What a task has published is published again with the next daemon, automatically; nothing else is.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     fixture::{TASK, attached, bytes, directory, meta, peers, tensor, to, to_as},
 };
 
-/// In the ring, out of the arena, and not at all.
+/// Empty, and sizes that travel in the ring or lie in the arena.
 const SIZES: [usize; 5] = [64, 0, 512, 513, 100_000];
 
 /// What another task pulls, once it is there.
@@ -29,7 +29,7 @@ fn is_there(daemon: &Daemon, key: &str) -> bool {
     pulled.inspect_err(|error| assert_eq!(error.code(), Code::DeadlineExceeded, "{error}")).is_ok()
 }
 
-/// Waits until a counter of all clients has that value.
+/// Waits until a counter over all clients has that value.
 fn until(daemon: &Daemon, counter: fn(&ClientCounters) -> u64, value: u64) {
     daemon.until("it is told", |daemon| daemon.sum(counter) == value);
 }
@@ -57,7 +57,7 @@ fn what_was_published_is_pulled_from_the_next_daemon_while_its_publisher_does_no
         until(&next, |counters| counters.tensors_published_again, SIZES.len() as u64);
         assert_eq!(next.sum(|counters| counters.bytes_published_again), SIZES.iter().sum::<usize>() as u64);
         assert_eq!(next.sum(|counters| counters.tensors_not_published_again), 0);
-        // It is the task's as ever: replaced, withdrawn, and gone with it.
+        // The task can still replace and withdraw it, and it goes with the task.
         publish(&task, 4);
         assert_eq!(pulled(&next, "513", 4), (4, bytes(513, 4)));
         task.withdraw("64").unwrap();
@@ -96,7 +96,7 @@ fn a_small_tensor_is_that_which_was_published_whatever_becomes_of_its_memory() {
     let mut memory = task.alloc(512).unwrap();
     memory.copy_from_slice(&bytes(512, 1));
     task.publish("w", 1, sealane::Tensor::new(meta(512), memory).unwrap()).wait().unwrap();
-    // The same block, as likely as not.
+    // Most likely the same block.
     let mut again = task.alloc(512).unwrap();
     again.fill(0);
     daemon.kill();
@@ -128,7 +128,7 @@ fn a_version_never_goes_back_while_its_publisher_goes_on() {
         let mut last = version;
         for _ in 0..20 {
             version += 1;
-            // It races with the thread that publishes the version before.
+            // It races with the thread that publishes the previous version again.
             while let Err(error) = task.publish("w", version, tensor(1000, version as u64)).wait() {
                 assert_eq!(error.code(), Code::Unavailable, "{error}");
             }

@@ -1,4 +1,4 @@
-//! Daemons that drain and come back: calls that are made meanwhile wait for the next one, and not forever.
+//! Daemons that drain and come back: calls made meanwhile wait for the next daemon, but not forever.
 
 use std::{
     future::Future,
@@ -25,15 +25,15 @@ use crate::{
     fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to},
 };
 
-/// Has a daemon say that it drains; the task has heard it when this returns.
+/// Makes a daemon announce that it drains; when this returns, the task has heard it.
 fn drain(daemon: &Daemon, task: &Task) {
     daemon.engine.announce_drain().unwrap();
     let at_once = || RecvOptions { timeout: Some(Duration::ZERO), destination: None, ..RecvOptions::default() };
-    // One that takes calls lets this one's time pass.
+    // Until then this call reaches its timeout.
     while task.recv_with(TASK, 0, "nothing", at_once()).wait().unwrap_err().error.code() != Code::Unavailable {}
 }
 
-/// A daemon that has drained and is gone.
+/// A daemon that has drained and is gone, and its task.
 fn drained() -> (TempDir, Task) {
     let (directory, daemon, task) = attached();
     drain(&daemon, &task);
@@ -73,7 +73,7 @@ fn what_is_under_way_ends_and_later_calls_are_the_next_daemons() {
                 received
             })
         };
-        // By the daemon that drains.
+        // Through the draining daemon.
         daemon.engine.task(peer).unwrap().send(TASK, 1, "early", tensor(100, 4)).wait().unwrap();
         assert_eq!(early.wait().unwrap().bytes(), bytes(100, 4));
         daemon.engine.drain().unwrap();
@@ -116,7 +116,7 @@ fn who_does_not_want_to_wait_and_who_outlives_a_crash_is_told_at_once() {
             drain(&daemon, &task);
         }
         daemon.kill();
-        // Both would be waited for longer than any test takes.
+        // Waiting for either would take longer than any test.
         assert_eq!(task.recv(TASK, 1, "key").wait().unwrap_err().error.code(), Code::Unavailable);
         assert_eq!(task.abort(1, "too late").unwrap_err().code(), Code::Unavailable);
         let mut plan = task.plan(TASK, Keys::new(["key"]).unwrap());
@@ -152,7 +152,7 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
     let mut looking = looked_at.pull_within(7, LONG);
     daemon.until_under_way(3);
     drain(&daemon, &task);
-    // Nobody publishes any more, so that waiting for it would only hold the next daemon up.
+    // Nobody will publish any more, so waiting for it would only delay the next daemon.
     daemon.engine.drain().unwrap();
     daemon.until_under_way(0);
     daemon.kill();
@@ -240,7 +240,7 @@ fn an_accept_after_a_restart_ends_when_a_tasks_host_goes() {
         settings.listeners = vec![listener];
         settings.map = Arc::new(EndpointMap::parse(&format!("{far}={at}\n{TASK}={here}\n"), "test").unwrap());
     });
-    // Of no process, of which one would hear that it has left.
+    // Not a client process, whose leaving would be reported.
     let far_task = other.engine.task(far).unwrap();
     let acceptor = task.acceptor("queue", AcceptOptions::default());
     far_task.push(TASK, "queue", tensor(10, 1)).wait().unwrap();
@@ -270,7 +270,7 @@ fn accepts_under_way_go_on_with_the_next_daemon() {
     drain(&daemon, &task);
     assert_eq!(quiet.try_accept(1, &mut Vec::new()), Ok(0));
     daemon.kill();
-    // Nothing is there, which is no error while the daemon is restarted.
+    // Nothing arrives, which is no error while the daemon is restarted.
     assert!(quiet.accept().wait_within(Duration::from_millis(20)).unwrap().is_none());
     let _next = Daemon::start(&directory, Settings::default());
     for (queue, accepting) in ["waited for", "awaited"].into_iter().zip(accepting) {
@@ -292,7 +292,7 @@ fn what_waits_in_a_queue_is_there_where_the_daemon_does_not_end_after_all() {
     daemon.engine.drain().unwrap();
     daemon.engine.stop_reading().unwrap();
     daemon.engine.resume(Vec::new()).unwrap();
-    // Else the former link may hand everything over.
+    // Otherwise the former link may hand everything over.
     daemon.until_detached(TASK);
     for seed in 1..500 {
         let accepted = acceptor.accept().wait_within(LONG).unwrap().expect("nobody has taken it");
@@ -304,7 +304,7 @@ fn what_waits_in_a_queue_is_there_where_the_daemon_does_not_end_after_all() {
 fn an_executors_thread_does_not_wait_for_a_restart() {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
-    // Whoever waits for it in the thread hangs.
+    // A call that blocks this thread for the restart hangs.
     let task = to(&daemon).restart_timeout(LONG).attach().unwrap();
     let mut context = Context::from_waker(Waker::noop());
     let streams = Streams::of(&task);
@@ -334,13 +334,13 @@ fn an_executors_thread_does_not_wait_for_a_restart() {
     pushing.wait().unwrap();
 }
 
-/// Asks for something, which no daemon is waited for.
+/// Makes a call that does not wait for a daemon.
 fn ask(task: &Task) {
     let options = RecvOptions { timeout: Some(Duration::ZERO), ..RecvOptions::default() };
     task.recv_with(TASK, 2, "more", options).wait().unwrap_err();
 }
 
-/// Asks when it is woken, on the thread that wakes it.
+/// When woken, makes a call on the waking thread.
 struct Asker(Task);
 
 impl Wake for Asker {
@@ -362,7 +362,7 @@ fn who_is_woken_by_a_thread_that_attaches_may_ask_for_something() {
         let gone = AtomicBool::new(false);
         thread::scope(|scope| {
             for _ in 0..4 {
-                // Each looks for the next daemon, and hears what the one that drains has to say: that those who wait need not.
+                // Each looks for the next daemon, and hears from the draining one that waiting calls need not wait.
                 scope.spawn(|| {
                     while !gone.load(Ordering::Relaxed) {
                         ask(&task);
@@ -390,6 +390,6 @@ fn many_recvs_with_destinations_wait_for_a_restart_together() {
         let failed = receiving.wait().unwrap_err();
         assert_eq!((failed.error.code(), failed.destination.map(|memory| memory.len())), (Code::Unavailable, Some(4)));
     }
-    // Each by itself would take fifty seconds.
+    // One after the other they would take fifty seconds.
     assert!(begun.elapsed() >= timeout && begun.elapsed() < LONG / 3, "{:?}", begun.elapsed());
 }

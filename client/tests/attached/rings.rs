@@ -1,4 +1,4 @@
-//! Streams between two tasks of one host: their bytes go past the daemon, and everything else is as if they had not.
+//! Streams between two tasks of one host: their bytes bypass the daemon; everything else behaves as if they did not.
 
 mod crowd;
 mod endings;
@@ -26,12 +26,12 @@ use crate::{
     fixture::{bytes, directory, peers, to, to_as},
 };
 
-/// What waits longer has failed.
+/// A wait that takes longer has failed.
 const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG), polling: None };
 /// Too narrow for a ring.
 const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: Some(LONG), polling: None };
 
-/// Two tasks with a direct lane, the first of which dials the second.
+/// Two tasks with a direct lane; the first dials the second.
 struct Neighbours {
     listener: StreamListener,
     streams: [Streams; 2],
@@ -55,18 +55,18 @@ impl Neighbours {
         Neighbours { listener, streams, tasks, daemon, directory }
     }
 
-    /// A stream that goes by pushes as yet: the dialer's end, and the other.
+    /// A stream that still uses pushes: the dialer's end and the listener's end.
     fn stream(&self) -> [Stream; 2] {
         self.stream_as(PATIENT)
     }
 
-    /// The same, where the first end has other options.
+    /// Like [`Neighbours::stream`], with other options for the dialer's end.
     fn stream_as(&self, options: StreamOptions) -> [Stream; 2] {
         let dialed = self.streams[0].connect(self.tasks[1].name(), "bytes", options).wait().unwrap();
         [dialed, self.listener.accept().wait().unwrap()]
     }
 
-    /// A stream that goes by rings both ways.
+    /// A stream that uses rings both ways.
     fn direct_stream(&self) -> [Stream; 2] {
         let mut ends = self.stream();
         until_direct(&mut ends);
@@ -74,7 +74,7 @@ impl Neighbours {
     }
 }
 
-/// Bytes go both ways until those of both ends go by rings.
+/// Sends bytes both ways until both ends use rings.
 fn until_direct(ends: &mut [Stream; 2]) {
     let deadline = Instant::now() + LONG;
     while !ends.iter().all(Stream::is_direct) {
@@ -86,7 +86,7 @@ fn until_direct(ends: &mut [Stream; 2]) {
     }
 }
 
-/// The first writes, and the second reads.
+/// The first end writes, and the second reads.
 fn echo(ends: &mut [Stream; 2], bytes: &[u8]) {
     let [one, other] = ends;
     let mut read = vec![0; bytes.len()];
@@ -97,7 +97,7 @@ fn echo(ends: &mut [Stream; 2], bytes: &[u8]) {
     assert!(read == bytes);
 }
 
-/// Writes until the stream takes no more; how much.
+/// Writes until the stream takes no more; the number of bytes written.
 fn fill(stream: &Stream, from: &[u8]) -> usize {
     let mut count = 0;
     while let Poll::Ready(written) = stream.poll_write(&from[count..], &mut Context::from_waker(Waker::noop())) {
@@ -106,23 +106,23 @@ fn fill(stream: &Stream, from: &[u8]) -> usize {
     count
 }
 
-/// Reads to the end, whichever it is: what came, and the error, if it was one.
+/// Reads to the end or to an error: the bytes, and the error if there was one.
 fn read_all(mut stream: &Stream) -> (Vec<u8>, Option<io::Error>) {
     let mut came = Vec::new();
     let error = stream.read_to_end(&mut came).err();
     (came, error)
 }
 
-/// What the library says of a failed call of `std::io`.
+/// The library's error code behind a failed call of `std::io`.
 fn code(error: &io::Error) -> Code {
     error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).unwrap_or_else(|| panic!("{error:?}")).code()
 }
 
-/// Numbers that only a seed determines.
+/// A reproducible sequence of pseudorandom numbers.
 struct Random(u64);
 
 impl Random {
-    /// One in `0..end`.
+    /// A number in `0..end`.
     fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
@@ -162,7 +162,7 @@ fn bytes_of_rings_are_counted_once_here_and_at_the_daemon() {
     let counted: [fn(&ClientCounters) -> u64; 2] = [|client| client.bytes_sent, |client| client.bytes_received];
     let known = counted.map(|counted| neighbours.daemon.sum(counted));
     echo(&mut ends, &sent);
-    // Also what was written and not read.
+    // Written bytes count even if nobody has read them.
     ends[1].write_all(&sent[..1000]).unwrap();
     for _ in 0..2 {
         assert_eq!(figures(0), (before[0].0 + LEN as u64, before[0].1 + 1000));

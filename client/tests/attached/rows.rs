@@ -16,7 +16,7 @@ use crate::{
     fixture::{directory, peers, to, to_as, until_there_is_room},
 };
 
-/// A daemon whose clients read each other's tables, or have it gather their rows.
+/// A daemon whose clients read each other's tables directly, or else have the daemon gather the rows.
 fn start(directory: &TempDir, views: bool) -> Daemon {
     Daemon::start_as(directory, Settings::default(), Portion { views, ..PORTION }, |_| {})
 }
@@ -60,7 +60,7 @@ fn a_task_detaches_although_its_table_is_there() {
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     worker.pull_rows(&users, &[7], &RowsOptions::default()).wait().unwrap();
     drop(ps);
-    // Its place is free again, and nothing that it had published is there.
+    // Its place is free again, and nothing that it published is left.
     daemon.until_detached(&peers()[0]);
     let options = RowsOptions { timeout: Some(Duration::from_millis(100)), ..RowsOptions::default() };
     assert!(worker.pull_rows(&users, &[7], &options).wait().is_err());
@@ -94,9 +94,9 @@ fn a_table_moves_to_the_next_daemon_with_what_was_written() {
     let row = |value: u8| Tensor::from_elements(&[1, 64], &[value; 64]).unwrap();
     table.update(&[5], &row(5)).unwrap();
     daemon.kill();
-    // Nobody is there to be told; it is in the copy that the next daemon gets, or moves there with the next write.
+    // No daemon is there to be told: the update is in the copy that the next daemon gets, or moves there with the next write.
     table.update(&[6], &row(6)).unwrap();
-    // Nor of a version, with which the table comes back all the same.
+    // Nor can a version be told; the table comes back with it all the same.
     let told = table.set_version(2);
     assert_eq!(told.unwrap_err().code(), Code::Unavailable);
     let daemon = Daemon::start(&directory, Settings::default());
@@ -113,10 +113,10 @@ fn a_table_moves_to_the_next_daemon_with_what_was_written() {
     assert_eq!((pulled(&[7]), table.version()), (vec![8], 2));
 }
 
-/// Bytes of a row below.
+/// Bytes of each row below.
 const PAGE: u64 = 4096;
 
-/// A table of rows that are filled with the lowest bits of their numbers.
+/// A table whose rows are filled with the lowest bits of their row numbers.
 fn pages(task: &Task, rows: u64) -> Tensor {
     let mut memory = task.alloc((rows * PAGE) as usize).unwrap();
     memory.chunks_mut(PAGE as usize).enumerate().for_each(|(row, page)| page.fill(row as u8));
@@ -136,7 +136,7 @@ fn more_rows_come_than_the_arena_holds() {
     ps.publish_table("page", pages(&ps, 8192), TableOptions::default()).unwrap();
     let table = ShardedTable::of(ps.name(), "page").unwrap();
     let ids: Vec<u64> = (0..8192).collect();
-    // Once with rows of a size that is not known, and once with those that came before.
+    // Once with an unknown row size, and once with the size known from the first pull.
     for _ in 0..2 {
         let pulled = worker.pull_rows(&table, &ids, &RowsOptions::default()).wait().unwrap();
         assert!(are_pages(pulled.rows.bytes(), 0));
@@ -145,13 +145,13 @@ fn more_rows_come_than_the_arena_holds() {
 
 #[test]
 fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
-    // Rows of a table that lacks some are asked for, although the table could be read.
+    // If a table lacks rows, its rows are requested from the daemon even where the table could be read directly.
     for (views, lacks) in [(true, 0), (false, 0), (true, 1)] {
         let directory = directory();
         let daemon = start(&directory, views);
         let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
         let worker = to(&daemon).arena_bytes(16 << 20).attach().unwrap();
-        // More than may be in flight of one owner; the first one's part is never published.
+        // More than may be in flight to one owner; the first owner never publishes its part.
         let rows = 1536;
         ps.publish_table("page", pages(&ps, rows - lacks), TableOptions::default()).unwrap();
         let sharding = Sharding::range(2 * rows, 2).unwrap();
@@ -171,7 +171,7 @@ fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
     }
 }
 
-/// A worker and a ps that has published a table of pages, of which row `i` is full of `i`.
+/// A ps that has published a table of pages filled with their row numbers, and a worker.
 fn with_pages(daemon: &Daemon, rows: u64) -> (Task, Task, Table, ShardedTable) {
     let ps = to_as(daemon, &peers()[0]).arena_bytes(12 << 20).attach().unwrap();
     let worker = to(daemon).attach().unwrap();
@@ -184,7 +184,7 @@ fn page(of: u8) -> Tensor {
     Tensor::from_elements(&[1, PAGE], &[of; PAGE as usize]).unwrap()
 }
 
-/// What the daemon says that it has gathered of the table, and clients have read of it, in rows, and how long that took itself.
+/// The table's rows gathered by the daemon or read by clients, their bytes, and the daemon's time for gathering.
 fn counted(daemon: &Daemon) -> (u64, u64, u64) {
     let tables = daemon.engine.figures().into_iter().flat_map(|shard| shard.tables);
     tables.fold((0, 0, 0), |(rows, bytes, ns), table| {
@@ -219,7 +219,7 @@ fn a_client_reads_rows_where_they_lie_and_the_daemon_counts_them() {
     let daemon = start(&directory, true);
     let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
     let ids: Vec<u64> = (0..1000).rev().collect();
-    // More than one poll reads.
+    // More than one poll can read.
     let mut pulling = worker.pull_rows(&table, &ids, &RowsOptions::default());
     let mut polls = 0;
     let pulled = loop {
@@ -232,7 +232,7 @@ fn a_client_reads_rows_where_they_lie_and_the_daemon_counts_them() {
     assert!(pulled.rows.bytes().chunks(PAGE as usize).zip(&ids).all(|(page, &id)| page[0] == id as u8));
     assert!(polls > 3, "{polls} polls for 4 MiB");
     assert_eq!(counted(&daemon), (1000, 1000 * PAGE, 0), "the daemon has gathered nothing");
-    // It keeps nothing of it.
+    // The client keeps no view of the table.
     daemon.until("the table is nobody's to read", |daemon| daemon.sum(|counters| counters.views) == 0);
 }
 
@@ -241,7 +241,7 @@ fn a_table_stays_while_a_client_reads_it() {
     let directory = directory();
     let daemon = start(&directory, true);
     let (ps, worker, published, table) = with_pages(&daemon, 1000);
-    // The arena has room for both, and for no third one.
+    // The arena has room for both tables, but not for a third.
     let other = ps.publish_table("other", pages(&ps, 1000), TableOptions::default()).unwrap();
     let pulling = worker.pull_rows(&table, &[3, 4], &RowsOptions::default());
     daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);
@@ -281,7 +281,7 @@ fn what_was_read_where_a_daemon_had_it_that_is_gone_is_asked_for_again() {
     daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);
     assert!(pulling.try_outcome().is_none(), "it reads the first MiB");
     daemon.kill();
-    // The table moves to the next daemon, and its memory of before is nobody's to rely on.
+    // The table moves to the next daemon, and its former memory can no longer be relied on.
     let daemon = start(&directory, true);
     let other = to_as(&daemon, &peers()[1]).attach().unwrap();
     other.pull_rows(&table, &[1], &RowsOptions::default()).wait().unwrap();
@@ -303,7 +303,7 @@ fn leave_a_row_to_the_daemon(width: u64) {
     let daemon = start(&directory, true);
     let ps = to_as(&daemon, &peers()[0]).arena_bytes(16 << 20).attach().unwrap();
     let worker = to(&daemon).attach().unwrap();
-    // Published by hand, with the lock of row 5 as one leaves it that is stopped while it writes.
+    // Published by hand, with the lock of row 5 as a writer leaves it that is stopped while it writes.
     let mut locks = ps.alloc(4096 * 4).unwrap();
     locks.fill(0);
     locks[5 * 4] = 1;

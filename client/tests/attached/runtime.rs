@@ -1,4 +1,4 @@
-//! Tasks that a runtime of tokio's attends to, beside threads that block and other executors.
+//! Tasks served by a tokio runtime, beside threads that block and other executors.
 
 use std::{sync::mpsc, thread};
 
@@ -26,7 +26,7 @@ async fn exchange(task: &Task, key: &str, len: usize) {
     }
 }
 
-/// Waits until the runtime that this is awaited in hears what comes for a task.
+/// Waits until the awaiting runtime is the one that processes the task's completions.
 async fn until_heard(task: &Task) {
     #[cfg(feature = "fuzzing")]
     tokio::time::timeout(LONG, async {
@@ -72,7 +72,7 @@ fn what_a_runtime_leaves_or_does_not_get_to_is_looked_at_by_others() {
         exchange(&task, "first", 64).await;
         until_heard(&task).await;
     });
-    // It is not run any more, and then it blocks. What ends a call meanwhile comes from another task: no call of this one finds it.
+    // The runtime is not run any more, then it blocks. Another task ends the calls meanwhile, so none of this task's calls notices.
     let peer = to_as(&daemon, &peers()[0]).attach().unwrap();
     let waits_for = |key: &str| {
         let waiting = task.recv(peer.name(), 1, key);
@@ -98,7 +98,7 @@ fn what_a_runtime_leaves_or_does_not_get_to_is_looked_at_by_others() {
         letting_go.send(()).unwrap();
     });
     drop(first);
-    // It is gone, and another takes its place.
+    // The runtime is gone, and another takes its place.
     block_on(exchange(&task, "none", 64));
     let second = runtime();
     task.drive_on(second.handle());
@@ -120,7 +120,7 @@ fn a_runtime_hears_the_next_daemon_and_the_end_of_its_task() {
     runtime.block_on(waiting).unwrap_err();
     let daemon = Daemon::start(&directory, Settings::default());
     runtime.block_on(async {
-        // A call finds that it is gone, and the next attaches to the other.
+        // One call notices that the daemon is gone, and the next attaches to the new one.
         while task.publish("found", 1, tensor(1, 1)).await.is_err() {}
         exchange(&task, "after", 64).await;
         until_heard(&task).await;

@@ -26,7 +26,7 @@ fn key(rows: u64) -> String {
     format!("{rows} rows")
 }
 
-/// Tasks of their own that publish, the first of them two slices of each tensor.
+/// Tasks that publish; the first has two slices of each tensor.
 fn publishers(daemon: &Daemon) -> (Vec<Task>, Vec<String>) {
     let owners: Vec<String> = [0, 1, 2, 0].map(|owner| peers()[owner].clone()).to_vec();
     (owners[..3].iter().map(|owner| to_as(daemon, owner).attach().unwrap()).collect(), owners)
@@ -69,10 +69,10 @@ fn slices_of_all_owners_arrive_where_they_belong_in_one_array() {
         assert_is(&plan, version);
         places.push([0, 1, 2].map(|index| plan.get(index).unwrap().bytes().as_ptr()));
     }
-    // The same memory each time, of the arena.
+    // The same arena memory each time.
     assert!(places.iter().all(|place| *place == places[0] && task.arena_range().unwrap().unwrap().contains(&place[2])));
     drop(plan);
-    // And it comes back.
+    // And the memory is freed.
     until_there_is_room(&task, 3 << 20);
 }
 
@@ -92,7 +92,7 @@ fn an_owner_needs_no_more_than_its_own_rows() {
     plan.pull(1).wait().unwrap();
     assert_eq!(plan.get(0).unwrap().bytes(), whole);
     tasks[0].withdraw_slices("w", &slicing).unwrap();
-    // What follows is read behind it.
+    // Whatever comes later is read after it.
     tasks[0].publish("else", 1, tensor(1, 1)).wait().unwrap();
     let late = plan.pull_within(1, Duration::from_millis(1)).wait().unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
@@ -135,7 +135,7 @@ fn a_pull_is_repeated_if_slices_of_one_owner_differ() {
     tasks[0].publish(&slicing.key(&key(SIZES[2]), 3), 2, newer(3)).wait().unwrap();
     let error = plan.pull(1).wait().unwrap_err();
     assert_eq!((error.code(), plan.version(0)), (Code::Aborted, 2));
-    // Only so often: this owner never publishes the other one.
+    // Retried only this often: this owner never publishes the other tensor.
     let received = |daemon: &Daemon| daemon.sum(|counters| counters.tensors_received);
     daemon.until("it was pulled four times", |daemon| received(daemon) == 4 * 4);
     for owner in [1, 2] {
@@ -161,13 +161,13 @@ fn what_does_not_come_is_told_and_its_memory_comes_back() {
             _ => std::mem::forget(plan.pull(1)),
         }
         assert_eq!(plan.get(0).unwrap_err().code(), Code::InvalidArgument);
-        // The forgotten pull's array is the plan's still, and may lie in the middle.
+        // The plan still has the array of the forgotten pull, which may lie in the middle of the arena.
         until_there_is_room(&task, 3 << 19);
     }
     publish(&tasks[..1], &owners, 1);
     plan.pull(1).wait().unwrap();
     assert_is(&plan, 1);
-    // One that is not as the slicing says, and one that is larger than its place.
+    // One that does not match the slicing, and one larger than its place.
     let slicing = slicing(7, &owners);
     for wrong in [tensor(6, 1), tensor(2000, 1)] {
         tasks[1].publish(&slicing.key("7 rows", 1), 2, wrong).wait().unwrap();
@@ -191,7 +191,7 @@ fn slices_of_another_host_arrive_in_the_array_too() {
     let (directory, listener) = (directory(), TcpListener::bind("127.0.0.1:0").unwrap());
     let remote = listener.local_addr().unwrap();
     let mut map = format!("{REMOTE}={remote}\n");
-    // Every link has to show that it knows it.
+    // Every link must prove that it knows the secret.
     let secret = || Authentication::secret_bytes(&[7; 32]).unwrap();
     let daemon = Daemon::start_with(&directory, Settings::default(), |settings| {
         let here = settings.listeners[0].local_addr().unwrap();
@@ -220,12 +220,12 @@ fn slices_of_another_host_arrive_in_the_array_too() {
         pulling.wait().unwrap();
         assert_is(&plan, version);
     }
-    // Its two slices of the largest came over a shard each, in each pull.
+    // In each pull, its two slices of the largest tensor came over one shard each.
     let (far, near) = (engine.counters().unwrap(), daemon.engine.counters().unwrap());
     assert_eq!(far.iter().map(|shard| shard.links).collect::<Vec<_>>(), [1, 1]);
     assert!(near.iter().all(|shard| (shard.links, shard.bytes_received / 900_000) >= (1, 1)), "{near:?}");
     engine.stop().unwrap();
-    // Whatever of the last pull the lost host has not sent.
+    // The slices of the last pull that the lost host had not sent.
     let error = plan.pull_within(9, Duration::from_millis(1)).wait().unwrap_err();
     assert!(matches!(error.code(), Code::DeadlineExceeded | Code::Unavailable), "{error}");
     drop(plan);

@@ -1,5 +1,5 @@
-//! Streams between tasks of two daemons: once the daemons have made a connection for one, they have no part in it but its words and its
-//! count.
+//! Streams between tasks of two daemons: once the daemons have made a connection for a stream, they only carry its control messages and
+//! count its bytes.
 
 use std::{
     io::{Read, Write},
@@ -18,7 +18,7 @@ use crate::{
 
 const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG), polling: None };
 
-/// A task on each of two hosts, the first of which dials the second.
+/// A task on each of two hosts; the first dials the second.
 struct Hosts {
     listener: StreamListener,
     streams: [Streams; 2],
@@ -82,11 +82,11 @@ fn bytes_between_two_hosts_go_past_the_daemons_which_count_them() {
     for _ in 0..4 {
         there_and_back(ends.each_ref(), &bytes(LEN, 1));
     }
-    // Streams that carry nothing more, and have not ended.
+    // The streams are idle now, and have not ended.
     for (daemon, known) in hosts.daemons.iter().zip(known) {
         for (counted, known) in counted.into_iter().zip(known) {
             daemon.until("it has heard", |daemon| daemon.sum(counted) >= known + 4 * LEN as u64);
-            // What came before in small pieces, and words about the stream.
+            // The first bytes in small pieces, and control messages of the stream.
             assert!(daemon.sum(counted) < known + 4 * LEN as u64 + 100_000);
         }
     }
@@ -120,13 +120,13 @@ fn another_process_is_given_no_connection_of_a_task() {
         let error = worker.engine.check_attached(task, asker).unwrap_err();
         assert!(matches!(error.code(), Code::PermissionDenied | Code::NotFound), "{error}");
     }
-    // Who knows no number gets none; and each is given once.
+    // Only the right number gets the connection, and only once.
     let (number, _socket) = worker.engine.connect_for_stream(from, to).unwrap();
     assert!(ps.engine.stream_connection(to, from, number ^ 1).is_err());
     assert!(ps.engine.stream_connection(from, to, number).is_err());
     ps.engine.stream_connection(to, from, number).unwrap();
     assert_eq!(ps.engine.stream_connection(to, from, number).unwrap_err().code(), Code::NotFound);
-    // There is none to a task of the same daemon, nor to one that is not in the map.
+    // There is none to a task of the same daemon, nor to a task that is not in the map.
     assert_eq!(worker.engine.connect_for_stream(from, from).unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(worker.engine.connect_for_stream(from, "nobody:1").unwrap_err().code(), Code::NotFound);
 }

@@ -1,5 +1,5 @@
-//! A process that stops in the middle, with the direct lane to it as it was at that moment: the other one goes on with its own deadlines,
-//! and is told at the end.
+//! A process that stops midway, which leaves its direct lane as it was at that moment: its peer goes on by its own deadlines, and is told
+//! when the process has ended.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -20,16 +20,16 @@ use crate::{
     fixture::{TASK, bytes, directory, peers, tensor, to, to_as},
 };
 
-/// Tells a process of this program which socket to attach at, and what to do.
+/// Environment variables that tell a process of this program which socket to attach at, and what to do.
 pub const SOCKET: &str = "SEALANE_STOPPED_SOCKET";
 const STOPS: &str = "SEALANE_STOPPED_STOPS";
-/// What the other process does here.
+/// The test that the other process runs.
 const ANSWERS: &str = "stopped::what_the_other_process_does";
 /// More than a lane has entries for.
 const MANY: u64 = 1500;
 const SHORT: Duration = Duration::from_millis(30);
 
-/// Another process of this program, attached as a peer, which does what one of its tests says and ends with the test whatever comes.
+/// Another process of this program that attaches as a peer and runs one of its tests. It never outlives the test.
 pub struct Other {
     child: Child,
     pub name: String,
@@ -59,14 +59,14 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // One that has ended and was waited for is not there any more.
+        // Fails if the process has already ended and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What the other process does: it answers, until it is told that there is a lane, and says whether it has one, too. Then it fills the lane
-/// and stops, or goes on to answer until it is told to end.
+/// What the other process does: it answers until it is told that there is a lane, and reports whether it has one too. Then it fills the
+/// lane and stops, or goes on answering until it is told to end.
 #[test]
 #[ignore = "it is the other process of the tests here"]
 fn what_the_other_process_does() {
@@ -89,7 +89,7 @@ fn what_the_other_process_does() {
     drop(sendings);
 }
 
-/// One question and its answer, each with its deadline: so many bytes, unless that passed.
+/// Asks once and waits for the answer, each with a timeout; the number of bytes in the answer, or `None` after a timeout.
 fn ask(task: &Task, peer: &str, step: i64, len: usize, timeout: Duration) -> Option<usize> {
     let options = SendOptions { timeout: Some(timeout) };
     let sending = task.send_with(peer, step, "ask", tensor(len, step as u64), options);
@@ -116,7 +116,7 @@ fn answer(task: &Task, peer: &str, step: i64, timeout: Duration) -> Option<usize
     }
 }
 
-/// Asks until both have a lane; the next step.
+/// Asks until both have a lane; returns the next step.
 fn until_there_is_a_lane(task: &Task, peer: &str) -> i64 {
     let deadline = Instant::now() + LONG;
     for step in 0.. {
@@ -140,15 +140,15 @@ fn one_that_fills_a_lane_and_stops_holds_nobody_up_and_its_end_is_told() {
     assert!(ask(&task, &peer, step, 11, LONG).is_some());
     other.until_it_has_stopped();
 
-    // What it has sent is there, by the lane and by the daemon.
+    // Everything that it sent arrives, by the lane and by the daemon.
     let receivings = task.recv_all(&peer, 1, (0..MANY).map(|key| (key.to_string(), RecvOptions::default())));
     for (received, key) in Receiving::wait_all(receivings).into_iter().zip(0..) {
         assert_eq!(received.unwrap().bytes(), bytes(64, key));
     }
-    // What it would have to do ends when it should.
+    // Calls that need its help end at their deadlines.
     assert_eq!(ask(&task, &peer, step + 1, 10, SHORT), None);
     assert_eq!(answer(&task, &peer, step + 1, SHORT), None);
-    // And it finds a full lane, too.
+    // Sends to it find a full lane, too.
     let sendings = task.send_all(&peer, 2, (0..MANY).map(|key| (key.to_string(), tensor(64, key))));
     let receiving = task.recv(&peer, 2, "never");
     let late = task.send_with(&peer, 3, "late", tensor(64, 1), SendOptions { timeout: Some(SHORT) });
@@ -157,7 +157,7 @@ fn one_that_fills_a_lane_and_stops_holds_nobody_up_and_its_end_is_told() {
     other.signal(Signal::SIGKILL);
     assert_eq!(receiving.wait().unwrap_err().error.code(), Code::Unavailable);
     daemon.until_detached(&peer);
-    // The next process of that task has what this one left.
+    // The next process of that task gets what was left for this one.
     let next = to_as(&daemon, &peer).attach().unwrap();
     let receivings = next.recv_all(TASK, 2, (0..MANY).map(|key| (key.to_string(), RecvOptions::default())));
     for (received, key) in Receiving::wait_all(receivings).into_iter().zip(0..) {
@@ -187,14 +187,14 @@ fn one_that_stops_at_any_moment_and_goes_on_later_has_lost_nothing() {
             step
         });
         other.signal(Signal::SIGCONT);
-        // Its deadline has passed before the other had the question, or after: then the answer comes.
+        // The question's deadline passed before the other received it, or after; in that case the answer comes.
         let deadline = Instant::now() + LONG;
         while answer(&task, &peer, stopping, SHORT).is_none() && ask(&task, &peer, stopping, 10, SHORT).is_none() {
             assert!(Instant::now() < deadline, "it does not go on");
         }
         step = stopping + 1;
     }
-    // The last of them ends it.
+    // A question of this length ends the other process.
     assert!(ask(&task, &peer, step, 12, LONG).is_some());
     daemon.until_detached(&peer);
 }

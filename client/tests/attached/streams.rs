@@ -33,7 +33,7 @@ macro_rules! between_clients {
 
 scenarios::all!(between_clients);
 
-/// The same, by rings of a direct lane.
+/// The same over rings of a direct lane.
 mod by_rings {
     use super::*;
     use crate::direct::open_lane;
@@ -54,7 +54,7 @@ mod by_rings {
     scenarios::all!(between_neighbours);
 }
 
-/// A stream, and the memory that its bytes come into, which other tensors fill.
+/// A stream whose receive memory is full of other tensors.
 struct Full {
     dialed: Stream,
     accepted: Stream,
@@ -96,7 +96,7 @@ impl Full {
     }
 }
 
-/// By then, what was written before was refused.
+/// Once this returns, earlier writes have been refused.
 fn until_refused(ps: &Task, worker: &Task) {
     let refused = worker.push(ps.name(), "another", tensor(64 << 10, 2)).wait().unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
@@ -146,7 +146,7 @@ fn many_pushes_that_were_refused_come_in_order() {
 
 #[test]
 fn bytes_that_were_refused_come_although_their_writer_has_gone() {
-    // Dropped the other way round.
+    // Listed so that the streams are dropped in reverse order.
     let Full { _directory, daemon, worker, ps, streams: _streams, _acceptor, others, mut accepted, mut dialed } =
         Full::new();
     accepted.finish().wait().unwrap();
@@ -172,7 +172,7 @@ fn nothing_is_left_of_a_stream_whose_ends_both_left_before_the_bytes_of_the_othe
     let listener = there.listen("bytes", StreamOptions::default()).unwrap();
     let dialed = here.connect(ps.name(), "bytes", StreamOptions::default()).wait().unwrap();
     let accepted = listener.accept().wait().unwrap();
-    // Each hub waits for the end of the other.
+    // Each hub waits to hear from the other's end.
     daemon.until_under_way(2);
     let held = daemon.hold();
     for mut stream in [dialed, accepted] {
@@ -217,7 +217,7 @@ fn streams_wait_for_no_room_in_the_ring_of_a_daemon_that_hangs() {
     let (dialed, accepted) = (dial().wait().unwrap(), listener.accept().wait().unwrap());
     (&accepted).write_all(b"before").unwrap();
     (&dialed).read_exact(&mut [0]).unwrap();
-    // It ends much later than all that follows may, and sooner than if each waited for room.
+    // It ends much later than everything below should, and sooner than if each write waited for room.
     let last = RecvOptions { timeout: Some(Duration::from_secs(20)), ..RecvOptions::default() };
     let mut last = pin!(worker.recv_with(TASK, 1, "last", last));
     let mut is_under_way = || last.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
@@ -236,7 +236,7 @@ fn streams_wait_for_no_room_in_the_ring_of_a_daemon_that_hangs() {
     (&dialed).read_exact(&mut came).unwrap();
     assert_eq!(&came, b"efore");
     drop(held);
-    // All of it goes out when the daemon reads.
+    // Everything is sent once the daemon reads.
     others.into_iter().for_each(|other| drop(other.wait().unwrap()));
     dialed.finish().wait().unwrap();
     let mut came = String::new();

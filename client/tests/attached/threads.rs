@@ -72,7 +72,7 @@ fn whoever_listens_hands_over_to_those_who_still_wait() {
                 std::thread::spawn(move || receiving.wait().unwrap())
             })
             .collect();
-        // In an order that has nothing to do with who listens. Nobody waits for the sends.
+        // In an order unrelated to the receivers. Nobody waits for the sends.
         for number in [2, 0, 3, 1] {
             drop(task.send(TASK, round, &number.to_string(), tensor(64, number)));
         }
@@ -94,7 +94,7 @@ fn a_tensor_may_be_dropped_by_any_thread_at_any_time() {
             let keys: Vec<String> = (0..20).map(|key| key.to_string()).collect();
             let sendings = task.send_all(TASK, step, keys.iter().map(|key| (key, tensor(5000, 1))));
             for receiving in task.recv_all(TASK, step, keys.iter().map(|key| (key, RecvOptions::default()))) {
-                // The area holds a few steps; one who is slow to drop is waited for.
+                // The area holds only a few steps, so a slow dropper may leave it full.
                 match receiving.wait() {
                     Ok(tensor) => arrived.send(tensor).unwrap(),
                     Err(unreceived) => assert!(unreceived.to_string().contains("area"), "{unreceived}"),

@@ -1,4 +1,4 @@
-//! Daemons that are not there, refuse, die, come back or hang.
+//! Daemons that are missing, refuse, die, come back or hang.
 
 use std::{
     future::Future,
@@ -30,7 +30,7 @@ fn without_a_daemon_the_error_says_what_to_start() {
     assert!(missing.to_string().contains("start `sealane daemon`"), "{missing}");
     assert!(missing.to_string().contains("sealane.sock"), "{missing}");
 
-    // The socket of one that was killed.
+    // The socket of a daemon that was killed.
     drop(sealane_transport::shm::attach::listen(&path).unwrap());
     let refused = attach();
     assert_eq!(refused.code(), Code::Unavailable);
@@ -50,7 +50,7 @@ fn a_socket_of_another_user_is_permission_denied() {
     assert_eq!(error.code(), Code::PermissionDenied);
 }
 
-/// Root may connect to any socket; this thread may no longer do more than its user id allows.
+/// Root may connect to any socket; this drops the thread's capabilities so that only its user id counts.
 #[allow(unsafe_code)]
 fn give_up_capabilities() {
     // `struct __user_cap_header_struct` and two of `struct __user_cap_data_struct` (capget(2)), with no capability.
@@ -148,14 +148,14 @@ fn the_next_call_attaches_again() {
     let place = old.as_ptr();
     daemon.kill();
     let daemon = Daemon::start(&directory, Settings { shards: 3, ..Settings::default() });
-    // Calls that go out before it is found that the daemon is gone end with Unavailable.
+    // Calls made before the task notices that the daemon is gone end with Unavailable.
     let deadline = Instant::now() + LONG;
     while let Err(error) = task.send(TASK, 1, "key", tensor(10, 1)).reach(&daemon) {
         assert_eq!(error.code(), Code::Unavailable);
         assert!(Instant::now() < deadline, "{error}");
     }
 
-    // Memory of the former arena can be sent and received into all the same, by a copy.
+    // Memory of the former arena can still be sent and received into, by a copy.
     let receiving = task.recv_into(TASK, 3, "copied", old);
     task.send(TASK, 3, "copied", Tensor::new(meta(10_000), memory).unwrap()).wait().unwrap();
     assert_eq!(receiving.wait().unwrap().into_buffer().as_ptr(), place);
@@ -163,7 +163,7 @@ fn the_next_call_attaches_again() {
     daemon.until_detached(TASK);
 }
 
-/// Waits until a send has failed or has reached the daemon.
+/// Waits until a send has failed or reached the daemon.
 trait Reaching {
     fn reach(self, daemon: &Daemon) -> Result<(), Error>;
 }
@@ -205,7 +205,7 @@ fn a_daemon_that_hangs_does_not_hang_its_clients() {
 #[test]
 fn a_daemon_that_hangs_is_waited_for_once_whatever_is_asked_of_however_many_owners() {
     let (_directory, daemon, task) = attached();
-    // It ends much later than all of them may, and sooner than they would one after the other.
+    // It ends much later than all of them should, and sooner than they would one after the other.
     let options = RecvOptions { timeout: Some(Duration::from_secs(20)), ..RecvOptions::default() };
     let mut last = pin!(task.recv_with(TASK, 1, "last", options));
     let mut is_under_way = || last.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
@@ -241,7 +241,7 @@ fn what_is_answered_after_all_gives_its_memory_back() {
     until_there_is_room(&task, 4 << 20);
 }
 
-/// Memory that is seen to be freed.
+/// Memory that shows when it is freed.
 struct Watched(Buffer, #[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 impl AsRef<[u8]> for Watched {
@@ -290,10 +290,10 @@ fn a_task_that_is_closed_while_its_rings_are_full_says_goodbye_when_there_is_roo
         drop(task);
         begun.elapsed()
     });
-    // A thread that sleeps again and again has tried to say it, and looks for an answer.
+    // A thread that has slept many times has tried to submit it, and is waiting for an answer.
     let status = std::path::Path::new("/proc").join(told.recv().unwrap()).join("status");
     daemon.until("the task has said what there was room for", |_| {
-        // One that is not there any more has waited as long as it does.
+        // If the thread is gone, it has waited as long as it does.
         let Ok(status) = std::fs::read_to_string(&status) else { return true };
         let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
         sleeps.trim().parse::<u64>().unwrap() > 20
@@ -301,7 +301,7 @@ fn a_task_that_is_closed_while_its_rings_are_full_says_goodbye_when_there_is_roo
     drop(held);
     let took = closing.join().unwrap();
     let destination = receiving.wait().unwrap_err().destination;
-    // It waits for a second: on a machine that is slower than that, nobody may have been there for the answer.
+    // It waits for a second: on a slower machine the answer may come too late.
     if took < Duration::from_secs(1) {
         assert_eq!(destination.map(|destination| destination.len()), Some(10_000));
     }

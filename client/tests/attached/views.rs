@@ -1,4 +1,4 @@
-//! Large tensors of other clients are viewed where these have published them, which keeps their memory, and only that.
+//! Large tensors of other clients are viewed in the publisher's memory; views keep that memory, and nothing else, from being freed.
 
 use sealane::{Attach, Code, Keys, Payload, Pulled, Task, Tensor};
 use sealane_fusion::{Portion, metrics::ClientCounters};
@@ -9,7 +9,7 @@ use crate::{
     fixture::{TASK, bytes, directory, meta, peers, tensor, to_as, until_there_is_room},
 };
 
-/// Too much of them for the receive area, which has 4 MiB.
+/// Several of these do not fit into the receive area of 4 MiB.
 const LARGE: usize = 1 << 20;
 const ARENA: u64 = 8 << 20;
 
@@ -48,7 +48,7 @@ fn is_view(tensor: &Tensor) -> bool {
     matches!(tensor.payload(), Payload::Bytes(_))
 }
 
-/// Waits until the daemon shows as many.
+/// Waits until the daemon's counter has this value.
 fn until(daemon: &Daemon, what: &str, of: impl Fn(&ClientCounters) -> u64, expected: u64) {
     daemon.until(what, |daemon| daemon.sum(&of) == expected);
 }
@@ -84,7 +84,7 @@ fn a_view_keeps_its_bytes_until_it_is_dropped() {
     publish(&publisher, "w", 2, LARGE);
     let second = view(&consumer, "w", 2);
     publisher.withdraw("w").unwrap();
-    // All else of the arena may be used, and written over.
+    // The rest of the arena may be used and overwritten.
     until_there_is_room(&publisher, ARENA as usize / 2);
     while let Ok(mut other) = publisher.alloc(LARGE) {
         other.fill(0xee);
@@ -120,7 +120,7 @@ fn a_view_outlives_its_publisher() {
     let held = view(&consumer, "w", 1);
     drop(publisher);
     daemon.until_detached(&peers()[0]);
-    // Nothing waits for the view: the next one comes at once, and has another arena.
+    // Nothing waits for the view: the next publisher attaches at once, with another arena.
     let next = self::publisher(&daemon);
     publish(&next, "w", 2, LARGE);
     let newer = view(&consumer, "w", 2);
@@ -136,7 +136,7 @@ fn a_plan_views_one_version_after_the_other() {
     let (_directory, daemon, publisher, consumer) = two_tasks();
     let mut plan = consumer.viewing_plan(&peers()[0], keys(&["small", "large", "absent"]));
     for version in 1..20 {
-        // Without those of earlier versions there is room.
+        // There is room once the earlier versions are freed.
         until_there_is_room(&publisher, 3 << 20);
         publish(&publisher, "large", version, 3 << 20);
         publish(&publisher, "small", version, 1000);
@@ -154,7 +154,7 @@ fn a_plan_views_one_version_after_the_other() {
     }
     drop(plan);
     until(&daemon, "none is held", |counters| counters.views, 0);
-    // One that is given up leaves nothing behind, whether it has come to the large one or not.
+    // A cancelled pull leaves nothing behind, whether or not it has reached the large tensor.
     let mut plan = consumer.viewing_plan(&peers()[0], keys(&["large", "nobody's"]));
     drop(plan.pull(1));
     daemon.until_under_way(0);
@@ -179,7 +179,7 @@ fn what_cannot_be_viewed_is_copied_and_counted() {
     assert!(!is_view(&pulled.tensor) && pulled.tensor.bytes() == bytes(LARGE, 1));
     until(&daemon, "it was refused", |counters| counters.views_refused, 1);
     assert_eq!(daemon.sum(|counters| counters.tensors_viewed), 0);
-    // From the heap it was copied into the arena once, and is viewed there by those who may.
+    // A tensor on the heap was copied into the arena once, and is viewed there by permitted users.
     publisher.publish("w", 2, tensor(LARGE, 2)).wait().unwrap();
     assert_eq!(view(&consumer, "w", 2).tensor.bytes(), bytes(LARGE, 2));
 }

@@ -51,7 +51,7 @@ fn what_others_wait_for_is_the_drivers_when_nobody_attends_to_it() {
             let attendant = scope.spawn(move || {
                 let mut mine = pin!(mine);
                 let poll = poll_fn(|context| {
-                    // While it is polled first, this thread is the one that looks at the rings.
+                    // By its first poll, this thread is the one that polls the rings.
                     let _ = attending.send(());
                     mine.as_mut().poll(context)
                 });

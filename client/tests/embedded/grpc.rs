@@ -1,4 +1,4 @@
-//! gRPC over streams: tonic's own health service, and the peer that services are told.
+//! gRPC over streams: tonic's own health service, and the peer name that services get.
 
 use sealane::{StreamOptions, StreamPeer, Streams};
 use tonic::transport::{Endpoint, Server};
@@ -9,7 +9,7 @@ use tonic_health::server::health_reporter;
 
 use crate::two;
 
-/// Answers those who came by a stream of the worker.
+/// Accepts only requests that came by a stream of the worker.
 fn of_the_worker(request: Request<()>) -> Result<Request<()>, Status> {
     match request.extensions().get::<StreamPeer>() {
         Some(StreamPeer(peer)) if **peer == *"worker0:2222" => Ok(request),

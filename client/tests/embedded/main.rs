@@ -1,4 +1,4 @@
-//! A task whose engine is in this process has the manners of one that is attached.
+//! A task whose engine is in this process behaves like one that is attached.
 
 mod grpc;
 mod rows;
@@ -17,7 +17,7 @@ fn two() -> (Task, Task) {
     two_with(|_| {})
 }
 
-/// The same, whose engines have other settings.
+/// Like [`two`], with changed engine settings.
 fn two_with(change: impl Fn(&mut EngineSettings)) -> (Task, Task) {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -44,14 +44,14 @@ fn the_same_calls_work() {
     assert_eq!(worker.recv("ps0:2222", 1, "key").wait().unwrap().elements::<u32>().unwrap(), [1, 2, 3]);
     sending.wait().unwrap();
 
-    // Looked at first, waited for later.
+    // Polled first, waited for later.
     let destination = worker.alloc(100).unwrap();
     let mut receiving = worker.recv_into("ps0:2222", 2, "key", destination);
     assert!(receiving.try_outcome().is_none());
     drop(ps.send("worker0:2222", 2, "key", tensor()));
     assert_eq!(receiving.wait().unwrap().into_buffer().len(), 12);
 
-    // Looked at until it is there.
+    // Polled until it has arrived.
     drop(ps.send("worker0:2222", 3, "key", tensor()));
     let mut receiving = worker.recv("ps0:2222", 3, "key");
     let outcome = loop {
@@ -134,7 +134,7 @@ fn what_is_published_is_pulled() {
 #[test]
 fn slices_arrive_where_they_belong_in_one_array() {
     let (ps, worker) = two();
-    // One owner is the other engine's, and one this engine's own.
+    // One owner is at the other engine, and one at this engine.
     let slicing = |rows| {
         let meta = TensorMeta::new(DType::U32, &[rows, 2]).unwrap();
         Slicing::even(meta, ["ps0:2222", "worker0:2222", "ps0:2222"]).unwrap()

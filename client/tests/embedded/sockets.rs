@@ -1,4 +1,4 @@
-//! Streams between two engines that go by TCP connections of their own, and what comes of it when those break.
+//! Streams between two engines over TCP connections of their own, and what happens when those break.
 
 use std::{
     io::{self, Read, Write},
@@ -12,7 +12,7 @@ use sealane::{Code, Error, Stream, StreamListener, StreamOptions, Streams, Task}
 
 use crate::{two, two_with};
 
-/// What waits longer has failed.
+/// A wait that takes longer has failed.
 const LONG: Duration = Duration::from_secs(20);
 const PATIENT: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: Some(LONG), polling: None };
 
@@ -34,7 +34,7 @@ impl Ends {
         Ends { tasks, streams, listener }
     }
 
-    /// The dialer's end, and the other, which go by pushes as yet.
+    /// Both ends of a stream that still uses pushes: the dialer's end comes first.
     fn stream(&self) -> [Stream; 2] {
         let dialed = self.streams[0].connect(self.tasks[1].name(), "bytes", PATIENT).wait().unwrap();
         [dialed, self.listener.accept().wait().unwrap()]
@@ -47,7 +47,7 @@ impl Ends {
     }
 }
 
-/// Bytes go both ways until those of both ends go by a connection.
+/// Sends bytes both ways until both ends use a connection.
 fn until_direct([one, other]: &mut [Stream; 2]) {
     let deadline = Instant::now() + LONG;
     while !(one.is_direct() && other.is_direct()) {
@@ -66,12 +66,12 @@ fn there_and_back(one: &Stream, other: &Stream) {
     }
 }
 
-/// The byte at a place of a stream.
+/// The byte at a position of the stream.
 fn byte(at: u64, seed: u64) -> u8 {
     (at.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed) >> 29) as u8
 }
 
-/// Writes so many bytes, in pieces of many sizes.
+/// Writes `len` bytes in pieces of many sizes.
 fn write_all(mut stream: &Stream, len: u64, seed: u64, at: &AtomicU64) {
     let (mut done, mut piece) = (0, 1_u64);
     while done < len {
@@ -84,7 +84,7 @@ fn write_all(mut stream: &Stream, len: u64, seed: u64, at: &AtomicU64) {
     stream.finish().wait().unwrap();
 }
 
-/// Reads to the end, where all must be as it was written.
+/// Reads to the end and checks every byte.
 fn read_all(mut stream: &Stream, len: u64, seed: u64) {
     let (mut done, mut into) = (0, vec![0; 200_000]);
     loop {
@@ -100,7 +100,7 @@ fn read_all(mut stream: &Stream, len: u64, seed: u64) {
     }
 }
 
-/// Both ends write so much and read what the other does, while `meanwhile` runs with what each has written.
+/// Each end writes `len` bytes and reads the other's, while `meanwhile` runs with the number of bytes each has written so far.
 fn both_ways([one, other]: &[Stream; 2], len: u64, meanwhile: impl FnOnce([&AtomicU64; 2])) {
     let written = [const { AtomicU64::new(0) }; 2];
     thread::scope(|scope| {
@@ -161,7 +161,7 @@ fn until_it_has_broken_often(ends: &Ends) {
         let now = ends.streams[0].figures()[0].1;
         let moved = (now.bytes_sent - before.bytes_sent, now.bytes_received - before.bytes_received);
         assert_eq!(moved, (len, len));
-        // The ends stay.
+        // Reads at the end keep returning the end.
         for stream in &mut streams {
             assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         }
@@ -194,7 +194,7 @@ fn what_was_written_before_a_break_comes_though_nobody_writes_or_reads_meanwhile
         let streams = ends.direct_stream();
         (&streams[0]).write_all(&[7; 50_000]).unwrap();
         streams[breaker].break_off();
-        // Ready when the other process has all, also what its owner has not read.
+        // Ready once the other process has everything, even bytes not yet read by its program.
         streams[0].finish().wait().unwrap();
         let mut came = Vec::new();
         (&streams[1]).read_to_end(&mut came).unwrap();
@@ -209,7 +209,7 @@ fn what_was_written_before_a_break_comes_though_nobody_writes_or_reads_meanwhile
 
 #[test]
 fn what_was_finished_and_let_go_comes_whole_though_its_connection_breaks() {
-    // Less than what comes by a connection and is not read.
+    // Less than a connection brings unread.
     let narrow = StreamOptions { window_bytes: 128 << 10, ..PATIENT };
     let ends = Ends::new();
     let listener = ends.streams[1].listen("narrow", narrow).unwrap();
@@ -218,7 +218,7 @@ fn what_was_finished_and_let_go_comes_whole_though_its_connection_breaks() {
         let mut streams = [dialed, listener.accept().wait().unwrap()];
         until_direct(&mut streams);
         let [one, other] = streams;
-        // As much as both kernels take.
+        // As much as both kernels buffer.
         let (mut written, mut full) = (0, 0);
         while full < 1000 {
             let bytes: Vec<u8> = (written..written + 60_000).map(|at| byte(at, 5)).collect();
@@ -244,19 +244,19 @@ fn what_was_finished_and_let_go_comes_whole_though_its_connection_breaks() {
 #[test]
 fn a_thread_that_waits_for_bytes_or_room_is_woken_by_all_that_happens() {
     let ends = Ends::new();
-    // By bytes.
+    // Bytes.
     let [one, other] = ends.direct_stream();
     thread::scope(|scope| {
         scope.spawn(|| (&other).read_exact(&mut [0; 3]).unwrap());
         (&one).write_all(b"abc").unwrap();
     });
-    // By a break, after which bytes come by the engines.
+    // A broken connection; the bytes then come by the engines.
     thread::scope(|scope| {
         scope.spawn(|| (&other).read_exact(&mut [0; 3]).unwrap());
         one.break_off();
         (&one).write_all(b"abc").unwrap();
     });
-    // By a reset, of who reads and of who writes.
+    // A reset, for a reader and for a writer.
     let [one, other] = ends.direct_stream();
     thread::scope(|scope| {
         let reading = scope.spawn(|| (&one).read(&mut [0]).unwrap_err());
@@ -267,14 +267,14 @@ fn a_thread_that_waits_for_bytes_or_room_is_woken_by_all_that_happens() {
                 }
             }
         });
-        // It has no room any more.
+        // Its room is used up.
         fill(&one);
         other.reset("enough");
         for error in [reading.join().unwrap(), writing.join().unwrap()] {
             assert!(error.to_string().contains("enough"), "{error}");
         }
     });
-    // By time.
+    // A timeout.
     let brief = StreamOptions { timeout: Some(Duration::from_millis(20)), ..PATIENT };
     let dialed = ends.streams[0].connect(ends.tasks[1].name(), "bytes", brief).wait().unwrap();
     let mut streams = [dialed, ends.listener.accept().wait().unwrap()];
@@ -337,7 +337,7 @@ fn executors_are_woken_for_bytes_and_for_room() {
     assert!(is_over.load(Ordering::Relaxed));
 }
 
-/// A stream that two have.
+/// A stream shared by two.
 struct Shared<'a>(&'a Stream);
 
 impl tokio::io::AsyncRead for Shared<'_> {

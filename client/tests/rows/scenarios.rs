@@ -1,4 +1,4 @@
-//! What tables promise, between a parameter server and a worker, wherever their engines are.
+//! What tables guarantee between a parameter server and a worker, wherever their engines run.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -37,7 +37,7 @@ pub(crate) use all;
 
 const DIM: u64 = 16;
 
-/// A table whose row `i` is `i, i + 0.5, ...`, in memory of the task.
+/// A table in memory of the task, whose row `i` is `row(i), row(i) + 0.01, ...`.
 fn table(task: &Task, rows: u64, row: impl Fn(u64) -> f32) -> Tensor {
     let mut memory = task.alloc((rows * DIM * 4) as usize).unwrap();
     for (at, number) in memory.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -58,7 +58,7 @@ fn whole(first: u64) -> f32 {
     first as f32
 }
 
-/// What a call gives whose timeout was long enough for what is there: the first may wait for a link, and a loaded machine is slow.
+/// Repeats a call with growing timeouts until it succeeds: the first may wait for a link, and the machine may be slow.
 fn until_there<T>(call: impl FnMut(Duration) -> Option<T>) -> T {
     (0..8).map(|doublings| Duration::from_millis(300 << doublings)).find_map(call).expect("what is there comes")
 }
@@ -68,11 +68,11 @@ pub fn rows_come_to_their_places(ps: &Task, worker: &Task) {
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let ids = [999, 0, 5, 999, 5, 17];
     let pulled = worker.pull_rows(&users, &ids, &RowsOptions::default()).wait().unwrap();
-    // Each once, or, where this process reads the table itself, as often as it is named.
+    // Each row once, or, where this process reads the table itself, as often as it is named.
     assert!([4, 6].contains(&pulled.asked), "{}", pulled.asked);
     assert_eq!((pulled.missing.len(), &pulled.rows.shape()[..]), (0, &[6, DIM][..]));
     assert_eq!(firsts(&pulled.rows), ids.map(|id| id as f32));
-    // Into memory of the caller's, which it gets back.
+    // Into the caller's memory, which comes back.
     let out = worker.alloc(6 * 64).unwrap();
     let at = out.as_ptr();
     let pulled = worker
@@ -85,7 +85,7 @@ pub fn rows_come_to_their_places(ps: &Task, worker: &Task) {
 }
 
 pub fn rows_of_a_table_in_parts_come_from_all_owners(ps: &Task, worker: &Task) {
-    // The worker has one part itself.
+    // The worker owns one part itself.
     for (sharding, key) in
         [(Sharding::range(101, 2), "range"), (Sharding::modulo(101, 2), "modulo"), (Sharding::hash(101, 2), "hash")]
     {
@@ -144,7 +144,7 @@ pub fn a_table_that_comes_later_is_waited_for(ps: &Task, worker: &Task) {
 
 pub fn many_tables_get_a_version_together(ps: &Task, worker: &Task) {
     let publish = |key, rows, torn| ps.publish_table(key, table(ps, rows, whole), TableOptions { version: 1, torn });
-    // With locks, without, and one that is published anew with each write.
+    // With locks, without locks, and small enough to be published again with each write.
     let tables = [("user", 100, false), ("item", 100, true), ("small", 2, false)]
         .map(|(key, rows, torn)| publish(key, rows, torn).unwrap());
     let [users, items, small] = &tables;
@@ -159,7 +159,7 @@ pub fn many_tables_get_a_version_together(ps: &Task, worker: &Task) {
     ps.set_versions(&[users, items, small, users], 5).unwrap();
     fifth.into_iter().for_each(|pulling| assert_eq!(firsts(&pulling.wait().unwrap().rows), [1.]));
     assert_eq!(versions(), [5; 3]);
-    // One that is ahead stays so, and keeps no other back.
+    // A table that is already ahead keeps its version, and holds no other back.
     items.set_version(9).unwrap();
     assert_eq!(ps.set_versions(&[users, items, small], 7).unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(versions(), [7, 9, 7]);
@@ -169,7 +169,7 @@ pub fn many_tables_get_a_version_together(ps: &Task, worker: &Task) {
     assert_eq!(worker.set_versions(&[users], 8).unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(versions(), [7, 10, 7]);
     ps.set_versions(&[], 8).unwrap();
-    // Whoever names the same ones in another order does not wait for ever.
+    // Calls that name the same tables in a different order do not deadlock.
     thread::scope(|scope| {
         for tables in [[users, small], [small, users]] {
             scope.spawn(move || (0..100).for_each(|_| ps.set_versions(&tables, 11).unwrap()));
@@ -195,7 +195,7 @@ pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, wor
     );
     let numbers = pulled.rows.elements::<f32>().unwrap();
     assert_eq!([0, 1, 2, 3].map(|row| numbers[row * DIM as usize + 1]), [0.01, 0., 2.01, 0.]);
-    // Where no row comes, rows are what they were before; of a table from which none was ever pulled, nobody knows what that is.
+    // Missing rows keep the row format of an earlier pull; for a table never pulled before, the format is unknown.
     let short = within(Duration::from_millis(300));
     let none = worker.pull_rows(&parts, &[1, 3], &short).wait().unwrap();
     assert_eq!((none.rows.meta().dtype(), &none.rows.shape()[..]), (DType::F32, &[2, DIM][..]));
@@ -221,7 +221,7 @@ pub fn more_rows_than_one_request_names_come_together(ps: &Task, worker: &Task) 
 }
 
 pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
-    // Some on one owner, some on two; of different types and sizes, of many rows and none.
+    // Tables of one owner and of two, of different types and row sizes, with many rows and none.
     let wide = Tensor::from_elements(&[3, 2, 2], &(0..12).collect::<Vec<i64>>()).unwrap();
     ps.publish_table("wide", wide, TableOptions::default()).unwrap();
     let sharding = Sharding::hash(1000, 2).unwrap();
@@ -232,7 +232,7 @@ pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
     let wide = ShardedTable::of(ps.name(), "wide").unwrap();
     let users = ShardedTable::new("user", [ps.name(), worker.name()], sharding).unwrap();
     let many: Vec<u64> = (0..5000).map(|at| at * 7 % 1000).collect();
-    // Once with rows of a size that is not known.
+    // In the first round the row size is not known yet.
     for _ in 0..2 {
         let wanted = |table, ids| RowsWanted { table, ids, out: None };
         let all = [wanted(&users, &many[..]), wanted(&wide, &[2, 0]), wanted(&users, &[]), wanted(&users, &[5, 5])];
@@ -245,7 +245,7 @@ pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
         assert!([[1000, 2, 0, 1], [5000, 2, 0, 2]].iter().any(|all| asked == all), "{asked:?}");
     }
     assert!(worker.pull_all_rows([], &RowsOptions::default()).wait().unwrap().is_empty());
-    // All memory comes back when one cannot be had.
+    // All destinations come back when one row does not exist.
     let out = || Some(Buffer::from_vec(vec![0; 64]));
     let all = [&[5][..], &[1000]].map(|ids| RowsWanted { table: &users, ids, out: out() });
     let unpulled = worker.pull_all_rows(all, &RowsOptions::default()).wait().unwrap_err();
@@ -257,7 +257,7 @@ pub fn a_row_that_is_not_there_takes_no_other_along(ps: &Task, worker: &Task) {
     for (task, rows) in [(ps, 10), (worker, 4)] {
         task.publish_table("user", table(task, rows, whole), TableOptions::default()).unwrap();
     }
-    // The worker has fewer rows than the table should have of it.
+    // The worker has fewer rows than its part of the table should have.
     let parts = ShardedTable::new("user", [ps.name(), worker.name()], Sharding::range(20, 2).unwrap()).unwrap();
     let whole = worker.pull_rows(&parts, &[3, 19], &RowsOptions::default()).wait().unwrap_err().error;
     assert!(whole.to_string().contains(&format!("row 19 of 'user' of {}, which has 4 rows", worker.name())), "{whole}");
@@ -273,7 +273,7 @@ pub fn a_row_that_is_not_there_takes_no_other_along(ps: &Task, worker: &Task) {
 }
 
 pub fn what_was_not_asked_of_an_owner_that_is_late_is_late_too(ps: &Task, worker: &Task) {
-    // The worker has not published its part, of which more rows are asked for than may be in flight.
+    // The worker has not published its part, and more of its rows are wanted than may be in flight.
     let rows = 40_000;
     let sharding = Sharding::range(2 * rows, 2).unwrap();
     ps.publish_table("user", table(ps, rows, whole), TableOptions::default()).unwrap();
@@ -282,7 +282,7 @@ pub fn what_was_not_asked_of_an_owner_that_is_late_is_late_too(ps: &Task, worker
     let within = |timeout| RowsOptions { partial: true, timeout: Some(timeout), ..RowsOptions::default() };
     let (all, one) = ((0..=rows).collect::<Vec<u64>>(), [rows]);
     let wanted = |ids| RowsWanted { table: &users, ids, out: None };
-    // Of another table it is not even known what no rows look like.
+    // For another table, not even the format of an empty result is known.
     let short = within(Duration::from_millis(300));
     let other = ShardedTable::of(worker.name(), "user").unwrap();
     let unknown = RowsWanted { table: &other, ids: &[], out: None };
@@ -319,7 +319,7 @@ pub fn a_written_row_is_seen(ps: &Task, worker: &Task) {
 }
 
 pub fn small_tables_are_seen_as_they_are_written(ps: &Task, worker: &Task) {
-    // So small that it travels in a message, and so small that it fits into a buffer itself.
+    // Small enough to travel in a message, and small enough to be stored inside a buffer.
     for rows in [100, 3] {
         let numbers: Vec<i32> = (0..rows).collect();
         let tensor = Tensor::from_elements(&[rows as u64], &numbers).unwrap();
@@ -337,11 +337,11 @@ pub fn no_row_is_torn_while_it_is_written(ps: &Task, worker: &Task) {
     rows_stay_whole(ps, &[worker], |pulls| pulls >= 400);
 }
 
-/// Writes a few rows of tables again and again, of every length that is copied in a way of its own and of one that takes long, while
-/// each of `workers` pulls them until that is enough.
+/// Writes a few rows of tables over and over while each of `workers` pulls them, until `is_enough`. The row lengths cover every
+/// copy method, and one copy that takes long.
 pub fn rows_stay_whole(ps: &Task, workers: &[&Task], is_enough: impl Fn(usize) -> bool + Sync) {
     const ROWS: u64 = 40;
-    // Those that are written: few, so that writers and readers meet.
+    // The rows that are written: few, so that writers and readers meet.
     const WRITTEN: u64 = 3;
     let tables = [2, 3, 4, 8, 16, 20, 32, 64, 4096].map(|numbers: usize| {
         let mut memory = ps.alloc(ROWS as usize * numbers * 8).unwrap();
@@ -368,14 +368,14 @@ pub fn rows_stay_whole(ps: &Task, workers: &[&Task], is_enough: impl Fn(usize) -
         });
         for worker in workers {
             scope.spawn(move || {
-                // The writer ends with the last of them, also with one that fails.
+                // The writer stops when the last reader ends, even if it fails.
                 let _reading = Reading(readers);
                 let ids: Vec<u64> = (0..100).map(|at| at * at % ROWS).collect();
                 let (mut pulls, mut changes, mut last) = (0, 0, 0);
                 let users = tables.each_ref().map(|(_, table)| ShardedTable::of(ps.name(), table.key()).unwrap());
                 while !is_enough(pulls) || changes < 2 {
                     let at = pulls % tables.len();
-                    // A row that is written again and again may be given up, and is asked for once more.
+                    // A pull of a row that is constantly written may fail, and is retried.
                     let pulled = match worker.pull_rows(&users[at], &ids, &RowsOptions::default()).wait() {
                         Err(unreceived) if unreceived.error.code() == Code::Aborted => continue,
                         pulled => pulled.unwrap(),
@@ -395,7 +395,6 @@ pub fn rows_stay_whole(ps: &Task, workers: &[&Task], is_enough: impl Fn(usize) -
     });
 }
 
-/// Counts down when it is dropped.
 struct Reading<'a>(&'a AtomicUsize);
 
 impl Drop for Reading<'_> {
@@ -425,7 +424,7 @@ pub fn a_table_is_withdrawn_with_its_locks(ps: &Task, worker: &Task) {
 pub fn a_table_is_pulled_whole_only_where_half_a_row_is_welcome(ps: &Task, worker: &Task) {
     let pull = || worker.pull_many(ps.name(), Keys::new(["user"]).unwrap(), 0).wait().remove(0);
     thread::scope(|scope| {
-        // One that waits for the table hears it too, and does not wait longer.
+        // A pull that already waits for the table fails too, and does not wait longer.
         let early = scope.spawn(pull);
         let table = ps.publish_table("user", table(ps, 100, whole), TableOptions::default()).unwrap();
         for refused in [early.join().unwrap(), pull()] {
@@ -439,7 +438,7 @@ pub fn a_table_is_pulled_whole_only_where_half_a_row_is_welcome(ps: &Task, worke
     let torn = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 2, torn: true }).unwrap();
     assert_eq!(pull().unwrap().version, 2);
     drop(torn);
-    // A tensor in a table's place is none.
+    // A plain tensor in place of a table is no table.
     let locked = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 3, torn: false }).unwrap();
     locked.withdraw().unwrap();
     ps.publish("user", 4, table(ps, 100, whole)).wait().unwrap();
@@ -462,7 +461,7 @@ pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {
     }
     pushing.wait().unwrap();
     assert_eq!(updates, [(vec![0, 3], vec![8., 5.]), (vec![1], vec![2.])]);
-    // Of many tables in order, one tensor for each owner.
+    // Many tables in order: one tensor for each owner.
     let items = ShardedTable::of(ps.name(), "item").unwrap();
     let more = [to_push, TableRows { table: &items, ids: &[5, 5, 1, 0], rows: &rows }, to_push];
     let pushing = worker.push_all_rows("gradients", &more, SumRows::Yes, &SendOptions::default()).unwrap();
@@ -473,7 +472,7 @@ pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {
     assert_eq!(updates(&odd).into_iter().map(|update| update.ids).collect::<Vec<_>>(), [[1], [1]]);
     pushing.wait().unwrap();
     assert!(even.try_accept(1, &mut Vec::new()).unwrap() == 0, "there is a second tensor");
-    // And further tensors for more than a MiB.
+    // More than a MiB takes further tensors.
     let long = Tensor::from_elements(&[1, 700_000], &[3_u8; 700_000]).unwrap();
     let long = [TableRows { table: &items, ids: &[5], rows: &long }; 3];
     let pushing = worker.push_all_rows("gradients", &long, SumRows::No, &SendOptions::default()).unwrap();
@@ -486,7 +485,7 @@ pub fn pushed_rows_reach_their_owners(ps: &Task, worker: &Task) {
     let refused = worker.push_all_rows("gradients", &wrong, SumRows::Yes, &SendOptions::default()).err().unwrap();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(even.try_accept(1, &mut Vec::new()).unwrap() == 0, "a part of a call that failed was pushed");
-    // What is no update is refused, and nothing else suffers.
+    // A tensor that is no update is refused, and nothing else is affected.
     let stray = worker.push(ps.name(), "gradients", Tensor::from_elements(&[1], &[1_u8]).unwrap());
     assert_eq!(RowUpdate::all_of(even.accept().wait().unwrap()).unwrap_err().code(), Code::InvalidArgument);
     stray.wait().unwrap();

@@ -1,4 +1,4 @@
-//! What holds of streams whatever carries them: `ps` listens, and `worker` dials.
+//! What holds for streams whatever carries them: `ps` listens, and `worker` dials.
 
 use std::{
     io::{Read, Write},
@@ -9,12 +9,12 @@ use std::{
 
 use sealane::{Buffer, Code, DType, Stream, StreamListener, StreamOptions, Streams, Task, Tensor, TensorMeta};
 
-/// Too narrow for a ring in shared memory; and wide enough, where there are such.
+/// Too narrow for a ring in shared memory, and a window wide enough for one where rings are available.
 pub const NARROW: StreamOptions = StreamOptions { window_bytes: 64 << 10, timeout: None, polling: None };
 #[allow(dead_code, reason = "where there are none")]
 pub const WIDE: StreamOptions = StreamOptions { window_bytes: 1 << 20, timeout: None, polling: None };
 
-/// Bytes that are like no others of the stream, or of another with its own seed.
+/// Bytes that occur only once in the stream, and in no stream of another seed.
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ (at >> 16) as u8 ^ seed).collect()
 }
@@ -34,7 +34,7 @@ impl Ends {
         Ends { ps, worker, listener, name, window }
     }
 
-    /// The dialer's end, and the other.
+    /// A stream's dialer end and listener end.
     fn stream(&self) -> (Stream, Stream) {
         let dialed = self.worker.connect(&self.name, "bytes", self.window).wait().unwrap();
         (dialed, self.listener.accept().wait().unwrap())
@@ -45,7 +45,7 @@ fn is_pending<T>(poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> bool {
     poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// Writes until the stream takes no more; how much.
+/// Writes until the stream takes no more; the number of bytes written.
 fn fill(stream: &Stream, from: &[u8]) -> usize {
     let mut count = 0;
     while let Poll::Ready(written) = stream.poll_write(&from[count..], &mut Context::from_waker(Waker::noop())) {
@@ -54,7 +54,7 @@ fn fill(stream: &Stream, from: &[u8]) -> usize {
     count
 }
 
-/// Bytes of any number pass both ways at once, and each way ends by itself.
+/// Any number of bytes pass both ways at once, and each direction ends separately.
 pub fn both_ways_end_by_themselves(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     for (round, len) in [0, 1, 64, 4000, 70_000, 3 << 20].into_iter().enumerate() {
@@ -77,25 +77,25 @@ pub fn both_ways_end_by_themselves(ps: &Task, worker: &Task, window: StreamOptio
             (&dialed).read_to_end(&mut came).unwrap();
             assert!(came == back);
         });
-        // Those that had to wait for room in between, and may: the first may be written before the window is known.
+        // Long transfers had to wait for room and may have switched; short ones may be written before the window is known.
         assert!(dialed.is_direct() == (window != NARROW) || len < 3 << 20);
         assert_eq!((&dialed).write(&[1]).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
         assert_eq!((&accepted).read(&mut [0]).unwrap(), 0, "the end stays");
     }
 }
 
-/// One that nobody reads is full with its window, others go on, and later all of it is there.
+/// An unread stream fills its window while others go on; later all of its bytes can be read.
 pub fn a_stream_that_is_not_read_holds_up_itself_alone(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     let (slow, unread) = ends.stream();
     let sent = bytes(10 << 20, 3);
-    // What may be under way, and what waits to leave: the window.
+    // The window bounds the bytes in flight and those waiting to be sent.
     let written = fill(&slow, &sent);
-    // And a ring's worth, if it goes by one.
+    // Plus a ring's size, if it uses one.
     const RING_BYTES: u64 = 256 << 10;
     match slow.is_direct() {
         true => assert!((RING_BYTES..=window.window_bytes + RING_BYTES).contains(&(written as u64)), "{written}"),
-        // What comes before it is accepted has a window of its own.
+        // Before the stream is accepted, a separate window applies.
         false => assert!([NARROW.window_bytes, window.window_bytes].contains(&(written as u64)), "{written}"),
     }
     let (mut fast, mut read) = ends.stream();
@@ -120,7 +120,7 @@ pub fn a_stream_that_is_not_read_holds_up_itself_alone(ps: &Task, worker: &Task,
     });
 }
 
-/// Who dials need not look before the other end has come and gone: all of it is there.
+/// The dialer may look only after the other end has come and gone: all bytes are there.
 pub fn a_stream_may_end_before_its_dialer_looks(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     for is_finished in [true, false] {
@@ -131,7 +131,7 @@ pub fn a_stream_may_end_before_its_dialer_looks(ps: &Task, worker: &Task, window
             accepted.finish().wait().unwrap();
         }
         drop(accepted);
-        // What follows on the same way tells that the end has come.
+        // The next stream by the same path shows that the end has arrived.
         let (mut dialed, mut next) = ends.stream();
         next.write_all(b"a").unwrap();
         dialed.read_exact(&mut [0]).unwrap();
@@ -144,7 +144,7 @@ pub fn a_stream_may_end_before_its_dialer_looks(ps: &Task, worker: &Task, window
     }
 }
 
-/// Who drops a stream in the middle tells the other end, which can read what came before.
+/// An end that is dropped midway resets the stream; the other end can still read what came before.
 pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     let (mut dialed, mut accepted) = ends.stream();
@@ -161,7 +161,7 @@ pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task, wi
     dialed.reset("enough");
     assert!(accepted.read(&mut came).unwrap_err().to_string().contains("enough"));
 
-    // One that has all of what it reads may go: the other end writes to nobody.
+    // An end that has read everything may go: the other end then writes to nobody.
     let (mut dialed, mut accepted) = ends.stream();
     dialed.write_all(b"all").unwrap();
     dialed.finish().wait().unwrap();
@@ -177,7 +177,7 @@ pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task, wi
     };
     assert!(error.to_string().contains("closed the stream"), "{error}");
 
-    // Who writes nothing to it ends as well as it did.
+    // If the other end writes nothing, it ends cleanly too.
     let (dialed, mut accepted) = ends.stream();
     dialed.finish().wait().unwrap();
     drop(dialed);
@@ -190,7 +190,7 @@ pub fn a_stream_that_is_dropped_unfinished_is_reset(ps: &Task, worker: &Task, wi
     accepted.finish().wait().unwrap();
 }
 
-/// Calls that cannot be answered say why.
+/// Calls that cannot succeed say why.
 pub fn what_cannot_be_dialed_says_why(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     let unheard = ends.worker.connect(&ends.name, "nothing", window).wait().unwrap_err();
@@ -200,14 +200,14 @@ pub fn what_cannot_be_dialed_says_why(ps: &Task, worker: &Task, window: StreamOp
     let wide = StreamOptions { window_bytes: u64::MAX, ..window };
     assert_eq!(ends.worker.connect(&ends.name, "bytes", wide).wait().unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(ends.ps.listen("bytes", window).err().unwrap().code(), Code::InvalidArgument);
-    // A stream that waits to be accepted when its listener goes is reset, and the name is free again.
+    // If the listener closes, a stream waiting to be accepted is reset, and the name is free again.
     let mut waiting = ends.worker.connect(&ends.name, "bytes", window).wait().unwrap();
     drop(ends.listener);
     assert!(waiting.read(&mut [0]).unwrap_err().to_string().contains("the listener was closed"));
     ends.ps.listen("bytes", window).unwrap();
 }
 
-/// A call that blocks does so no longer than it was told, and may be repeated.
+/// A blocking call returns at its timeout and may be repeated.
 pub fn what_blocks_does_so_no_longer_than_it_was_told(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     let options = StreamOptions { timeout: Some(Duration::from_millis(1)), ..window };
@@ -230,7 +230,7 @@ pub fn what_blocks_does_so_no_longer_than_it_was_told(ps: &Task, worker: &Task, 
     late(accepted.write_all(&full).unwrap_err());
 }
 
-/// Several threads accept from one listener: each stream wakes who takes it, and a close wakes all.
+/// Several threads accept from one listener: each stream wakes one of them, and a close wakes all.
 pub fn several_accept_at_once(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
     thread::scope(|scope| {
@@ -248,10 +248,10 @@ pub fn several_accept_at_once(ps: &Task, worker: &Task, window: StreamOptions) {
     ends.ps.listen("bytes", window).unwrap();
 }
 
-/// A peer that says that this side has dialed what it has not is not believed.
+/// A peer cannot claim a stream number that this side has not dialed.
 pub fn who_is_dialed_does_not_choose_the_number(ps: &Task, worker: &Task, window: StreamOptions) {
     let ends = Ends::new(ps, worker, window);
-    // A dial by the name of the listener, in the name of the other end.
+    // A forged dial to the listener's name, in the name of the other end.
     let mut forged = vec![0; 24];
     forged[8] = 7;
     forged[16] = 100;
@@ -265,7 +265,7 @@ pub fn who_is_dialed_does_not_choose_the_number(ps: &Task, worker: &Task, window
     assert!(is_pending(|context| ends.listener.poll_accept(context)));
 }
 
-/// A thousand at once, each with its own bytes.
+/// A thousand streams at once, each with its own bytes.
 pub fn a_thousand_pass_at_once(ps: &Task, worker: &Task, window: StreamOptions) {
     const STREAMS: usize = 1000;
     let ends = Ends::new(ps, worker, window);
@@ -287,7 +287,7 @@ pub fn a_thousand_pass_at_once(ps: &Task, worker: &Task, window: StreamOptions) 
     }
 }
 
-/// Has a macro make a test of each.
+/// Calls a macro with the name of each scenario, to make a test of it.
 macro_rules! all {
     ($make:ident) => {
         $make!(

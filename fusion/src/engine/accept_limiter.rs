@@ -1,5 +1,5 @@
-//! Limits on unauthenticated callers, per host: handshakes in progress, and authentication failures. Owned by the shard that
-//! listens; bounded by [`CALLER_HOSTS_MAX`].
+//! Limits on unauthenticated callers, per host: handshakes in progress, and authentication failures. Owned by the shard that listens;
+//! bounded by [`CALLER_HOSTS_MAX`].
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,7 +10,7 @@ use crate::limits::{
     CALLER_LOG_EVERY,
 };
 
-/// Whom an address is counted as: an IPv4 address, or the /64 of an IPv6 one, of which one host has as many as it likes.
+/// The host that an address counts as: an IPv4 address, or the /64 of an IPv6 address, since a host may have any number of addresses in it.
 pub(super) fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -18,11 +18,11 @@ pub(super) fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// See the module.
+/// The limits for callers; see the module.
 pub(super) struct AcceptLimiter {
     hosts: HashMap<IpAddr, Host>,
     greetings_per_host_max: usize,
-    /// Callers must authenticate: a failed handshake has a cost.
+    /// Callers must authenticate, so a failed handshake counts.
     are_asked: bool,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// For events that are logged, and hold nothing up.
+    /// A tally that only limits log lines.
     pub(super) fn of_log() -> Self {
         Self::new(0, CALLER_FAILURE_EVERY)
     }
@@ -93,7 +93,7 @@ impl Tally {
         self.forgiving = (self.count > 0).then(|| since + self.every * forgiven);
     }
 
-    /// Counts one more. How many are to be logged now, if it is time.
+    /// Counts one event. Returns how many are to be logged, if it is time.
     pub(super) fn add(&mut self, now: Instant) -> Option<u64> {
         self.forgive(now);
         self.count = self.count.saturating_add(1);
@@ -108,15 +108,15 @@ impl Tally {
 }
 
 impl AcceptLimiter {
-    /// `are_asked` says that callers must show something.
+    /// `are_asked`: callers must authenticate.
     pub(super) fn new(greetings_per_host_max: usize, are_asked: bool) -> Self {
         Self { hosts: HashMap::new(), greetings_per_host_max, are_asked }
     }
 
-    /// Whether a caller may begin its handshake; if so, [`ended`](Self::ended) is to follow.
+    /// Checks whether a caller may begin its handshake; if so, [`ended`](Self::ended) must follow.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason why it may not.
     pub(super) fn begin(&mut self, now: Instant, from: IpAddr) -> Result<(), &'static str> {
         if self.hosts.len() >= CALLER_HOSTS_MAX && !self.hosts.contains_key(&from) {
             self.hosts.values_mut().for_each(|host| host.forgive(now));
@@ -149,13 +149,13 @@ impl AcceptLimiter {
         }
     }
 
-    /// A caller did not show that it may talk. The failures of its host to be logged now, if it is time.
+    /// A caller failed to authenticate. Returns how many failures of its host are to be logged, if it is time.
     pub(super) fn failed(&mut self, now: Instant, from: IpAddr) -> Option<u64> {
         self.hosts.get_mut(&from)?.failures.add(now)
     }
 
-    /// A caller's greeting failed before it had said who it is. How many of its host are to be logged now, if it is
-    /// time.
+    /// A caller's handshake failed before the caller had introduced itself. Returns how many such callers of its host are to be logged, if
+    /// it is time.
     pub(super) fn broke_off(&mut self, now: Instant, from: IpAddr) -> Option<u64> {
         self.hosts.get_mut(&from)?.breaks.add(now)
     }

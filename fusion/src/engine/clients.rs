@@ -1,26 +1,25 @@
-//! Client processes of this host: which process is attached as which task, and the source that moves their calls and answers.
-//! Each shard has its own end of every client; nothing is shared between shards.
+//! Client processes of this host: which process is attached as which task, and the source that moves their calls and answers. Each shard
+//! has its own end of every client; shards share nothing.
 //!
-//! Bounded by one client per task, and by the limits of `client.rs` on each.
+//! Bounded by one client per task, and by the limits in `client.rs` for each.
 //!
 //! Clients share no exhaustible resource: each has its own 16,384 calls per shard, memory for the small tensors that travel in
 //! the ring, number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client
-//! that breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is
-//! admitted, served or told of a drain disconnects that client and is counted; a panic while it is removed stops the engine,
-//! because then the node's own state is in doubt.
+//! A client that breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is
+//! admitted, served or told of a drain disconnects that client and is counted; a panic while it is removed stops the engine, because the
+//! node's own state is then in doubt.
 //!
-//! A daemon that drains tells its clients in their rings and serves them until all have read it, at most for another 20 ms.
-//! Clients that call or wait read it at once, and hold new calls for the next daemon. Calls that only a new call of
-//! this host could complete (a recv of a local tensor that was not sent, a peer's request for one) end with Unavailable; the
-//! rest have `daemon.drain_timeout_ms`. Clients repeat pulls and accepts with the next daemon; callers must repeat a send or
-//! recv that the drain ended. Clients publish again what they had published with the daemon before, and tell how much that was.
+//! A daemon that drains tells its clients through their rings and serves them until all have read it, for at most another 20 ms. Clients
+//! that call or wait read it at once, and hold new calls for the next daemon. Calls that only a new call of this host could complete (a
+//! recv of a local tensor that was not sent, a peer's request for one) end with Unavailable; the rest have `daemon.drain_timeout_ms`.
+//! Clients repeat pulls and accepts with the next daemon; callers must repeat a send or recv that the drain ended. Clients publish their
+//! tensors again with the next daemon, and say how many there are.
+//! A publication is announced to every shard. Up to 512 B are copied; larger tensors stay in the arena, lent to each shard, and come back
+//! when the last shard has replaced them, no link reads them, and no client views them. A client that asks to view what it pulls is told
+//! where large tensors lie in the arenas of other clients of the same user; a share of the tensor is kept until the client gives it back or
+//! has gone. When the publisher goes, views stay valid, because nothing writes to its arena any more.
 //!
-//! A publication is announced to every shard: up to 512 B are copied, larger tensors stay in the arena, lent to each shard, and come
-//! back when the last has replaced them, no link reads them, and no client views them. A client that asks to view what it pulls is
-//! told where large tensors lie in the arenas of other clients of the same user; a share of the tensor is kept until the client gives
-//! it back or has gone. When the publisher goes, views stay as they are, for nothing is written to its arena any more.
-//!
-//! Two clients of one user may have a [direct lane](lanes), over which small tensors pass the shards by.
+//! Two clients of one user may have a [direct lane](lanes), which carries small tensors without the shards.
 
 mod client;
 #[cfg(feature = "fuzzing")]
@@ -59,15 +58,15 @@ pub use portion::{Portion, SpareArenas};
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]
 pub struct ClientEnds {
-    /// The task that it attaches as.
+    /// The task that the client attaches as.
     pub task: String,
-    /// Its process, for messages.
+    /// Its process id, for messages.
     pub pid: i32,
-    /// The user of that.
+    /// The user of that process.
     pub uid: u32,
     /// Its arena.
     pub arena: SharedMemory,
-    /// That arena for other clients, if they may view what it publishes and it may view what they do.
+    /// The arena as shown to other clients, if they may view what this client publishes and it may view what they publish.
     pub shared: Option<SharedArena>,
     /// Its segments and their doorbells, in the order of the shards.
     pub shards: Vec<(DaemonEnd, Doorbell)>,
@@ -78,31 +77,31 @@ pub struct ClientEnds {
 /// An arena that may be shown to other clients.
 #[derive(Debug)]
 pub struct SharedArena {
-    /// The user of its client: only clients of the same one are shown it.
+    /// The user of its client: only clients of the same user are shown the arena.
     pub uid: u32,
     /// Its memory.
     pub descriptor: OwnedFd,
 }
 
-/// Names a client that was admitted, and never a later one.
+/// The id of an admitted client; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClientId(u64);
 
-/// Who is attached; the engine's, for any thread.
+/// Who is attached. Belongs to the engine; used from any thread.
 #[derive(Debug, Default)]
 pub(super) struct Attached {
     seats: HashMap<String, Seat>,
     admitted: u64,
     lanes: Lanes,
-    /// The sockets of clients that were dismissed: held until no link uses their memory any more.
+    /// The sockets of dismissed clients, held until no link uses their memory any more.
     leaving: Vec<Weak<OwnedFd>>,
 }
 
 impl Attached {
-    /// Checks that a process is the one which is attached as `task`.
+    /// Checks that the asking process is the one attached as `task`.
     ///
     /// # Errors
-    /// NotFound if none is, PermissionDenied if it is another.
+    /// NotFound if no process is attached, PermissionDenied if it is another one.
     pub(super) fn check(&self, task: &str, asker: Credentials) -> Result<(), Error> {
         let not_there = || Error::NotFound { task: task.into(), reason: "no process is attached as it".into() };
         let seat = self.seats.get(task).ok_or_else(not_there)?;
@@ -113,7 +112,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Wakes clients, as far as they are attached.
+    /// Wakes those of the clients that are still attached.
     fn ring_for(&self, told: &[ClientId]) {
         let sockets =
             self.seats.values().filter(|seat| told.contains(&seat.id)).filter_map(|seat| seat.socket.upgrade());
@@ -127,7 +126,7 @@ struct Seat {
     pid: i32,
     uid: u32,
     arena_bytes: u64,
-    /// For other clients, and by which number they know it.
+    /// The arena as shown to other clients: its number, its user and its memory.
     shared: Option<(Shown, Arc<OwnedFd>)>,
     socket: Weak<OwnedFd>,
 }
@@ -145,10 +144,10 @@ impl Engine {
         attached.seats.values().map(|seat| seat.arena_bytes).collect()
     }
 
-    /// An arena of which clients were told that they may view it there, and its size in bytes, for one of user `uid`.
+    /// An arena that clients were told they may view, and its size in bytes; for a client of user `uid`.
     ///
     /// # Errors
-    /// NotFound if its client has gone, or there is none of that number; PermissionDenied for another user.
+    /// NotFound if its client has gone or no arena has that number; PermissionDenied for another user.
     pub fn shared_arena(&self, number: u64, uid: u32) -> Result<(Arc<OwnedFd>, u64), Error> {
         let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         let find =
@@ -163,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// Lets a client in.
+    /// Admits a client.
     ///
     /// # Errors
     /// NotFound if the task is not served here, Unavailable if another process is attached as it or the engine has
@@ -197,7 +196,7 @@ impl Engine {
         let socket = bell.witness();
         let id = ClientId(attached.admitted);
         let shared = shared.map(|SharedArena { uid, descriptor }| {
-            // Nobody may guess it: who knows it was told of a tensor there.
+            // Random, so that it cannot be guessed: only a client that was told of a tensor there knows the number.
             let number = RandomState::new().hash_one((id, std::time::SystemTime::now()));
             (Shown { number, uid }, Arc::new(descriptor))
         });
@@ -217,7 +216,7 @@ impl Engine {
             .collect();
         let admitted: Vec<_> = admitted.into_iter().map(JoinHandle::wait).collect();
         if let Some(error) = admitted.into_iter().find_map(Result::err) {
-            // Those that have let it in let it go again.
+            // The shards that have admitted it dismiss it again.
             self.tell_dismissed(id, "it could not be let in");
             return Err(stopped(&error));
         }
@@ -225,8 +224,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Lets a client go, or notices that it has gone: its calls end, its tensors that nobody has asked for are freed,
-    /// those who wait for it are told `reason`. Does nothing if it has been dismissed before.
+    /// Dismisses a client, or records that it has gone: its calls end, its tensors that nobody has asked for are freed, and those who wait
+    /// for it are told `reason`. Does nothing if it was dismissed before.
     ///
     /// Not for code on a shard: it waits until the shards have heard of it.
     pub fn dismiss(&self, id: ClientId, reason: &str) {
@@ -244,7 +243,7 @@ impl Engine {
         let (telling, told) = mpsc::channel::<()>();
         for index in 0..self.shards() {
             let (reason, telling) = (reason.to_owned(), telling.clone());
-            // Of a client that was let in by a job; a shard that has stopped has no clients.
+            // The client was admitted by a job on this shard too; a shard that has stopped has no clients.
             self.0.runtime.shard(index).submit_always(Box::new(move |_| {
                 if let Some(engine) = ShardEngine::current() {
                     engine.client_changes.borrow_mut().push_back(Change::Dismiss(id, reason));
@@ -253,27 +252,27 @@ impl Engine {
             }));
         }
         drop(telling);
-        // Until each job has run, or was dropped.
+        // Blocks until each job has run or was dropped.
         let _ = told.recv();
     }
 
-    /// Tells all clients that [`drain`](Self::drain) comes next: from when they have heard it, they keep new calls for the
-    /// engine after this one. What they still ask is carried out as ever.
+    /// Tells all clients that [`drain`](Self::drain) comes next. Once they have heard it, they keep new calls for the next engine; calls
+    /// they still make here are carried out as usual.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
     pub fn announce_drain(&self) -> Result<(), Error> {
         let announce = |engine: &ShardEngine| {
             engine.drain_announced.set(true);
-            // Until they are counted.
+            // Until the next poll counts them.
             engine.clients_unaware.set(usize::MAX);
             engine.client_changes.borrow_mut().push_back(Change::Drain);
         };
         self.on_all_shards(announce).map(|_| ())
     }
 
-    /// True if every client has heard of the [announced](Self::announce_drain) drain, and all that it had asked before is known
-    /// here: nothing more comes.
+    /// True if every client has heard of the [announced](Self::announce_drain) drain and all its earlier calls are known here, so that
+    /// nothing more comes.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -282,7 +281,7 @@ impl Engine {
         Ok(unaware.into_iter().all(|clients| clients == 0))
     }
 
-    /// Ends the connections of all clients, which attach to the next engine if they were told of a drain.
+    /// Ends the connections of all clients; those told of a drain attach to the next engine.
     pub(super) fn hang_up_on_clients(&self) {
         let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in attached.seats.values().filter_map(|seat| seat.socket.upgrade()) {
@@ -290,8 +289,7 @@ impl Engine {
         }
     }
 
-    /// From now on new calls of clients end with Unavailable, and requests for tensors that are not there as well:
-    /// what is in progress can finish.
+    /// From now on new calls of clients, and requests for tensors that are not there, end with Unavailable; what is in progress can finish.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -299,7 +297,7 @@ impl Engine {
         self.on_all_shards(|engine| engine.with_node(|node, _| node.drain())).map(|_| ())
     }
 
-    /// From now on nothing that peers send is read: what is under way after this, there will be no more of.
+    /// From now on nothing that peers send is read, so nothing new gets under way.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -307,7 +305,7 @@ impl Engine {
         self.on_all_shards(|engine| engine.with_node(|node, _| node.stop_reading())).map(|_| ())
     }
 
-    /// Calls of clients that have not ended, tensors lent to peers, and tensors that were taken from pushers and that no client has.
+    /// Calls of clients that have not ended, tensors lent to peers, and tensors taken from pushers that no client has yet.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -321,33 +319,33 @@ impl Engine {
 pub(super) enum Change {
     Admit(ClientId, Box<Client>),
     Dismiss(ClientId, String),
-    /// All are told that the engine is about to stop.
+    /// All clients are told that the engine is about to stop.
     Drain,
-    /// One of them is.
+    /// One client is told so.
     DrainOf(Handle),
 }
 
 /// The source. It holds the engine as [`Vital`]: without it clients would wait forever.
 ///
-/// A panic while a client is served must not end it: the client's records may have caused it. The client is disconnected, and the
-/// shard continues. State that the panic left inconsistent belongs to the client, which is dropped, or to the node, where it is
-/// reached only through generational handles, and where what belongs to a task is found by the task and not by the client's own
-/// records. If cleanup panics too, or a panic has no client, the engine stops.
+/// A panic while a client is served must not end the source: the client's records may have caused it. The client is disconnected, and the
+/// shard continues. State that the panic left inconsistent belongs to the client, which is dropped, or to the node, where it is reached
+/// only through generational handles, and where a task's state is found by the task, not by the client's own records. If cleanup panics
+/// too, or a panic belongs to no client, the engine stops.
 pub(super) struct Clients {
     engine: Vital,
     clients: Arena<Client>,
     handles: HashMap<ClientId, Handle>,
-    /// Clients that were dismissed and wait, each holding its socket open, until no link reads or writes their memory any more:
-    /// as long as a peer takes, or its link lasts.
+    /// Dismissed clients that wait, each holding its socket open, until no link reads or writes their memory any more: until the peer is
+    /// done, or its link ends.
     leaving: Vec<Client>,
-    /// Not told yet; empty between turns, unless telling one panicked.
+    /// Outcomes not told yet; empty between turns, unless telling one panicked.
     outcomes: VecDeque<(ClientCall, ClientOutcome)>,
-    /// Whom a panic would be put down to.
+    /// The client being served, which is blamed for a panic.
     served: Option<Handle>,
     record: Record,
     /// Turns since a client last had anything to say or to hear.
     idle_turns: u32,
-    /// When other threads are next shown how things stand.
+    /// When the metrics for other threads are next updated.
     show_at: Instant,
 }
 
@@ -367,7 +365,7 @@ impl Clients {
         engine.clients_source.set(Some(engine.shard.add_source(clients)));
     }
 
-    /// Takes in who comes and who goes. One at a time: what is left waits for the next poll if this panics.
+    /// Handles admissions, dismissals and drains, one at a time: the rest waits for the next poll if one panics.
     fn take_changes(&mut self) -> usize {
         let mut count = 0;
         loop {
@@ -436,14 +434,14 @@ impl Clients {
         if let Some(arena) = client.shown() {
             self.clients.iter_mut().for_each(|(_, other)| other.forget_arena(arena, &mut self.record));
         }
-        // Whether it said goodbye or not: another shard may have heard that.
+        // Even if it did not say goodbye here: another shard may have heard that.
         self.leaving.push(client);
     }
 
-    /// Serves all clients once; one that this panics for is put out, and the others' turn comes in the next poll.
+    /// Serves all clients once. If serving one panics, that client is put out, and the others are served in the next poll.
     fn serve(&mut self, now: Instant) -> usize {
         self.served = None;
-        // Pushes of others end where there is room again, and are told of with the rest.
+        // Pushes of other tasks end where there is room again; their outcomes are written with the rest.
         let turn = AssertUnwindSafe(|| self.take_changes() + self.read(now) + self.hand_out() + self.write(now));
         catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic))
     }
@@ -453,7 +451,7 @@ impl Clients {
     fn put_out(&mut self, panic: Box<dyn Any + Send>) -> usize {
         let Some(handle) = self.served.take() else { resume_unwind(panic) };
         if let Some(client) = self.clients.get(handle) {
-            // The owner of its socket, who sees it closed, dismisses it from the other shards too.
+            // The owner of its socket sees it close, and dismisses the client from the other shards too.
             client.fail(&panic_message(&*panic));
         }
         self.engine.clients_failed.set(self.engine.clients_failed.get() + 1);
@@ -462,7 +460,7 @@ impl Clients {
         1
     }
 
-    /// Takes in what clients ask.
+    /// Reads what clients submit.
     fn read(&mut self, now: Instant) -> usize {
         let mut work = 0;
         let record = &mut self.record;
@@ -471,13 +469,13 @@ impl Clients {
             work += self.engine.borrow_node(|node| client.read(node, now, record));
         }
         if work > 0 {
-            // What was asked of peers leaves in the next turn.
+            // Requests to peers leave in the next turn.
             self.engine.shard.notify();
         }
         work
     }
 
-    /// Hands over what was pushed into clients' queues.
+    /// Hands clients the tensors that were pushed into their queues.
     fn hand_out(&mut self) -> usize {
         let mut work = 0;
         let record = &mut self.record;
@@ -492,7 +490,7 @@ impl Clients {
         work
     }
 
-    /// Shows other threads how things stand.
+    /// Updates the clients' metrics for other threads.
     fn show(&self) {
         for (_, client) in self.clients.iter() {
             let pinned = |memory| self.engine.interfaces().map(|interface| interface.pinned_bytes(memory)).sum::<u64>();
@@ -500,7 +498,7 @@ impl Clients {
         }
     }
 
-    /// Tells clients what came of their calls, in this turn's links as well.
+    /// Writes the outcomes of clients' calls, including those from this turn's links.
     fn write(&mut self, now: Instant) -> usize {
         let mut work = 0;
         self.served = None;
@@ -528,17 +526,17 @@ impl Source for Clients {
     fn poll(&mut self, shard: &Shard, _budget: usize) -> usize {
         let now = shard.now();
         let mut work = 0;
-        // Outcomes come for clients that are gone too, and are dropped.
+        // Outcomes for clients that have gone come too, and are dropped.
         let has_outcomes = !self.outcomes.is_empty() || self.engine.borrow_node(|node| node.has_client_outcomes());
         if has_outcomes || !self.clients.is_empty() || !self.engine.client_changes.borrow().is_empty() {
             work += self.serve(now);
         }
         if !self.leaving.is_empty() {
-            // What is dropped closes the socket, if no other shard has it: that tells the client.
+            // Dropping a client closes its socket, unless another shard still holds it; the close tells the client.
             self.leaving.retain(|client| !client.has_let_go());
         }
         self.idle_turns = if work > 0 { 0 } else { self.idle_turns.saturating_add(1) };
-        // After the last client has gone too: its calls are no more.
+        // Also after the last client has gone, since its calls no longer count.
         if self.show_at <= now {
             self.show_at = now + SHOW_INTERVAL;
             self.show();

@@ -3,15 +3,15 @@
 use std::time::{Duration, SystemTime};
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// The log warns from then on: enough time to renew certificates by hand.
+/// The log warns when less than this is left: enough time to renew certificates by hand.
 const WARNING: Duration = DAY.saturating_mul(7);
 
-/// The time until `end`; nothing if it is over.
+/// The time until `end`; zero if it has passed.
 pub(super) fn left(end: SystemTime) -> Duration {
     end.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
-/// Days until `end`, fewer than none since then.
+/// Days until `end`; negative if it has passed.
 pub(super) fn days_left(end: SystemTime) -> f64 {
     let days = |span: Duration| (span.as_secs_f64() / DAY.as_secs_f64() * 10.0).round() / 10.0;
     match end.duration_since(SystemTime::now()) {
@@ -20,7 +20,7 @@ pub(super) fn days_left(end: SystemTime) -> f64 {
     }
 }
 
-/// Says that it ends soon, or has ended.
+/// Logs that the certificate expires soon, or has expired.
 pub(super) fn warn(left: Duration) {
     if left.is_zero() {
         tracing::error!(
@@ -32,7 +32,7 @@ pub(super) fn warn(left: Duration) {
     }
 }
 
-/// When to look again: once a day, and as the time to warn begins.
+/// When to check again: once a day, and when the time to warn begins.
 pub(super) fn look_again(left: Duration) -> Duration {
     match left.checked_sub(WARNING) {
         Some(until) if !until.is_zero() => until.min(DAY),

@@ -1,4 +1,4 @@
-//! The source that establishes links: listens, accepts, dials. Off the hot path; bounded by the handshake limits and timeout of
+//! The source that establishes links: listens, accepts, dials. Off the hot path; bounded by the handshake limits and timeout in
 //! [`EngineSettings`](super::EngineSettings).
 
 use std::io::ErrorKind;
@@ -31,18 +31,18 @@ enum Greeting {
 }
 
 struct Pending {
-    /// `None` only while it is being polled.
+    /// `None` only while it is polled.
     greeting: Option<Greeting>,
     deadline: Instant,
 }
 
 pub(super) struct Greetings {
-    /// A listener's token is its place among the engine's; handshakes have their handles, which are larger than any index.
+    /// A listener's token is its index among the engine's; a handshake's token is its handle, which is larger than any index.
     engine: Vital,
     limiter: AcceptLimiter,
-    /// Calls of this side that failed for what one of the two sides has to show.
+    /// Dials of this side that failed because one side could not authenticate.
     denied: Tally,
-    /// Bytes of callers' unfinished handshakes.
+    /// Buffered bytes of callers' unfinished handshakes.
     held_bytes: usize,
     resolver: Resolver,
     pending: Arena<Pending>,
@@ -96,7 +96,7 @@ impl Greetings {
         work
     }
 
-    /// Warns of a certificate that ends soon, where one shard does so for all.
+    /// Warns if the certificate expires soon; one shard does so for all.
     fn mind_the_end(&self, now: Instant) {
         if !self.engine.listens_for_all() || self.engine.look_at_end.get().is_none_or(|look| now < look) {
             return;
@@ -115,7 +115,7 @@ impl Greetings {
         deadline(self.engine.shard.now(), self.engine.settings.handshake_timeout)
     }
 
-    /// The deadline of a handshake that begins now, or at least of its connection.
+    /// The deadline of a handshake that begins now; for a dial, at first that of its connection attempt.
     fn first_deadline(&self, greeting: &Greeting) -> Instant {
         match greeting {
             Greeting::Calling { .. } => self.deadline().min(self.engine.shard.now() + CONNECT_PATIENCE),
@@ -159,7 +159,7 @@ impl Greetings {
         accepted
     }
 
-    /// Begins a caller's handshake, if its host may have one more.
+    /// Begins a caller's handshake, if its host may have one more in progress.
     fn answer(&mut self, now: Instant, socket: Socket, from: Option<SocketAddr>, via: u16) {
         let host = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| host_of(from.ip()));
         if let Err(reason) = self.limiter.begin(now, host) {
@@ -181,7 +181,7 @@ impl Greetings {
         }
     }
 
-    /// A caller's handshake has ended, one way or another.
+    /// A caller's handshake has ended, successful or not.
     fn answered(&mut self, from: IpAddr, held: usize) {
         self.limiter.ended(from);
         self.held_bytes -= held;
@@ -204,7 +204,7 @@ impl Greetings {
             Greeting::Calling { dial, .. } => dial.descriptor(),
             Greeting::Answering { answering, .. } => answering.descriptor(),
         };
-        // A socket is always writable once it is connected, so that is reported once.
+        // A socket becomes writable once when it is connected, so that is reported once.
         if let Err(error) = self.watch(descriptor, handle.to_bits(), Interest::READ_WRITE.edge()) {
             self.pending.remove(handle);
             tracing::error!(%error, "a handshake cannot be watched");
@@ -233,7 +233,7 @@ impl Greetings {
         }
     }
 
-    /// Names are looked up first; addresses need no looking up.
+    /// Host names are resolved first; addresses are dialed directly.
     fn dial(&mut self, peer: Handle, address: TransportAddress, hello: Hello) {
         if !matches!(address.host, Host::Name(_)) {
             let found = resolve(&address);
@@ -252,7 +252,7 @@ impl Greetings {
         }
     }
 
-    /// Calls the next address of a name; `error` is what the former came to.
+    /// Dials the next address of a name; `error` is how the previous attempt ended.
     fn call_next(&mut self, peer: Handle, mut more: Vec<SocketAddr>, hello: Hello, mut error: LinkError) {
         let Some(called) = self.engine.borrow_node(|node| node.address_of(peer)) else { return };
         while !more.is_empty() {
@@ -271,7 +271,7 @@ impl Greetings {
         self.dial_failed(peer, error.to_string(), kind);
     }
 
-    /// Days until the certificate of this side ends, where it has one.
+    /// Days until this side's certificate expires, if it has one.
     fn own_days_left(&self) -> Option<f64> {
         self.engine.authentication.borrow().ends().map(days_left)
     }
@@ -354,7 +354,7 @@ impl Greetings {
         }
     }
 
-    /// A caller has said who it is.
+    /// A caller has introduced itself.
     fn introduced(&mut self, call: Call, via: u16, from: IpAddr) {
         if let Err(reason) = self.engine.borrow_node(|node| identity_of(&call, node.map())) {
             self.unauthenticated(from, &reason);
@@ -373,7 +373,7 @@ impl Greetings {
         self.route(call, via);
     }
 
-    /// A caller has not shown that it may talk.
+    /// A caller failed to authenticate.
     fn unauthenticated(&mut self, from: IpAddr, reason: &str) {
         self.engine.count_callers(|counters| counters.unauthenticated += 1);
         if let Some(failures) = self.limiter.failed(self.engine.shard.now(), from) {
@@ -382,7 +382,7 @@ impl Greetings {
         }
     }
 
-    /// A caller's greeting failed before it had said who it is.
+    /// A caller's handshake failed before the caller had introduced itself.
     fn broke_off(&mut self, from: IpAddr, reason: &dyn std::fmt::Display) {
         if let Some(callers) = self.limiter.broke_off(self.engine.shard.now(), from) {
             tracing::warn!(%from, callers, %reason, "a caller did not complete its handshake");
@@ -391,7 +391,7 @@ impl Greetings {
 
     fn dialed(&mut self, peer: Handle, dialed: Dialed) {
         let Dialed { link, welcome, certificate } = dialed;
-        // The greeting's watch ends here; the link's own begins when the node takes it.
+        // The handshake's watch ends here; the link's own begins when the node takes it.
         if let Some(descriptor) = sealane_transport::Link::descriptor(&link)
             && let Err(error) = self.engine.shard.unwatch(descriptor)
         {
@@ -401,7 +401,7 @@ impl Greetings {
             return self.dial_failed(peer, reason, DialFailureKind::Final);
         }
         let (address, map) = self.engine.borrow_node(|node| (node.address_of(peer), node.map().clone()));
-        // Hung up meanwhile: dropping the link closes it.
+        // The dial was dropped meanwhile: dropping the link closes it.
         let Some(address) = address else { return };
         if let Err(reason) = identity::check(certificate.as_ref(), &address, &welcome.tasks, &map) {
             return self.dial_failed(peer, format!("not authenticated: {reason}"), DialFailureKind::Denied);
@@ -426,7 +426,7 @@ impl Greetings {
         }
     }
 
-    /// Hands a caller to the shard that serves its lane.
+    /// Passes a caller to the shard that serves its lane.
     fn route(&self, call: Call, via: u16) {
         if let Err(error) = self.engine.shard.unwatch(call.descriptor()) {
             tracing::error!(%error, "a handshake cannot be unwatched");
@@ -437,11 +437,11 @@ impl Greetings {
         }
         let job = move |_: &Shard| match ShardEngine::current() {
             Some(engine) => engine.answer(call, via),
-            // It may have started by the next call.
+            // The shard may have started by the caller's next attempt.
             None => call.reject(RejectCode::Full, "the engine is starting or stopping"),
         };
         if let Err(full) = self.engine.shard.shard_ref(owner).submit(Box::new(job)) {
-            // The caller's socket is in the job and closes with it; the caller calls again.
+            // The caller's socket is in the job and is closed with it; the caller tries again.
             tracing::warn!(%full, "a caller could not be passed to its shard");
         }
     }
@@ -486,7 +486,7 @@ fn kind_of(error: &LinkError) -> DialFailureKind {
 }
 
 impl ShardEngine {
-    /// The next caller of a listener, where it calls from, and for which address.
+    /// The next caller of a listener, its address, and the index of the transport address it called.
     fn accept(&self, place: usize, now: Instant) -> Option<(Socket, Option<SocketAddr>, u16)> {
         let mut listeners = self.listeners.borrow_mut();
         let (socket, from) = listeners[place].accept(now)?;
@@ -498,7 +498,7 @@ impl ShardEngine {
         if let Err(reason) = self.check_features(&call.hello) {
             return call.reject(RejectCode::Refused, reason);
         }
-        // Once more: the shard that listens may have another map than this one while a new map goes round.
+        // Checked once more: while a new map is distributed, the listening shard may have another one than this shard.
         if let Err(reason) = self.borrow_node(|node| identity_of(&call, node.map())) {
             self.count_callers(|counters| counters.unauthenticated += 1);
             return call.reject(RejectCode::Unauthenticated, reason);

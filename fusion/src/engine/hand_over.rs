@@ -1,5 +1,5 @@
-//! One engine takes the place of another, in another process: it sets everything up while the other serves, and then goes on
-//! with the other's listening sockets, so that no caller is refused in between.
+//! One engine takes over from another, in another process: it sets everything up while the other still serves, and then continues with the
+//! other's listening sockets, so that no caller is refused in between.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::listener::Listener;
 use super::shard::ShardEngine;
 use super::{Engine, EngineSettings, StartError, address_of, bind, check_reach};
 
-/// An engine that is set up and serves nobody yet: its shards run and their memory is populated, but it does not listen at the
-/// addresses that it is to be given.
+/// An engine that is set up but does not serve yet: its shards run and their memory is populated, but it does not listen at the addresses
+/// that it will inherit.
 pub struct Prepared {
     engine: Engine,
-    /// Those that no other engine listens at, in the order of the engine's addresses.
+    /// Sockets of addresses where no other engine listens, in the order of the engine's addresses.
     own: Vec<Option<TcpListener>>,
 }
 
 impl Engine {
-    /// Sets an engine up beside another one, whose place it is to take: `shared` are claims on the CPUs of its shards, `inherits`
-    /// the addresses at which it listens, each with that of its socket. All others are bound now;
+    /// Sets up an engine beside another one, from which it is to take over: `shared` are claims on the CPUs of the other's shards,
+    /// `inherits` the addresses at which the other listens, each with that of its socket. All other addresses are bound now;
     /// [`EngineSettings::listeners`] are not used.
     ///
     /// # Errors
@@ -54,13 +54,13 @@ impl Engine {
         self.0.runtime.claims()
     }
 
-    /// The addresses at which the engine listens, each with that of its socket.
+    /// The transport addresses at which the engine listens, each with that of its socket.
     pub fn listening(&self) -> Vec<(TransportAddress, SocketAddr)> {
         let listening = self.on_all_shards(ShardEngine::listening).unwrap_or_default().into_iter().flatten();
         listening.map(|(via, at)| (self.addresses()[usize::from(via)].clone(), at)).collect()
     }
 
-    /// Stops listening: gives the sockets away, in which callers wait from now on. [`resume`](Self::resume) takes them back.
+    /// Stops listening: returns the sockets, in which callers wait from now on. [`resume`](Self::resume) takes them back.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -70,8 +70,8 @@ impl Engine {
         Ok(yielded.into_iter().flatten().map(of).collect())
     }
 
-    /// Takes new calls again after [`drain`](Self::drain), and listens at these sockets, which it had given away. Clients that were
-    /// told of the drain lose their connections, so that they attach again.
+    /// Takes new calls again after [`drain`](Self::drain), and listens at the sockets that it had given away. Clients that were told of the
+    /// drain lose their connections, so that they attach again.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.
@@ -87,7 +87,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Listens at sockets that are given in the order of the addresses.
+    /// Listens at sockets, given in the order of the addresses.
     pub(super) fn listen(&self, sockets: Vec<TcpListener>) -> Result<(), Error> {
         self.listen_at(sockets.into_iter().enumerate().map(|(via, socket)| (via as u16, socket)).collect())
     }
@@ -109,8 +109,8 @@ impl Prepared {
         &self.engine
     }
 
-    /// Serves: at `inherited` sockets, which the other engine has yielded, and at those of its own. Where one is missing, because
-    /// the other engine has failed before it could hand it over, the address is bound. The shards are pinned.
+    /// Serves: at the `inherited` sockets that the other engine has yielded, and at its own. If one is missing, because the other engine
+    /// failed before it could hand it over, the address is bound. The shards are pinned.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left running.

@@ -4,11 +4,11 @@
 use sealane_transport::authentication::Certificate;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 
-/// Checks what a peer at `address` says that it serves. Without a certificate there is nothing to check: then either all
-/// have the same secret, or nobody is asked for anything.
+/// Checks the tasks that a peer at `address` claims to serve. Without a certificate there is nothing to check: either all share one secret,
+/// or no authentication is required.
 ///
 /// # Errors
-/// The task that it does not speak for.
+/// The task that its certificate does not cover.
 pub(super) fn check(
     certificate: Option<&Certificate>,
     address: &TransportAddress,

@@ -13,21 +13,21 @@ use crate::limits::{LINK_KINDS_MAX, REPLACE_EVERY, REPLACE_LOOK};
 
 pub(super) struct Links {
     engine: Vital,
-    /// New links to be watched; kept to reuse its memory.
+    /// New links to watch; kept to reuse its memory.
     new_links: Vec<Handle>,
-    /// Links that take nothing, to be watched for room; kept to reuse its memory.
+    /// Links that take nothing, to be watched for writability; kept to reuse its memory.
     stuck: Vec<Handle>,
     /// Links watched for writing too, while the shard sleeps.
     watched_for_room: Vec<Handle>,
-    /// Links that their interface tells of; kept to reuse its memory.
+    /// Links that their interface has reported; kept to reuse its memory.
     told: Vec<Told>,
-    /// When links that fell back are looked at next.
+    /// When links that fell back are checked next.
     replace_at: Instant,
-    /// There may be some.
+    /// There may be links that fell back.
     has_fallbacks: bool,
 }
 
-/// What the descriptors of interfaces are watched as, by their numbers from here on; no link has such a handle.
+/// The tokens of the interfaces' descriptors begin here, by their numbers; no link's handle is that large.
 const DESCRIPTORS: u64 = u64::MAX - LINK_KINDS_MAX as u64 * DESCRIPTORS_MAX;
 
 impl Links {
@@ -52,7 +52,7 @@ impl Links {
         }
     }
 
-    /// The descriptor of an interface was readable.
+    /// The descriptor of an interface is readable.
     #[cold]
     fn interface_ready(&mut self, number: u64) {
         let interface = self.engine.interfaces().nth((number / DESCRIPTORS_MAX) as usize);
@@ -62,7 +62,7 @@ impl Links {
         self.pass_on();
     }
 
-    /// Passes on what interfaces have told of their links.
+    /// Passes on to the node what interfaces have reported of their links.
     fn pass_on(&mut self) {
         if !self.told.is_empty() {
             let told = &mut self.told;
@@ -72,7 +72,7 @@ impl Links {
         }
     }
 
-    /// Gives up a link that fell back, if the next one to its peer would not.
+    /// Drops a link that fell back, if the next one to its peer would not.
     #[cold]
     fn replace_fallback(&mut self, now: Instant) {
         let replaced = self.engine.borrow_node(|node| node.replace_fallback(now));
@@ -93,7 +93,7 @@ impl Links {
                 shard.rewatch(id, descriptor, token, interest)
             };
             if let Err(error) = watched {
-                // The link is still read while it is hot; its requests end by their deadlines at the latest.
+                // The link is still read while it is hot; its requests end at their deadlines at the latest.
                 tracing::error!(%error, "a link cannot be watched");
             }
         });
@@ -108,7 +108,7 @@ impl Source for Links {
         if self.replace_at <= now && self.engine.interfaces().next().is_some() {
             self.replace_fallback(now);
         }
-        // The node bounds its turn in bytes, which a count of the shard's cannot.
+        // The node bounds its turn in bytes, which the shard's budget cannot.
         let work = self.engine.borrow_node(|node| {
             let work = node.turn(now);
             node.take_new_links(&mut self.new_links);
@@ -120,7 +120,7 @@ impl Source for Links {
         }
         while let Some(handle) = self.new_links.pop() {
             self.watch(handle, Interest::READ, true);
-            // It may be one, if it could be of another kind.
+            // It may have fallen back, if another kind of link is possible.
             self.has_fallbacks |= self.engine.interfaces().next().is_some();
         }
         self.engine.show_if_due(now);

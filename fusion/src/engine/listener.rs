@@ -11,19 +11,19 @@ use socket2::Socket;
 
 use crate::limits::ACCEPT_PAUSE;
 
-/// See the module. Its owner watches the socket as [`Listener::mind`] says.
+/// One listening socket; see the module. Its owner watches the socket as [`Listener::mind`] says.
 pub(super) struct Listener {
     socket: Socket,
-    /// The transport address that it listens for, by its place among the engine's.
+    /// The index of the transport address that it listens for.
     pub(super) via: u16,
-    /// The socket is watched: not while there is no room for callers, and not in a pause.
+    /// The socket is watched; it is not while there is no room for callers, or during a pause.
     watched: bool,
     pub(super) callers_wait: bool,
     /// The end of the pause after accepting failed.
     paused_until: Option<Instant>,
 }
 
-/// What is to be done about a listener's watch.
+/// How to change a listener's watch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watch {
     Begin,
@@ -39,12 +39,12 @@ impl Listener {
         Self { socket, via, watched: false, callers_wait: false, paused_until: None }
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         self.socket.local_addr().ok()?.as_socket()
     }
 
-    /// The socket, with the place of its address; nobody watches it any more.
+    /// The socket, with the index of its address; it is no longer watched.
     pub(super) fn into_socket(self, shard: &Shard) -> (u16, TcpListener) {
         if self.watched
             && let Err(error) = shard.unwatch(self.socket.as_fd())
@@ -58,7 +58,7 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// Whether the watch of the socket must begin or end, now that there is room for callers or not.
+    /// Whether the watch of the socket must begin or end, given that there is room for callers or not.
     pub(super) fn mind(&mut self, now: Instant, has_room: bool) -> Option<Watch> {
         self.paused_until = self.paused_until.filter(|&until| until > now);
         let wanted = has_room && self.paused_until.is_none();
@@ -69,13 +69,13 @@ impl Listener {
         Some(if wanted { Watch::Begin } else { Watch::End })
     }
 
-    /// The watch could not begin: tried again after a pause.
+    /// The watch could not begin: it is retried after a pause.
     pub(super) fn watch_failed(&mut self, now: Instant) {
         self.watched = false;
         self.paused_until = Some(now + ACCEPT_PAUSE);
     }
 
-    /// The next caller and where it calls from, if one waits.
+    /// The next caller and its address, if one waits.
     pub(super) fn accept(&mut self, now: Instant) -> Option<(Socket, Option<SocketAddr>)> {
         if !self.callers_wait {
             return None;
@@ -84,7 +84,7 @@ impl Listener {
             Ok((socket, from)) => Some((socket, from.as_socket())),
             Err(error) => {
                 self.callers_wait = false;
-                // After these the listener says by itself whether more callers wait.
+                // After these errors the listener itself reports whether more callers wait.
                 let harmless = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
                 if !harmless.contains(&error.kind()) {
                     tracing::warn!(%error, retry_in = ?ACCEPT_PAUSE, "a caller cannot be accepted");

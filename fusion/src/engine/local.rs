@@ -59,14 +59,14 @@ impl LocalEngine {
         self.0.counters()
     }
 
-    /// Says goodbye, and stays until the goodbyes have left or `deadline` is over.
+    /// Says goodbye, and waits until the goodbyes have left or `deadline` has passed.
     pub(super) async fn shut_down(&self, reason: &str, deadline: Instant) {
         self.0.with_node(|node, now| node.shut_down(now, reason));
         let has_more = |node: &mut Node| node.has_work() || !node.blocked().is_empty() || node.has_client_outcomes();
         while self.0.borrow_node(has_more) && Instant::now() < deadline {
             self.0.shard.sleep(Duration::from_millis(1)).await;
         }
-        // The last that other threads see of this shard.
+        // The last metrics that other threads see of this shard.
         self.0.show();
     }
 }
@@ -100,7 +100,7 @@ impl LocalTask {
     }
 }
 
-/// A task of this engine and a peer, on the shard that serves the two.
+/// A task of this engine and a peer, on the shard that serves the pair.
 #[derive(Clone)]
 pub struct LocalPair {
     pub(super) engine: Rc<ShardEngine>,
@@ -108,8 +108,8 @@ pub struct LocalPair {
 }
 
 impl LocalPair {
-    /// Sends a tensor to the peer, by reference if it stays: a small one is copied. The future completes when the peer has released it; if
-    /// it is dropped, the send continues unobserved.
+    /// Sends a tensor to the peer. It may be passed by reference: small ones are copied. The future completes when the peer has released
+    /// it; if it is dropped, the send continues unobserved.
     pub fn send(&self, step: i64, key: &str, tensor: impl IntoTensor) -> LocalSending {
         self.send_with(step, key, tensor, SendOptions::default())
     }
@@ -125,8 +125,9 @@ impl LocalPair {
         LocalSending::new(self.engine.clone(), cell)
     }
 
-    /// Sends many tensors of a step, by key, at a fraction of the cost each. The future completes when the peer has released all of them,
-    /// with the first error if there was any. They may be given by reference: small ones are copied. The iterator must not call the engine.
+    /// Sends many tensors of a step, by key, at a fraction of the cost of single sends. The future completes when the peer has released all
+    /// of them, with the first error if there was any. They may be passed by reference: small ones are copied. The iterator must not call
+    /// the engine.
     pub fn send_many<K: AsRef<str>, T: IntoTensor>(
         &self,
         step: i64,

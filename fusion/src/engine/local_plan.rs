@@ -17,8 +17,8 @@ use super::shard::ShardEngine;
 use crate::node::{BatchWaiter, FusedRequest, Node, PullRequest, PullWaiter, ReceivedBatch};
 
 impl LocalTask {
-    /// Publishes a tensor to the peers that this shard serves, replacing the previous version: see
-    /// [`Task::publish`](super::Task::publish), which does so on all. A small one is copied, and may be given by reference.
+    /// Publishes a tensor to the peers that this shard serves, replacing the previous version: see [`Task::publish`](super::Task::publish),
+    /// which does so on all shards. A small one is copied, and may be passed by reference.
     ///
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if `fusion.published_tensors_max` are.
@@ -45,10 +45,10 @@ impl LocalTask {
 }
 
 impl LocalPair {
-    /// Receives many tensors of a step from the peer at once. Those that do not come ahead of a request within 1 ms are requested
-    /// together, not a window's worth at a time. Await it for all outcomes in the order of the keys, or take them
-    /// [as they arrive](LocalReceivingMany::next). Only tensors that have not arrived by the deadline end with DeadlineExceeded.
-    /// Dropping it cancels the outstanding ones.
+    /// Receives many tensors of a step from the peer at once. Tensors that do not come ahead within 1 ms are requested together, not a
+    /// window's worth at a time. Await it for all outcomes in the order of the keys, or take them [as they
+    /// arrive](LocalReceivingMany::next). Only tensors that have not arrived by the deadline end with DeadlineExceeded. Dropping it cancels
+    /// the outstanding ones.
     pub fn recv_fused<'k, K>(&self, step: i64, keys: K) -> LocalReceivingMany
     where
         K: IntoIterator<Item = &'k str>,
@@ -73,9 +73,9 @@ impl LocalPair {
         LocalReceivingMany(self.recv_batch(step, keys.into_iter(), destinations, timeout, BatchWaiter::Future(None)))
     }
 
-    /// Requests many tensors of a step from the peer at once, to be read where they lie: small ones that come together cost a fraction
-    /// of what each costs by itself. They lie on the heap until the batch is dropped, beside what `runtime.slab_receive_bytes` limits.
-    /// `timeout` defaults to the engine's `request_timeout`. Dropping the future cancels the recvs.
+    /// Requests many tensors of a step from the peer at once, to be read where they lie: small ones that come together cost a fraction of a
+    /// single recv each. They lie on the heap until the batch is dropped, not limited by `runtime.slab_receive_bytes`. `timeout` defaults
+    /// to the engine's `request_timeout`. Dropping the future cancels the recvs.
     pub fn recv_many<'k, K>(&self, step: i64, keys: K, timeout: Option<Duration>) -> LocalReceivingBatch
     where
         K: IntoIterator<Item = &'k str>,
@@ -104,7 +104,7 @@ impl LocalPair {
     /// same keys repeatedly, a [plan](Self::plan) is cheaper.
     pub async fn pull_many(&self, keys: Keys, min_version: i64) -> Vec<Result<Pulled, Error>> {
         let mut plan = self.plan(keys);
-        // Each one's error is in its place.
+        // Each key's error is in its place.
         let _ = plan.pull(min_version).await;
         let pull_buffer = plan.pull_buffer_mut();
         (0..pull_buffer.len()).map(|index| pull_buffer.take_pulled(index)).collect()
@@ -119,7 +119,7 @@ impl LocalPair {
     }
 }
 
-/// Recvs of one call, which are cancelled when this is dropped.
+/// The recvs of one call, cancelled when this is dropped.
 struct OpenBatch {
     engine: Rc<ShardEngine>,
     /// `None` once all outcomes were taken.
@@ -127,7 +127,7 @@ struct OpenBatch {
 }
 
 impl OpenBatch {
-    /// What `poll` of the node gives, which closes the batch.
+    /// Polls the node with `poll`; a ready result means that it has closed the batch.
     fn poll<T>(&mut self, poll: impl FnOnce(&mut Node, Handle) -> Poll<T>) -> Poll<T> {
         let batch = self.batch.expect("polled after it was ready");
         let outcomes = ready!(self.engine.borrow_node(|node| poll(node, batch)));
@@ -158,7 +158,7 @@ impl LocalReceivingMany {
 }
 
 impl Future for LocalReceivingMany {
-    /// In the order of the keys; those that were taken one by one are left out.
+    /// In the order of the keys, without those already taken one by one.
     type Output = Vec<RecvOutcome>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<RecvOutcome>> {
@@ -166,7 +166,7 @@ impl Future for LocalReceivingMany {
     }
 }
 
-/// Many recvs in progress on this shard, whose tensors are to be read where they lie.
+/// Many recvs in progress on this shard, whose tensors are read where they lie.
 #[must_use = "dropping it cancels the recvs"]
 pub struct LocalReceivingBatch(OpenBatch);
 
@@ -187,8 +187,8 @@ pub struct LocalPlan {
 }
 
 impl LocalPlan {
-    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
-    /// by the deadline fail individually: check each in the [pull buffer](Self::pull_buffer). Dropping the future cancels the pull.
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for older ones. Tensors that have not arrived by the deadline fail
+    /// individually: check each in the [pull buffer](Self::pull_buffer). Dropping the future cancels the pull.
     pub fn pull(&mut self, min_version: i64) -> LocalPulling<'_> {
         let timeout = self.engine.settings.request_timeout;
         self.pull_within(min_version, timeout)

@@ -46,7 +46,7 @@ use shard::ShardEngine;
 use stream_connections::StreamConnections;
 pub use task::{Receiving, Sending, Task};
 
-/// Why an engine did not start.
+/// Why an engine failed to start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -58,10 +58,10 @@ pub enum StartError {
     Listen {
         /// The address.
         address: TransportAddress,
-        /// The system's words.
+        /// The system's error.
         source: LinkError,
     },
-    /// Other hosts reach the address, and nothing says who may talk.
+    /// Other hosts can reach the address, and no authentication is configured.
     #[error(
         "{address} can be reached from other hosts, and no authentication is configured: set security.secret_file, or \
          security.tls_certificate, tls_key and tls_authorities (`sealane keys --help` creates them), or security.insecure = true \
@@ -79,23 +79,23 @@ pub enum StartError {
     Shard(String),
 }
 
-/// When what begins now and may take `timeout` must have ended.
+/// The deadline of something that begins now and may take `timeout`.
 fn deadline(now: Instant, timeout: Duration) -> Instant {
     now + timeout.min(TIMEOUT_MAX)
 }
 
 struct Inner {
     runtime: Runtime,
-    /// What each shard tells of itself.
+    /// What each shard publishes about itself.
     metrics: Vec<Arc<NodeMetrics>>,
     settings: EngineSettings,
     addresses: Vec<TransportAddress>,
-    /// Grows when a new endpoint map has more; never shrinks.
+    /// Grows when a new endpoint map adds tasks; never shrinks.
     tasks: RwLock<Vec<TaskName>>,
     attached: Mutex<Attached>,
     stream_connections: Arc<StreamConnections>,
     authentication: Mutex<Authentication>,
-    /// Who publishes or withdraws has it until each shard has the job: all shards do those of two threads in one order.
+    /// Held by whoever publishes or withdraws until each shard has the job, so that all shards do those of two threads in the same order.
     publishing: Mutex<()>,
 }
 
@@ -138,8 +138,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Binds the transport addresses of the tasks: all that [`start`](Self::start) does before it takes memory and CPUs. Dropped,
-    /// the sockets are closed again; whoever wants to know whether an engine would start binds and drops them.
+    /// Binds the transport addresses of the tasks: all that [`start`](Self::start) does before it takes memory and CPUs. Dropping the
+    /// sockets closes them again; to check whether an engine would start, bind and drop them.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -155,7 +155,7 @@ impl Engine {
         Ok((addresses, sockets))
     }
 
-    /// Starts the shards, with `start`, and has them set up; they do not listen yet.
+    /// Starts the shards, with `start`, and sets them up; they do not listen yet.
     fn set_up(
         mut settings: EngineSettings,
         addresses: Vec<TransportAddress>,
@@ -317,12 +317,12 @@ impl Engine {
         answers.into_iter().map(|answer| answer.map_err(|error| stopped(&error))).collect()
     }
 
-    /// Installs a new endpoint map on all shards, and also serves the tasks `more` of it, on the existing listening addresses.
+    /// Installs a new endpoint map on all shards, and also serves the tasks `more` of that map, on the existing listening addresses.
     /// Requests in flight complete on their current links.
     ///
     /// # Errors
-    /// InvalidArgument, and nothing has changed, if one of `more` is not in the map or is at another address than those;
-    /// Unavailable if the engine has stopped.
+    /// InvalidArgument, and nothing has changed, if one of `more` is not in the map or not at one of those addresses; Unavailable if the
+    /// engine has stopped.
     pub fn set_map(&self, map: Arc<EndpointMap>, more: &[TaskName]) -> Result<(), Error> {
         let mut tasks = self.0.tasks.write().unwrap_or_else(PoisonError::into_inner);
         let new: Vec<_> = more.iter().filter(|task| !tasks.contains(task)).cloned().collect();
@@ -366,10 +366,10 @@ impl Engine {
             .map(|index| self.on_shard(index, async move |shard| shard.shut_down("the engine stops", deadline).await))
             .collect();
         for goodbye in goodbyes {
-            // A shard that has stopped already has said all that it can; of one with a full mailbox, peers see the links end.
+            // A shard that has stopped has already said all that it can; if its mailbox is full, peers see the links end.
             let _ = goodbye.wait();
         }
-        // Clients have been told how their calls ended, and need not wait until the shards have given their memory back.
+        // Clients have been told how their calls ended, and need not wait until the shards have freed their memory.
         self.hang_up_on_clients();
         self.0.runtime.stop()
     }
@@ -391,7 +391,7 @@ fn address_of(socket: &TcpListener) -> Result<SocketAddr, StartError> {
     socket.local_addr().map_err(|error| StartError::Settings(format!("a listener has no address: {error}")))
 }
 
-/// Without authentication an engine listens where this host alone reaches it, unless it was told otherwise.
+/// Without authentication an engine listens only where this host alone reaches it, unless configured otherwise.
 fn check_reach(address: SocketAddr, settings: &EngineSettings) -> Result<(), StartError> {
     if !settings.authentication.is_open() || address.ip().to_canonical().is_loopback() {
         return Ok(());
@@ -407,7 +407,7 @@ fn stopped(error: &RuntimeError) -> Error {
     Error::unavailable("this engine", error.to_string())
 }
 
-/// A number that no other start of an engine on this cluster has: time and process, mixed.
+/// A number that is unique among all engine starts on this cluster: time and process, mixed.
 fn incarnation() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))

@@ -28,7 +28,7 @@ impl Task {
     /// # Errors
     /// The future's: the first of [`publish`](Self::publish)'s. The other tensors are published.
     pub fn publish_many(&self, version: i64, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Sending {
-        // Kept beyond the turn: memory that is given back may run code of its owner, which may publish.
+        // Kept until the turn is over: giving memory back may run its owner's code, which may publish.
         let tensors: Vec<_> = tensors.into_iter().map(|(key, tensor)| (key, tensor.into_shared())).collect();
         let shards = self.shards();
         let (told, outcome) = Told::by(shards);
@@ -68,8 +68,8 @@ impl Task {
         self.plan_over(0, from, keys)
     }
 
-    /// [`plan`](Self::plan) that is pulled over another shard: `stripe` shards after the one that serves the pair, counted
-    /// around. Plans of one pair with different stripes are pulled side by side, each over links of its own.
+    /// Like [`plan`](Self::plan), but pulled over another shard: `stripe` shards after the one that serves the pair, wrapping around. Plans
+    /// of one pair with different stripes are pulled side by side, each over links of its own.
     pub fn plan_over(&self, stripe: usize, from: &str, keys: Keys) -> Plan {
         let shard = (self.serving(from) + stripe) % self.shards();
         let seat = Seat { task: self.clone(), from: from.into(), shard, plan: Arc::default(), is_open: false };
@@ -77,7 +77,7 @@ impl Task {
     }
 }
 
-/// Counts the shards that have told how a publication ended there.
+/// Counts the shards that have reported how a publication ended there.
 struct Told {
     left: AtomicUsize,
     error: Mutex<Option<Error>>,
@@ -100,20 +100,20 @@ impl Told {
         }
         let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(sender) = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // A caller that no longer listens has dropped its end.
+            // If the caller no longer listens, it has dropped its end.
             drop(sender.send(error.map_or(Ok(()), Err)));
         }
     }
 }
 
-/// Where a plan is known: made with its first pull, closed with its last owner.
+/// A plan's registration with a node: made with its first pull, closed with its last owner.
 struct Seat {
     task: Task,
     from: Box<str>,
     shard: usize,
     /// The node's handle; 0 until it has one.
     plan: Arc<AtomicU64>,
-    /// A pull was submitted, and the node has a plan when that has run.
+    /// A pull was submitted: once it has run, the node has the plan.
     is_open: bool,
 }
 
@@ -136,9 +136,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Pulls every tensor of the plan at `min_version` or newer; waits for those that are older. Tensors that have not arrived
-    /// by the deadline fail individually: check each in the [pull buffer](Self::pull_buffer). Blocks until each has arrived or failed; not for
-    /// code on a shard.
+    /// Pulls every tensor of the plan at `min_version` or newer; waits for older ones. Tensors that have not arrived by the deadline fail
+    /// individually: check each in the [pull buffer](Self::pull_buffer). Blocks until each has arrived or failed; not for code on a shard.
     ///
     /// # Errors
     /// The first error, if any tensor did not arrive.
@@ -162,14 +161,14 @@ impl Plan {
         &mut self.pull_buffer
     }
 
-    /// [`pull`](Self::pull) for those who do not block: [`end`](Self::end) takes what comes of it.
+    /// A [`pull`](Self::pull) that does not block: pass its outcome to [`end`](Self::end).
     pub fn begin(&mut self, min_version: i64, options: PullOptions) -> Begun {
         let Seat { task, from, shard, plan, .. } = &self.seat;
         let PullOptions { timeout, fail_if_gone } = options;
         let timeout = timeout.unwrap_or(task.request_timeout());
         let mut pull_buffer = std::mem::take(&mut self.pull_buffer);
         if pull_buffer.len() != self.keys.len() {
-            // A pull that was dropped has taken the places along.
+            // A pull that was dropped has taken the pull buffer along.
             pull_buffer = PullBuffer::new(self.keys.len());
         }
         let (sender, receiver) = oneshot::channel();
@@ -190,7 +189,7 @@ impl Plan {
         Begun(Outcome::of(submitted, receiver))
     }
 
-    /// Takes what a pull has brought that was [begun](Self::begin).
+    /// Takes the outcome of a pull that was [begun](Self::begin).
     ///
     /// # Errors
     /// The first error, if any tensor did not arrive; the pull buffer has each one's.
@@ -204,7 +203,7 @@ impl Plan {
     }
 }
 
-/// The node's handle of a plan.
+/// The node's handle of a plan, which is opened if it has none.
 fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Keys>) -> Result<Handle, Error> {
     let known = plan.load(Ordering::Relaxed);
     if known != 0 {
@@ -216,12 +215,12 @@ fn seat(node: &mut Node, local: u16, peer: &str, plan: &AtomicU64, keys: Arc<Key
     Ok(handle)
 }
 
-/// A pull in progress, apart from its plan: await it, or [`wait`](Self::wait), and [end](Plan::end) the plan's pull with what it
-/// brought. If it is dropped, the pull continues, and the plan allocates new memory.
+/// A pull in progress, apart from its plan: await it, or [`wait`](Self::wait), and pass the outcome to [`Plan::end`]. If it is dropped, the
+/// pull continues, and the plan allocates new memory.
 #[must_use = "await it to get the tensors"]
 pub struct Begun(Outcome<Result<PullBuffer, Error>>);
 
-/// What a pull has brought to its plan.
+/// The outcome of a pull.
 #[must_use = "the plan's tensors are in it"]
 pub struct Brought(Result<PullBuffer, Error>);
 

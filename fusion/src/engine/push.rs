@@ -15,12 +15,12 @@ use crate::node::{Node, PushRequest, SendWaiter};
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted, AcceptedBatch, AcceptingAll, AcceptingMany};
 
 impl Task {
-    /// Pushes a tensor into a queue of `to`. Completes when the queue has taken it: while it is full, or nobody
+    /// Pushes a tensor into a queue of `to`. Completes when the queue has taken it: while the queue is full, or nobody
     /// [accepts](Self::acceptor) from it, the push waits. Tensors of one task in one queue stay in order.
     ///
     /// # Errors
-    /// The future's: DeadlineExceeded if it was not taken in time (it may still arrive), ResourceExhausted if
-    /// `fusion.queued_requests_max` pushes wait, Unavailable if the peer is gone.
+    /// The future's: DeadlineExceeded if it was not taken in time (it may still arrive), ResourceExhausted if `fusion.queued_requests_max`
+    /// pushes already wait, Unavailable if the peer is gone.
     pub fn push(&self, to: &str, queue: &str, tensor: Tensor) -> Sending {
         self.push_many(to, queue, vec![tensor], None)
     }
@@ -47,8 +47,8 @@ impl Task {
         Sending::of(Outcome::of(submitted, receiver))
     }
 
-    /// Accepts tensors that any peer pushes into `queue` of this task, until it is dropped; then pushers wait for the next
-    /// acceptor, which first gets the tensors that the queue had taken but nobody accepted.
+    /// Accepts tensors that any peer pushes into `queue` of this task, until the acceptor is dropped; then pushers wait for the next one,
+    /// which first gets the tensors that the queue had taken but nobody accepted.
     pub fn acceptor(&self, queue: &str, options: AcceptOptions) -> Acceptor {
         let shards = (0..self.shards()).map(|shard| self.shard(shard)).collect();
         Acceptor::open(shards, self.place(), queue, options)
@@ -61,8 +61,8 @@ impl LocalPair {
         self.push_many(queue, std::iter::once(tensor))
     }
 
-    /// Pushes many, in order; completes when the queue has taken all of them, with the first error if there was any.
-    /// Small ones are copied, and may be given by reference.
+    /// Pushes many, in order; completes when the queue has taken all of them, with the first error if there was any. Small ones are copied,
+    /// and may be passed by reference.
     pub fn push_many<T>(&self, queue: &str, tensors: T) -> LocalSending
     where
         T: IntoIterator<Item: IntoTensor>,
@@ -93,20 +93,20 @@ impl LocalTask {
 /// next acceptor gets them first, in order. Until then they stay in memory, which is freed when the engine stops.
 pub struct Acceptor {
     queue: Arc<AcceptQueue>,
-    /// Where it is open.
+    /// The shards where it is open.
     shards: Vec<ShardRef>,
     task: u16,
     name: Arc<str>,
 }
 
-/// A shard that fills a queue, as seen by the side that makes room.
+/// A shard that fills a queue, as seen by the acceptor, which makes room.
 struct Filler {
     shard: ShardRef,
-    /// It need not be told of room: a job that looks for it is on its way, or the queue is not open there yet.
+    /// The shard need not be told of room: a job that checks for it is on its way, or the queue is not open there yet.
     is_told: AtomicBool,
 }
 
-/// A queue on its way to a shard. If that has stopped, it does not arrive, and the acceptor must be told.
+/// A queue on its way to a shard. If the shard has stopped, the queue does not arrive, and the acceptor must be told.
 struct Opening(Option<Arc<AcceptQueue>>);
 
 impl Opening {
@@ -169,8 +169,8 @@ impl Acceptor {
         AcceptingMany { queue: &self.queue, most }
     }
 
-    /// All tensors that are there, as they came together; when there is none, waits for the first. The way for many small ones, which are
-    /// looked at in the memory of their frame.
+    /// All tensors that are there, grouped as they arrived; if there are none, waits for the first. Best for many small ones, which are
+    /// read in the memory of their frame.
     ///
     /// # Errors
     /// Those of [`accept_many`](Self::accept_many).
@@ -178,7 +178,7 @@ impl Acceptor {
         AcceptingAll { queue: &self.queue }
     }
 
-    /// Adds all tensors that are there to `into`, as they came together, and returns how many.
+    /// Adds all tensors that are there to `into`, grouped as they arrived, and returns how many.
     ///
     /// # Errors
     /// Those of [`accept_many`](Self::accept_many).
@@ -194,7 +194,7 @@ impl Acceptor {
         Ok(self.accept_many(1).await?.pop().expect("one at least"))
     }
 
-    /// Blocks until there is a tensor, and takes at most `most`. None if `timeout` passes; without one there is no limit. Not
+    /// Blocks until there is a tensor, and takes at most `most`. Empty if `timeout` passes; without a timeout it waits without limit. Not
     /// for code on a shard.
     ///
     /// # Errors

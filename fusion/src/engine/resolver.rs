@@ -1,5 +1,5 @@
-//! Host names being resolved for connections, each on a separate thread, since the resolver blocks. Owned by the shard; bounded
-//! by [`LOOKUPS_MAX`].
+//! Resolves host names for connections, each on a thread of its own, since the resolver blocks. Owned by the shard; bounded by
+//! [`LOOKUPS_MAX`].
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,20 +15,20 @@ use crate::limits::LOOKUPS_MAX;
 
 type Addresses = Result<Vec<SocketAddr>, LinkError>;
 
-/// A call whose host name was looked up.
+/// A dial whose host name was resolved.
 pub(super) struct Found {
-    /// Whom it is for.
+    /// The peer to dial.
     pub(super) peer: Handle,
-    /// What to say.
+    /// The hello to send.
     pub(super) hello: Hello,
     pub(super) addresses: Addresses,
 }
 
 pub(super) struct Resolver {
     home: ShardRef,
-    /// Calls that wait for their addresses. Each look-up is one entry, so that what an old one finds fits no new one.
+    /// Dials that wait for their addresses. Each lookup is a new entry, so that the result of an old one is not used for a new one.
     under_way: Arena<(Handle, Hello)>,
-    /// Where the threads leave what they found; one entry a thread.
+    /// Where the threads put their results; one entry per thread.
     found: Arc<Mutex<Vec<(Handle, Addresses)>>>,
 }
 
@@ -38,7 +38,7 @@ impl Resolver {
         Self { home, under_way: Arena::new(LOOKUPS_MAX), found: Arc::default() }
     }
 
-    /// Begins to look a name up for a call; if it cannot, says why.
+    /// Begins to resolve a name for a dial; if that is impossible, returns the reason.
     pub(super) fn begin(&mut self, peer: Handle, address: TransportAddress, hello: Hello) -> Result<(), String> {
         let Ok(look_up) = self.under_way.insert((peer, hello)) else {
             return Err(format!("{LOOKUPS_MAX} host names are being resolved"));
@@ -47,7 +47,7 @@ impl Resolver {
         let on_its_thread = move || {
             let addresses = resolve(&address);
             found.lock().unwrap_or_else(PoisonError::into_inner).push((look_up, addresses));
-            // Only to wake the shard: one whose mailbox is full is awake, and polls after it has taken the jobs.
+            // Only wakes the shard: one whose mailbox is full is awake, and polls after it has run the jobs.
             let _ = home.submit(Box::new(|_| {}));
         };
         if let Err(error) = std::thread::Builder::new().name("sealane-resolve".into()).spawn(on_its_thread) {
@@ -57,19 +57,19 @@ impl Resolver {
         Ok(())
     }
 
-    /// Forgets what is looked up for a call that is no longer wanted.
+    /// Drops the lookups for a dial that is no longer wanted.
     pub(super) fn drop_those_for(&mut self, peer: Handle) {
         for look_up in self.under_way.select(|(of, _)| *of == peer) {
             self.under_way.remove(look_up);
         }
     }
 
-    /// True if no call waits for its addresses.
+    /// True if no dial waits for its addresses.
     pub(super) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// What was found since the last time.
+    /// The results since the last call.
     pub(super) fn take_found(&mut self) -> Vec<Found> {
         if self.is_empty() {
             return Vec::new();
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// Waits until `count` threads have left what they found.
+    /// Waits until `count` threads have stored their results.
     fn wait_for(resolver: &Resolver, count: usize) {
         while resolver.found.lock().unwrap().len() < count {
             std::thread::yield_now();

@@ -73,7 +73,7 @@ pub struct EngineSettings {
     pub trace: Option<TraceSender>,
 }
 
-/// The defaults, which the program's settings read from here.
+/// The defaults, which the program's settings refer to.
 impl EngineSettings {
     /// Thousands of peers.
     pub const LINKS_MAX: usize = 4096;
@@ -85,7 +85,7 @@ impl EngineSettings {
     pub const GREETING_BYTES_MAX: usize = 32 << 20;
     /// DeepRec's default of `NETWORK_MAX_CONNECTION_TIMEOUT`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
-    /// Far more than a handshake takes, short enough to try again within a connect time-out.
+    /// Far more than a handshake takes, and short enough to retry within a connect timeout.
     pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
     /// A slow step of a large job.
     pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -134,7 +134,7 @@ impl EngineSettings {
         })
     }
 
-    /// The transport addresses of the tasks, if the settings can be carried out.
+    /// The transport addresses of the tasks, if the settings are valid.
     pub(super) fn check(&self) -> Result<Vec<TransportAddress>, String> {
         if self.tasks.is_empty() {
             return Err("the engine has no task to serve: name at least one".into());
@@ -164,10 +164,10 @@ impl EngineSettings {
         Ok(addresses)
     }
 
-    /// The tasks, each with the place of its transport address among `addresses`.
+    /// The tasks, each with the index of its transport address in `addresses`.
     ///
     /// # Errors
-    /// A task is not in the map, or its address is not one of these.
+    /// A task is not in the map, or its address is not in `addresses`.
     pub(super) fn places(
         map: &EndpointMap,
         tasks: &[TaskName],
@@ -184,7 +184,7 @@ impl EngineSettings {
         tasks.iter().map(place).collect()
     }
 
-    /// The same settings for one shard; the listeners stay with the engine.
+    /// A copy of the settings for one shard; the listeners stay with the engine.
     pub(super) fn clone_for_shard(&self) -> EngineSettings {
         EngineSettings {
             map: self.map.clone(),

@@ -30,53 +30,53 @@ thread_local! {
     static ENGINE: OnceCell<Rc<ShardEngine>> = const { OnceCell::new() };
 }
 
-/// The kinds of links in the order of the settings, where they could be opened.
+/// The kinds of links in the order of the settings; `None` where one could not be opened.
 type Interfaces = Vec<Option<Box<dyn LinkInterface>>>;
 
-/// See the module. `!Send`: it belongs to its shard's thread.
+/// The engine on one shard; see the module. `!Send`: it belongs to its shard's thread.
 pub(super) struct ShardEngine {
     pub(super) shard: Shard,
     pub(super) settings: EngineSettings,
-    /// What peers must show on links that are made from now on.
+    /// The authentication required on new links.
     pub(super) authentication: RefCell<Authentication>,
-    /// When its end is looked at, on the shard that listens; `None` if it has none.
+    /// When the expiry of the authentication is checked next, on the shard that listens; `None` if it does not expire.
     pub(super) look_at_end: Cell<Option<Instant>>,
     /// This engine's transport addresses, in the order of its listeners.
     pub(super) addresses: Vec<TransportAddress>,
-    /// What other threads see of this shard.
+    /// The metrics that other threads see of this shard.
     metrics: Arc<NodeMetrics>,
-    /// When it is to be published next.
+    /// When the metrics are published next.
     show_at: Cell<Instant>,
-    /// Callers that did not come to a link.
+    /// Callers that did not become links.
     pub(super) callers: Cell<CallerCounters>,
     interfaces: Interfaces,
     node: RefCell<Node>,
     pub(super) links_source: Cell<Option<SourceId>>,
     pub(super) greetings_source: Cell<Option<SourceId>>,
     pub(super) clients_source: Cell<Option<SourceId>>,
-    /// Clients to let in and to let go.
+    /// Clients to admit and to dismiss.
     pub(super) client_changes: RefCell<VecDeque<Change>>,
     /// Clients were told that the engine is about to stop.
     pub(super) drain_announced: Cell<bool>,
-    /// Clients that may not have heard of it, or may have asked for something before they had.
+    /// Clients that may not have heard of the drain, or whose earlier calls may not have been read yet.
     pub(super) clients_unaware: Cell<usize>,
-    /// Calls of clients that have not ended, and what waits for room in their rings.
+    /// Calls of clients that have not ended, and answers that wait for room in their rings.
     pub(super) client_calls: Cell<usize>,
     /// Clients that were put out because serving them panicked.
     pub(super) clients_failed: Cell<u64>,
-    /// The sockets that callers come to, on the shard that listens for all.
+    /// The listening sockets, on the shard that listens for all.
     pub(super) listeners: RefCell<Vec<Listener>>,
-    /// What callers of these have made for streams.
+    /// Stream connections made by callers of these sockets.
     pub(super) stream_connections: Arc<StreamConnections>,
-    /// When the next of them is closed that nobody has asked for.
+    /// When the next unclaimed stream connection is closed.
     pub(super) close_unclaimed_at: Cell<Option<Instant>>,
-    /// Connections to dial and to drop, from the node to the handshakes.
+    /// Connections to dial and to drop, passed from the node to the handshakes.
     orders: RefCell<Vec<ConnectOrder>>,
     wakers: RefCell<Vec<Waker>>,
 }
 
-/// Held by a source that the engine cannot do without. A source that panics is dropped by the shard, which goes on:
-/// without it nobody would judge deadlines or make links, so the engine stops, and every caller is told.
+/// Held by a source that the engine cannot do without. The shard drops a source that panics, and goes on. Without this source nobody would
+/// check deadlines or make links, so the engine stops, and every caller is told.
 pub(super) struct Vital(Rc<ShardEngine>);
 
 impl Vital {
@@ -102,7 +102,7 @@ impl Drop for Vital {
     }
 }
 
-/// Opens the kinds of links on a shard, and says why links that none of them has a part in are TCP.
+/// Opens the kinds of links on a shard; also returns why links that use none of them are TCP.
 fn open_links(settings: &EngineSettings, on: &OpenOn<'_>) -> Result<(Interfaces, String), String> {
     let opened = settings.links.iter().map(|links| links.open(on)).collect::<Result<Vec<_>, _>>()?;
     let reason = opened.first().map_or(&settings.path_reason, |best| &best.otherwise).clone();
@@ -110,7 +110,7 @@ fn open_links(settings: &EngineSettings, on: &OpenOn<'_>) -> Result<(Interfaces,
 }
 
 impl ShardEngine {
-    /// Sets a shard up; what it tells of itself.
+    /// Sets up a shard; returns its metrics.
     pub(super) fn start(
         shard: &Shard,
         node: NodeSettings,
@@ -164,35 +164,35 @@ impl ShardEngine {
         });
         Links::start(&engine);
         Greetings::start(&engine);
-        // Behind the links, so that what arrived in a turn is told in it.
+        // After the links, so that outcomes of what arrived in a turn are written in that turn.
         Clients::start(&engine);
         ENGINE.with(|slot| slot.set(engine)).map_err(|_| "the shard already has an engine".to_owned())?;
         Ok(metrics)
     }
 
-    /// The first shard answers callers for all.
+    /// True for the first shard, which accepts callers for all.
     pub(super) fn listens_for_all(&self) -> bool {
         self.shard.index() == 0
     }
 
-    /// From now on, callers of these are answered too.
+    /// From now on, callers of these sockets are accepted too.
     pub(super) fn listen(&self, listeners: Vec<Listener>) {
         self.listeners.borrow_mut().extend(listeners);
         self.shard.notify();
     }
 
-    /// The addresses of the sockets that callers come to, with the places of the transport addresses.
+    /// The addresses of the listening sockets, with the indices of their transport addresses.
     pub(super) fn listening(&self) -> Vec<(u16, SocketAddr)> {
         self.listeners.borrow().iter().filter_map(|listener| Some((listener.via, listener.address()?))).collect()
     }
 
-    /// Answers no more callers; the sockets, with the places of their addresses.
+    /// Stops accepting callers; returns the sockets, with the indices of their addresses.
     pub(super) fn yield_listeners(&self) -> Vec<(u16, TcpListener)> {
         let yielded = self.listeners.take().into_iter();
         yielded.map(|listener| listener.into_socket(&self.shard)).collect()
     }
 
-    /// From now on, peers must show this. Existing links continue.
+    /// From now on, peers must authenticate this way. Existing links continue.
     pub(super) fn set_authentication(&self, authentication: Authentication) {
         self.look_at_end.set(authentication.ends().map(|_| self.shard.now()));
         self.authentication.replace(authentication);
@@ -204,7 +204,7 @@ impl ShardEngine {
         self.interfaces.iter().flatten().map(|interface| &**interface)
     }
 
-    /// Whether a link to a peer with these features will do.
+    /// Checks whether a link to a peer with these features is acceptable.
     ///
     /// # Errors
     /// A kind of link is required that the peer does not offer.
@@ -219,7 +219,7 @@ impl ShardEngine {
         Ok(())
     }
 
-    /// The link over a connection to a peer that has said which features it has.
+    /// Makes the link over a connection to a peer, of the best kind that both offer.
     pub(super) fn link(&self, tcp: TcpLink, hello: &Hello) -> Box<dyn Link> {
         match self.interfaces().find(|interface| hello.features & interface.feature() != 0) {
             Some(interface) => interface.link(tcp, &hello.address),
@@ -227,7 +227,7 @@ impl ShardEngine {
         }
     }
 
-    /// What this shard has done, and holds now.
+    /// This shard's counters and gauges.
     pub(super) fn counters(&self) -> Counters {
         let mut counters = self.borrow_node(|node| node.counters());
         for (kind, interface) in counters.kinds.iter_mut().zip(&self.interfaces) {
@@ -236,7 +236,7 @@ impl ShardEngine {
         Counters { callers: self.callers.get(), clients_failed: self.clients_failed.get(), ..counters }
     }
 
-    /// Shows other threads how things stand, unless it was done a moment ago.
+    /// Publishes the metrics for other threads, unless it was done a moment ago.
     #[inline]
     pub(super) fn show_if_due(&self, now: Instant) {
         if self.show_at.get() <= now {
@@ -245,7 +245,7 @@ impl ShardEngine {
         }
     }
 
-    /// Shows other threads how things stand.
+    /// Publishes the metrics for other threads.
     pub(super) fn show(&self) {
         self.metrics.counters.write(&self.counters());
         self.borrow_node(|node| {
@@ -254,7 +254,7 @@ impl ShardEngine {
         });
     }
 
-    /// Counts a caller that does not come to a link.
+    /// Counts a caller that did not become a link.
     pub(super) fn count_callers(&self, count: impl FnOnce(&mut CallerCounters)) {
         let mut counters = self.callers.get();
         count(&mut counters);
@@ -273,7 +273,7 @@ impl ShardEngine {
         result
     }
 
-    /// Lends the node to `f`, then wakes whom that concerned, and takes down which calls the node wants made.
+    /// Lends the node to `f`, then wakes the futures concerned, and collects the node's connection orders.
     #[inline]
     pub(super) fn borrow_node<T>(&self, f: impl FnOnce(&mut Node) -> T) -> T {
         let mut node = self.node.borrow_mut();
@@ -297,13 +297,13 @@ impl ShardEngine {
         }
         let mut wakers = self.wakers.take();
         node.take_wakers(&mut wakers);
-        // A waker may run code of its owner's, which may want the node.
+        // A waker may run its owner's code, which may need the node.
         drop(node);
         wakers.drain(..).for_each(Waker::wake);
         self.wakers.replace(wakers);
     }
 
-    /// The calls that the node wants made or dropped, if any.
+    /// The connections that the node wants made or dropped.
     pub(super) fn take_orders(&self) -> Vec<ConnectOrder> {
         self.orders.take()
     }

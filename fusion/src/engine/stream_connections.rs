@@ -1,6 +1,6 @@
-//! Connections for one stream each, between tasks of two hosts: the engines make and authenticate them, and give the two tasks the
-//! sockets. The caller's task gets its end at once; the called engine keeps the other until the called task asks for it, which hears of
-//! it by the stream. For any thread; bounded by [`STREAM_CONNECTIONS_MAX`] and [`STREAM_CONNECTION_WAITS`].
+//! Connections between tasks of two hosts, each for one stream: the engines make and authenticate them, and pass the sockets to the tasks.
+//! The caller's task gets its end at once; the called engine keeps the other until the called task asks for it, having learned of it
+//! through the stream. For any thread; bounded by [`STREAM_CONNECTIONS_MAX`] and [`STREAM_CONNECTION_WAITS`].
 
 use std::collections::{HashMap, hash_map::Entry};
 use std::hash::{BuildHasher, RandomState};
@@ -18,10 +18,10 @@ use super::shard::ShardEngine;
 use super::{Engine, stopped};
 use crate::limits::{STREAM_CONNECTION_WAITS, STREAM_CONNECTIONS_MAX, STREAM_SEND_BUFFER_BYTES};
 
-/// The called task, the caller's, and the number that the caller has drawn.
+/// The called task, the calling task, and the random number that the caller chose.
 type Name = (Box<str>, Box<str>, u64);
 
-/// Connections that other engines have made and nobody here has asked for yet.
+/// Connections that other engines have made and no task here has claimed yet.
 #[derive(Debug, Default)]
 pub(super) struct StreamConnections(Mutex<HashMap<Name, (Socket, Instant)>>);
 
@@ -30,17 +30,17 @@ impl StreamConnections {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes those that nobody has asked for in time.
+    /// Closes connections that were not claimed in time.
     pub(super) fn expire(&self, now: Instant) {
         self.lock().retain(|_, (_, until)| *until > now);
     }
 
-    /// When the next one is closed.
+    /// When the next connection is closed.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         self.lock().values().map(|(_, until)| *until).min()
     }
 
-    /// Keeps one that was made for a task, until it asks.
+    /// Keeps a connection for its task, until the task claims it.
     fn keep(&self, name: Name, now: Instant, welcome: impl FnOnce() -> Option<Socket>) -> Result<(), &'static str> {
         let mut waiting = self.lock();
         if waiting.len() >= STREAM_CONNECTIONS_MAX {
@@ -63,7 +63,7 @@ impl StreamConnections {
     }
 }
 
-/// Gives a socket a buffer for what is sent whose size is known, where the settings leave it to the kernel: its task keeps as much.
+/// Sets the size of a socket's send buffer, unless the settings do: its task must keep as much, so the size has to be known.
 fn with_buffer(socket: &Socket, set: usize) {
     if set == 0
         && let Err(error) = socket.set_send_buffer_size(STREAM_SEND_BUFFER_BYTES)
@@ -73,7 +73,7 @@ fn with_buffer(socket: &Socket, set: usize) {
 }
 
 impl ShardEngine {
-    /// Welcomes a caller that wants a connection for streams, and keeps that for its task.
+    /// Accepts a caller that wants a connection for a stream, and keeps the connection for its task.
     pub(super) fn keep_for_streams(&self, caller: Call, via: u16) {
         let Some((from, to, number)) = caller.hello.streams() else {
             return caller.reject(RejectCode::Refused, "it names no two tasks");
@@ -109,7 +109,7 @@ impl ShardEngine {
 }
 
 impl ShardEngine {
-    /// Closes connections for streams that nobody has asked for in time, where callers come.
+    /// Closes stream connections that were not claimed in time, on the shard that accepts callers.
     #[inline]
     pub(super) fn close_unclaimed(&self, now: Instant) {
         if self.close_unclaimed_at.get().is_some_and(|at| at <= now) {
@@ -120,13 +120,13 @@ impl ShardEngine {
 }
 
 impl Engine {
-    /// Makes a connection for one stream from `task`, which is of this engine, to a task of another: its socket, and the number by which
-    /// the other task gets its end. **Blocks** for a round trip or two, at most for the handshake timeout for each address of the
+    /// Makes a connection for one stream from `task`, of this engine, to a task of another engine: returns the socket, and the number by
+    /// which the other task claims its end. **Blocks** for a round trip or two, at most for the handshake timeout for each address of the
     /// peer.
     ///
     /// # Errors
-    /// NotFound if `peer` is not in the endpoint map; PermissionDenied where streams go by the engine: they are encrypted, or there are
-    /// better links than TCP, or both tasks are of this engine; Unavailable if the peer cannot be reached or makes none.
+    /// NotFound if `peer` is not in the endpoint map; PermissionDenied if streams go through the engine, because they are encrypted, there
+    /// are better links than TCP, or both tasks are of this engine; Unavailable if the peer cannot be reached or makes no such connection.
     pub fn connect_for_stream(&self, task: &str, peer: &str) -> Result<(u64, OwnedFd), Error> {
         let by_engine = |reason: &str| Err(Error::PermissionDenied { reason: reason.into() });
         let authentication = self.0.authentication.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -148,7 +148,7 @@ impl Engine {
         };
         let not_there = || Error::NotFound { task: peer.into(), reason: "it is not in the endpoint map".into() };
         let address = address.ok_or_else(not_there)?;
-        // Nobody may guess it: by it the socket is asked for.
+        // Random, so that it cannot be guessed: the number entitles a task to the socket.
         let number = RandomState::new().hash_one((task, peer, Instant::now()));
         let hello = Hello::for_streams(task, peer, number);
         let settings = &self.0.settings;
@@ -159,10 +159,10 @@ impl Engine {
         Ok((number, socket.into()))
     }
 
-    /// The connection of that number which the engine of `peer` has made for a stream with `task`.
+    /// The connection with that number which the engine of `peer` has made for a stream with `task`.
     ///
     /// # Errors
-    /// NotFound if there is none, or no more.
+    /// NotFound if there is none, or it was closed or taken already.
     pub fn stream_connection(&self, task: &str, peer: &str, number: u64) -> Result<OwnedFd, Error> {
         let taken = self.0.stream_connections.take(task, peer, number);
         taken.ok_or_else(|| Error::NotFound {
@@ -171,10 +171,10 @@ impl Engine {
         })
     }
 
-    /// Checks that a process is the one which is attached as `task`.
+    /// Checks that the asking process is the one attached as `task`.
     ///
     /// # Errors
-    /// NotFound if none is, PermissionDenied if it is another.
+    /// NotFound if no process is attached, PermissionDenied if it is another one.
     pub fn check_attached(&self, task: &str, asker: Credentials) -> Result<(), Error> {
         self.0.attached.lock().unwrap_or_else(PoisonError::into_inner).check(task, asker)
     }

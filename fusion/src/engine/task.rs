@@ -22,7 +22,7 @@ use sealane_transport::tensor::Tensor;
 pub struct Task {
     engine: Engine,
     name: TaskName,
-    /// Its place among the engine's.
+    /// Its index among the engine's tasks.
     place: u16,
 }
 
@@ -45,7 +45,7 @@ impl Task {
     /// [`Engine::connect_for_stream`] of this task.
     ///
     /// # Errors
-    /// Its.
+    /// Those of [`Engine::connect_for_stream`].
     pub fn connect_for_stream(&self, peer: &str) -> Result<(u64, OwnedFd), Error> {
         self.engine.connect_for_stream(self.name(), peer)
     }
@@ -53,7 +53,7 @@ impl Task {
     /// [`Engine::stream_connection`] of this task.
     ///
     /// # Errors
-    /// Its.
+    /// Those of [`Engine::stream_connection`].
     pub fn stream_connection(&self, peer: &str, number: u64) -> Result<OwnedFd, Error> {
         self.engine.stream_connection(self.name(), peer, number)
     }
@@ -112,8 +112,8 @@ impl Task {
         Receiving { outcome: Outcome::of(submitted, receiver), recall }
     }
 
-    /// Receives many tensors of a step from `from` at once, each with its own options and outcome. Those that do not come ahead of
-    /// a request within 1 ms are requested together, not a window's worth at a time.
+    /// Receives many tensors of a step from `from` at once, each with its own options and outcome. Tensors that do not come ahead within 1
+    /// ms are requested together, not a window's worth at a time.
     pub fn recv_all<K: AsRef<str>>(
         &self,
         from: &str,
@@ -150,10 +150,10 @@ impl Task {
         receivers.into_iter().map(receiving).collect()
     }
 
-    /// Asks for rows of tables that `from` has published or will publish at `min_version` or newer, in as many requests as `wanted`
-    /// has: see [`NamedRows`](sealane_transport::named_rows::NamedRows). Each comes as
-    /// [one tensor](sealane_transport::gathered_rows). The first goes over the shard that is `stripe` after the one that serves the pair,
-    /// and each further one over the next, counted around.
+    /// Requests rows of tables that `from` has published or will publish at `min_version` or newer, one request for each element of
+    /// `wanted`: see [`NamedRows`](sealane_transport::named_rows::NamedRows). Each result is [one
+    /// tensor](sealane_transport::gathered_rows). The first request goes over the shard that is `stripe` after the one that serves the
+    /// pair, and each further one over the next, wrapping around.
     ///
     /// # Panics
     /// If a request names no table.
@@ -199,7 +199,7 @@ impl Task {
         receivers.into_iter().map(receiving).collect()
     }
 
-    /// How to cancel a recv of this task from `peer`, and where the shard leaves its name for it.
+    /// The handle to cancel a recv of this task from `peer`, and the tag that the shard writes the recv's ticket to.
     fn recall(&self, peer: &str) -> (Recall, Tag) {
         self.recall_at(self.serving(peer))
     }
@@ -221,9 +221,9 @@ impl Task {
         })
     }
 
-    /// Frees everything left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The step's
-    /// number may be used again. A small tensor of it may have been sent already: a recv that the other side makes before it hears of
-    /// this gets it.
+    /// Frees everything left of `step` of this task: waiting tensors, waiting requests, and the record of an abort. The step's number may
+    /// be used again. A small tensor of it may have been sent already: a recv that the other side makes before it learns of the cleanup
+    /// gets that tensor.
     ///
     /// # Errors
     /// ResourceExhausted if a shard's mailbox is full, Unavailable if the engine has stopped.
@@ -238,7 +238,7 @@ impl Task {
         (0..self.shards()).try_for_each(|shard| self.submit_to(shard, make(self.place)))
     }
 
-    /// Its place among the engine's tasks.
+    /// Its index among the engine's tasks.
     pub(super) fn place(&self) -> u16 {
         self.place
     }
@@ -277,7 +277,7 @@ impl Task {
         self.submit_to(self.serving(peer), job)
     }
 
-    /// Held while each shard is given a publication, and not longer.
+    /// Held while each shard is given a publication, and no longer.
     pub(super) fn publishing_turn(&self) -> MutexGuard<'_, ()> {
         self.engine.0.publishing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -288,7 +288,7 @@ impl Task {
     }
 }
 
-/// Where a shard leaves its name for a recv that waits.
+/// Where a shard writes the ticket of a recv that waits.
 type Tag = Arc<OnceLock<Ticket>>;
 
 fn write_on(tag: &Tag, ticket: Option<Ticket>) {
@@ -297,7 +297,7 @@ fn write_on(tag: &Tag, ticket: Option<Ticket>) {
     }
 }
 
-/// How to cancel a recv: a job tells the shard that serves it. One small allocation per call.
+/// How to cancel a recv: a job on the shard that serves it. One small allocation per call.
 struct Recall {
     shard: ShardRef,
     tag: Tag,
@@ -307,7 +307,7 @@ impl Recall {
     /// Cancels a submitted recv; no effect if it has ended. Drop the receiver first, so that a tensor that arrives meanwhile is returned.
     fn give_up(&self) {
         let tag = self.tag.clone();
-        // Jobs run in the order in which they were submitted: the recv has its name by then, if it still waits.
+        // Jobs run in the order in which they were submitted: the tag is set by then, if the recv still waits.
         submit_always(&self.shard, move |node, _| {
             if let Some(&ticket) = tag.get() {
                 node.cancel(ticket);
@@ -324,8 +324,8 @@ fn on_node(job: impl FnOnce(&mut Node, Instant) + Send + 'static) -> Job {
     })
 }
 
-/// [`submit`] of what closes or wakes something that an earlier job has opened, which must not be lost: at most one at a
-/// time for each such thing. A shard that has stopped has closed it.
+/// [`submit`] for jobs that close or wake something that an earlier job has opened, and so must not be lost: at most one at a time for each
+/// such thing. A shard that has stopped has closed it.
 pub(super) fn submit_always(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Send + 'static) {
     shard.submit_always(on_node(job));
 }
@@ -337,7 +337,7 @@ pub(super) fn submit(shard: &ShardRef, job: impl FnOnce(&mut Node, Instant) + Se
     })
 }
 
-/// An outcome on its way from a shard, or one that was known at once.
+/// An outcome on its way from a shard, or one known at once.
 pub(super) enum Outcome<T> {
     Coming(oneshot::Receiver<T>),
     Awaited(oneshot::AsyncReceiver<T>),
@@ -380,12 +380,12 @@ impl<T, E: From<Error>> Outcome<Result<T, E>> {
 }
 
 impl<T> Outcome<T> {
-    /// Drops the receiving end; true if the outcome was not taken from it.
+    /// Drops the receiving end; true if the outcome had not been taken from it.
     pub(super) fn hang_up(&mut self) -> bool {
         matches!(std::mem::replace(self, Outcome::Over), Outcome::Coming(_) | Outcome::Awaited(_))
     }
 
-    /// Takes the outcome away from who drops it.
+    /// Takes the outcome, so that dropping its former owner no longer cancels the call.
     pub(super) fn take(&mut self) -> Self {
         std::mem::replace(self, Outcome::Over)
     }

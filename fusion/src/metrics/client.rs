@@ -24,29 +24,29 @@ pub struct ClientCounters {
     pub tensors_viewed: u64,
     /// Their bytes.
     pub bytes_viewed: u64,
-    /// Large tensors that it asked to view and that were copied all the same: published by another user's process or from memory that
-    /// is no client's, or views are off, or it had too many.
+    /// Large tensors that it asked to view but that were copied: published by another user's process or from memory that is not a client's,
+    /// or views are off, or it had too many.
     pub views_refused: u64,
     /// Its views, now.
     pub views: u64,
     /// Its calls that have not ended, now.
     pub under_way: u64,
-    /// Tensors that it had published with the daemon before, and published here again by itself.
+    /// Tensors that it had published with the previous daemon, and has published again here by itself.
     pub tensors_published_again: u64,
     /// Their bytes.
     pub bytes_published_again: u64,
-    /// Those that it could not publish again at first.
+    /// Tensors that it could not publish again at first.
     pub tensors_not_published_again: u64,
     /// Bytes of its memory that the shard has registered with devices, and so pinned.
     pub pinned_bytes: u64,
 }
 
 impl ClientCounters {
-    /// A tensor that the client hands over, if it was found to be one: what else the client says is not believed.
+    /// Counts a tensor that the client hands over, if it is valid: other claims of the client are not trusted.
     #[inline]
     pub(crate) fn count_sent<T: Borrow<Tensor>, E>(&mut self, tensor: &Result<T, E>) {
         if let Ok(tensor) = tensor {
-            // A client may have said that there were as many as may be.
+            // A client may have reported the largest possible count.
             self.tensors_sent = self.tensors_sent.saturating_add(1);
             self.bytes_sent = self.bytes_sent.saturating_add(tensor.borrow().len() as u64);
         }
@@ -59,13 +59,13 @@ impl ClientCounters {
     }
 }
 
-/// See the module. The shard writes, any thread reads.
+/// A client's metrics; see the module. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct ClientMetrics {
     pub(crate) task: String,
     pub(crate) pid: i32,
     pub(crate) counters: SeqLock<ClientCounters>,
-    /// By the other task.
+    /// One for each other task.
     pub(crate) traffic: Roll<TrafficMetrics>,
 }
 

@@ -6,7 +6,7 @@ use sealane_runtime::{Histogram, HistogramSnapshot};
 use sealane_transport::LinkKind;
 pub use sealane_transport::Operation;
 
-/// The path of tensors.
+/// The path that tensors take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Way(u8);
 
@@ -15,10 +15,10 @@ impl Way {
     pub(crate) const MEMORY: Way = Way(0);
     /// Over a TCP link.
     pub(crate) const TCP: Way = Way(1);
-    /// How many there are besides the node's own kinds of links.
+    /// Number of ways besides the node's own kinds of links.
     const BUILT_IN: usize = 2;
 
-    /// The way over a link of a node whose links may be of these `kinds` besides TCP.
+    /// The way over a link of this kind; `kinds` are the node's kinds of links besides TCP.
     pub(crate) fn of(kind: LinkKind, kinds: &[LinkKind]) -> Way {
         match kinds.iter().position(|other| *other == kind) {
             Some(place) => Way((Way::BUILT_IN + place) as u8),
@@ -39,7 +39,7 @@ struct OfWay {
 }
 
 impl Latencies {
-    /// Of a node whose links may be of these kinds besides TCP.
+    /// Histograms of a node whose links may be of these kinds besides TCP.
     pub(crate) fn new(kinds: &[LinkKind]) -> Latencies {
         let built_in: [_; Way::BUILT_IN] = ["memory", LinkKind::TCP.name()];
         let names = built_in.into_iter().chain(kinds.iter().map(|kind| kind.name()));
@@ -51,7 +51,7 @@ impl Latencies {
         self.record_many(operation, way, (since, 1), now);
     }
 
-    /// The same of so many that began together.
+    /// Like [`record`](Self::record), for `count` calls that began together.
     #[inline]
     pub(crate) fn record_many(&self, operation: Operation, way: Way, (since, count): (Instant, u64), now: Instant) {
         let took = now.saturating_duration_since(since).as_nanos();
@@ -81,7 +81,7 @@ pub struct LatencyFigures {
     pub nanoseconds: HistogramSnapshot,
 }
 
-/// Calls that end in one turn and began in one turn: most do together, and are recorded at once.
+/// Calls that began in one turn and end in one turn: most calls do, and so are recorded together.
 #[derive(Debug)]
 pub(crate) struct Run {
     operation: Operation,
@@ -90,18 +90,18 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Nothing has ended yet; the turn began at `now`.
+    /// An empty run; the turn began at `now`.
     pub(crate) fn new(operation: Operation, now: Instant) -> Run {
         Run { operation, since: now, count: 0 }
     }
 
-    /// A call ended at `now` that had begun at `since`. Costs a comparison where the call before it began together with it.
+    /// A call that began at `since` has ended. Costs one comparison if the previous call began at the same time.
     #[inline]
     pub(crate) fn ended(&mut self, since: Instant, to: (&Latencies, Way, Instant)) {
         self.ended_together(since, 1, to);
     }
 
-    /// The same of so many.
+    /// Like [`ended`](Self::ended), for `count` calls.
     #[inline]
     pub(crate) fn ended_together(&mut self, since: Instant, count: u32, to: (&Latencies, Way, Instant)) {
         if self.since != since {
@@ -110,7 +110,7 @@ impl Run {
         self.count += u64::from(count);
     }
 
-    /// Kept out of the code that takes a tensor in.
+    /// Kept out of the code that takes tensors in.
     #[cold]
     #[inline(never)]
     fn begin(&mut self, since: Instant, to: (&Latencies, Way, Instant)) {
@@ -118,7 +118,7 @@ impl Run {
         self.since = since;
     }
 
-    /// Records what has run together.
+    /// Records the calls of the run.
     #[inline]
     pub(crate) fn record(&mut self, (latencies, way, now): (&Latencies, Way, Instant)) {
         if self.count > 0 {

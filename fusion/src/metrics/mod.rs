@@ -1,12 +1,12 @@
-//! A shard's metrics: counted in its own memory, published between its turns, read from any thread without stopping it. Bounded
-//! by the sessions of the shard.
+//! A shard's metrics: counted in its own memory, published between its turns, read from any thread without stopping it. Bounded by the
+//! sessions of the shard.
 //!
-//! Counters are plain integers of the shard; no atomic is written per message. Every few milliseconds while the shard is awake,
-//! and before each sleep, it copies them into a sequence lock, with those of each session and client that changed. Readers copy
-//! from there, and retry if a write interfered. So values may be a few milliseconds old, and tests wait for the value they
-//! expect. Histograms are written directly; calls that begin in one turn and end in one turn are recorded together, so a tensor
-//! costs one comparison: those over a link when it was read, those between tasks of a shard at its next turn or before it sleeps. Latencies are kept by kind of call and path, not by peer: with three thousand peers, a scrape would be
-//! megabytes of empty buckets.
+//! Counters are plain integers of the shard; no atomic is written per message. Every few milliseconds while the shard is awake, and before
+//! each sleep, it copies them into a sequence lock, with those of each session and client that changed. Readers copy from there, and retry
+//! if a write interfered. So values may be a few milliseconds old, and tests wait for the value they expect. Histograms are written
+//! directly. Calls that begin in one turn and end in one turn are recorded together, so a tensor costs one comparison: calls over a link
+//! are recorded when it was read, calls between tasks of a shard at its next turn or before it sleeps. Latencies are kept by kind of call
+//! and path, not by peer: with three thousand peers, a scrape would be megabytes of empty buckets.
 
 mod client;
 mod latency;
@@ -38,7 +38,7 @@ pub use traffic::{TrafficCounters, TrafficFigures};
 /// Maximum age of an awake shard's metrics; a shard publishes them before it sleeps.
 pub const SHOW_INTERVAL: Duration = Duration::from_millis(5);
 
-/// One shard's figures, as one thread writes them and any thread reads them.
+/// One shard's metrics, written by the shard and read by any thread.
 #[derive(Debug)]
 pub(crate) struct NodeMetrics {
     pub(crate) counters: SeqLock<Counters>,
@@ -49,7 +49,7 @@ pub(crate) struct NodeMetrics {
 }
 
 impl NodeMetrics {
-    /// Of a node whose links may be of these kinds besides TCP.
+    /// Metrics of a node whose links may be of these kinds besides TCP.
     pub(crate) fn new(kinds: &[LinkKind]) -> NodeMetrics {
         NodeMetrics {
             counters: SeqLock::default(),
@@ -79,7 +79,7 @@ impl NodeMetrics {
     }
 }
 
-/// Those that a shard tells of, as long as the shard keeps its own half of each.
+/// A list of metrics; an entry lasts as long as the shard holds its own reference.
 #[derive(Debug)]
 pub(crate) struct Roll<T>(Mutex<Vec<Weak<T>>>);
 
@@ -90,7 +90,7 @@ impl<T> Default for Roll<T> {
 }
 
 impl<T> Roll<T> {
-    /// One more.
+    /// Adds an entry.
     pub(crate) fn add(&self, one: &Arc<T>) {
         let mut all = self.lock();
         if all.len() == all.capacity() {
@@ -99,12 +99,12 @@ impl<T> Roll<T> {
         all.push(Arc::downgrade(one));
     }
 
-    /// Those that are left.
+    /// The entries still in use.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Held by the shard only when somebody comes, and by readers for as long as they copy a list of pointers.
+    /// Locked by the shard only to add an entry, and by readers while they copy a list of pointers.
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

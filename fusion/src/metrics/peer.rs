@@ -85,12 +85,12 @@ impl Default for PeerPath {
     }
 }
 
-/// See the module. The shard writes, any thread reads.
+/// A session's metrics; see the module. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct PeerMetrics {
     address: String,
     pub(crate) counters: SeqLock<PeerCounters>,
-    /// With the peer's shard. Locked by the shard only when the connection changes.
+    /// The peer's shard, and the path. The shard locks it only when the connection changes.
     path: Mutex<(Option<u16>, PeerPath)>,
 }
 
@@ -103,7 +103,7 @@ impl PeerMetrics {
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection has changed.
+    /// Records a change of the connection.
     pub(crate) fn change(&self, state: PathState, change: impl FnOnce(&mut PeerPath)) {
         let (_, path) = &mut *self.path();
         if path.state != state {
@@ -112,7 +112,6 @@ impl PeerMetrics {
         change(path);
     }
 
-    /// The peer's shard is known now.
     pub(crate) fn set_shard(&self, shard: u16) {
         self.path().0 = Some(shard);
     }

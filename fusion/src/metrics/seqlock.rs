@@ -1,5 +1,5 @@
-//! A value that one thread replaces and any thread reads whole: a sequence lock (Lameter, "Effective synchronization on
-//! Linux/NUMA systems", 2005), with atomic words, so that a torn read is detected and is not a data race. One value in size.
+//! A value that one thread replaces and any thread reads whole: a sequence lock (Lameter, "Effective synchronization on Linux/NUMA
+//! systems", 2005), with atomic words, so that a torn read is detected and is not a data race. Bounded: it is as large as one value.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -31,7 +31,7 @@ impl<T: Default + FromBytes + IntoBytes + Immutable> Default for SeqLock<T> {
 }
 
 impl<T: FromBytes + IntoBytes + Immutable> SeqLock<T> {
-    /// Replaces the value. Called by one thread alone: two at once would make a mix.
+    /// Replaces the value. Must be called by one thread only: two at once would mix their values.
     pub(crate) fn write(&self, value: &T) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
@@ -43,8 +43,8 @@ impl<T: FromBytes + IntoBytes + Immutable> SeqLock<T> {
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The value as it was last written. Looks again while it is being replaced, which takes the writer some nanoseconds: a
-    /// writer that loses its CPU in the middle is waited for by giving way.
+    /// The value as last written. Retries while it is being replaced, which takes the writer some nanoseconds; yields, in case the writer
+    /// has lost its CPU in the middle.
     pub(crate) fn read(&self) -> T {
         loop {
             let before = self.sequence.load(Ordering::Acquire);

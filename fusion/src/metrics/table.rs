@@ -15,20 +15,20 @@ pub struct TableCounters {
     pub rows: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How often those who asked had named them: a row that a batch names twice is asked for once.
+    /// How often the requesters had named these rows: a row that a batch names twice is requested once.
     pub rows_named: u64,
-    /// Nanoseconds that gathering them took.
+    /// Nanoseconds spent gathering them.
     pub gather_ns: u64,
 }
 
 impl TableCounters {
-    /// The share of named rows that did not have to be gathered, as they were named before; `None` if none was named.
+    /// The share of named rows that did not have to be gathered, because they were named before; `None` if none was named.
     pub fn share_of_duplicates(&self) -> Option<f64> {
         let named = self.rows_named as f64;
         (self.rows_named > 0).then(|| (1. - self.rows as f64 / named).max(0.))
     }
 
-    /// One more answer.
+    /// Adds the counters of one more answer.
     pub(crate) fn add(&mut self, other: &TableCounters) {
         let TableCounters { requests, rows, bytes, rows_named, gather_ns } = other;
         for (sum, more) in [
@@ -43,7 +43,7 @@ impl TableCounters {
     }
 }
 
-/// See the module. The shard writes, any thread reads.
+/// A table's metrics; see the module. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct TableMetrics {
     pub(crate) task: String,

@@ -36,7 +36,7 @@ impl TrafficCounters {
         )
     }
 
-    /// The same of their bytes.
+    /// Like [`share_of_tensors`](Self::share_of_tensors), in bytes.
     pub fn share_of_bytes(&self) -> Option<f64> {
         share(
             self.bytes_sent.saturating_add(self.bytes_received),
@@ -50,7 +50,7 @@ fn share(here: u64, elsewhere: u64) -> Option<f64> {
     (all > 0.0).then(|| here as f64 / all)
 }
 
-/// See the module. The shard writes, any thread reads.
+/// A client's traffic with one task; see the module. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct TrafficMetrics {
     pub(crate) peer: String,
@@ -67,7 +67,7 @@ pub struct TrafficFigures {
 }
 
 impl TrafficFigures {
-    /// In place of a task's name, which has a colon.
+    /// Stands in place of a task's name; no task has this name, since names have a colon.
     pub const OTHERS: &str = "others";
 }
 

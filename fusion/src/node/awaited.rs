@@ -1,4 +1,4 @@
-//! What calls have waited for whose deadline has passed, in words: whom, where that is, and how things stand with the connection.
+//! What calls whose deadline has passed have waited for, in words: the task, its address, and the state of the connection.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ impl Context {
                 false => format!("{name}, a task of this engine: {missing}"),
             };
         }
-        // Where this side has never asked, the peer may have.
+        // If this side has never made a request, the peer may have.
         let session = known.session.or(known.asked_here);
         let standing = session.and_then(|session| peers.get(session)).map(|peer| peer.standing(now));
         let standing = standing.as_deref().unwrap_or("not connected");

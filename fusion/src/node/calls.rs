@@ -1,4 +1,4 @@
-//! What tasks ask of a node, handed to the parts that do it.
+//! The calls of tasks to a node, passed on to its parts.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::pushes::{Load, PushRequest};
 use crate::queue::AcceptQueue;
 
 impl Node {
-    /// Asks for a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
+    /// Requests a tensor. Its outcome goes to the waiter, errors included; the ticket cancels.
     pub fn recv(&mut self, now: Instant, recv: RecvRequest<'_>) -> Option<Ticket> {
         let Node { exchange, context, .. } = self;
         let (local, mirror) = (context.pairs[recv.pair].local, context.pairs[recv.pair].mirror);
@@ -36,8 +36,7 @@ impl Node {
         None
     }
 
-    /// Asks for many tensors of one step at once; they do not wait for the window. Its name, for the future that waits and
-    /// for giving it up.
+    /// Requests many tensors of one step at once; they do not wait for the window. Returns the batch, which the future polls and closes.
     pub fn recv_fused<'k, K, D>(&mut self, now: Instant, request: FusedRequest<K, D>) -> Handle
     where
         K: Iterator<Item = &'k str> + Clone,
@@ -71,7 +70,7 @@ impl Node {
         batch
     }
 
-    /// Lets those of many recvs wait together that can: see `there::posted`.
+    /// Lets those recvs wait together that can: see `there::posted`.
     fn post<'k, K, D>(&mut self, now: Instant, ask: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Buffer>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
@@ -85,22 +84,22 @@ impl Node {
         self.exchange.there().post(now, session, ask, &mut self.context)
     }
 
-    /// All outcomes, in the order of the keys, once there are all; the batch is closed.
+    /// All outcomes, in the order of the keys, once all have come; this closes the batch.
     pub fn poll_batch(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
         self.context.reporter.outcomes.batches.poll(handle, waker)
     }
 
-    /// The same of a batch that is read by views.
+    /// Like [`poll_batch`](Self::poll_batch), for a batch that is read by views.
     pub fn poll_views(&mut self, handle: Handle, waker: &Waker) -> Poll<ReceivedBatch> {
         self.context.reporter.outcomes.batches.poll_views(handle, waker)
     }
 
-    /// The next outcome that has come, with its number; `None` when all were taken.
+    /// The next outcome that has come, with its index; `None` when all were taken.
     pub fn poll_next_of(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
         self.context.reporter.outcomes.batches.poll_next(handle, waker)
     }
 
-    /// The future is dropped: its outstanding recvs are cancelled.
+    /// The batch's future is dropped: its outstanding recvs are cancelled.
     pub fn close_batch(&mut self, handle: Handle) {
         self.exchange.there().close_posted(handle);
         for ticket in self.context.reporter.outcomes.batches.close(handle) {
@@ -108,7 +107,7 @@ impl Node {
         }
     }
 
-    /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
+    /// Cancels a recv, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         match self.exchange.follow(ticket) {
             Ticket::Rows(lookup) => self.lookups.cancel(lookup),
@@ -116,8 +115,8 @@ impl Node {
         }
     }
 
-    /// Asks for rows of tables that the pair's peer has published or will publish. They come as one
-    /// [tensor](sealane_transport::gathered_rows), each table's in the order in which they are named; the ticket cancels.
+    /// Requests rows of tables that the pair's peer has published or will publish. They come as one
+    /// [tensor](sealane_transport::gathered_rows), each table's rows in the order in which they are named; the ticket cancels.
     pub fn pull_rows(&mut self, now: Instant, rows: RowsRequest<'_>) -> Option<Ticket> {
         let pair = &self.context.pairs[rows.pair];
         let (consumer, mirror) = (pair.local, pair.mirror);
@@ -141,10 +140,9 @@ impl Node {
         None
     }
 
-    /// Keeps a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its
-    /// consumer, or an error: ResourceExhausted if the table is full, InvalidArgument if a tensor waits there
-    /// already, DeadlineExceeded if nobody asked by then, Aborted if the step was. A small tensor may be given by reference: most
-    /// often it is copied as it leaves.
+    /// Keeps a tensor, or answers the request that waits for it. The waiter hears how it ended: released by its consumer, or an error:
+    /// ResourceExhausted if the table is full, InvalidArgument if a tensor waits there already, DeadlineExceeded if nobody requested it in
+    /// time, Aborted if the step was. A small tensor may be passed by reference: usually it is copied as it leaves.
     pub fn send(
         &mut self,
         pair: u32,
@@ -157,8 +155,8 @@ impl Node {
         self.exchange.send((pair, step), std::iter::once((key, tensor)), deadline, waiter, &mut self.context);
     }
 
-    /// The same of many tensors of a step, by key. The waiter, which is no client, hears the first error, if there is any, once all have
-    /// ended.
+    /// Like [`send`](Self::send), for many tensors of a step, by key. The waiter, which must not be a client, hears the first error, if
+    /// any, once all have ended.
     pub fn send_many<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         (pair, step): (u32, i64),
@@ -176,15 +174,15 @@ impl Node {
         }
     }
 
-    /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that
-    /// wait are freed, and what comes later hears the same until [`cleanup`](Self::cleanup).
+    /// Ends a step of a local task, here and at its peers: every waiting recv of it ends with `reason`, tensors that wait are freed, and
+    /// later calls get the same error until [`cleanup`](Self::cleanup).
     pub fn abort(&mut self, local: u16, step: i64, reason: &str) {
         if !self.exchange.abort(local, step, reason, &mut self.context) {
             return;
         }
         let error = Error::Aborted { step, reason: reason.into() };
         let Context { pairs, peers, .. } = &self.context;
-        // Peers that this task has never had to do with need not hear of it.
+        // Peers that this task has never dealt with need not be told.
         let met = pairs.of_task(local).iter().map(|&pair| pairs[pair].peer);
         let addresses: HashSet<_> = met.map(|peer| pairs.peer_address(peer)).collect();
         for handle in peers.select(|peer| addresses.contains(&peer.address)) {
@@ -206,14 +204,14 @@ impl Node {
         }
     }
 
-    /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked
-    /// requests at their consumers. The step may be used again.
+    /// Frees what is left of a step of a local task: tensors that wait end with Aborted at their senders, parked requests at their
+    /// consumers. The step may be used again.
     pub fn cleanup(&mut self, local: u16, step: i64) {
         self.exchange.cleanup(local, step, &mut self.context);
     }
 
-    /// Publishes a tensor of a local task, for any peer to read, in place of the version before. A small one is copied over that, and may
-    /// be given by reference.
+    /// Publishes a tensor of a local task, for any peer to read, replacing the previous version. A small one is copied, and may be passed
+    /// by reference.
     ///
     /// # Errors
     /// InvalidArgument if a newer version is published, ResourceExhausted if too many are.
@@ -221,10 +219,10 @@ impl Node {
         self.publish_all(local, version, [(key, tensor)])
     }
 
-    /// The same of many, by key, most quickly in the order in which they were published first.
+    /// Like [`publish`](Self::publish), for many tensors, by key. Fastest in the order in which they were first published.
     ///
     /// # Errors
-    /// Those of [`publish`](Self::publish): the first. The others are published.
+    /// Those of [`publish`](Self::publish): the first. The other tensors are published.
     pub fn publish_all<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         local: u16,
@@ -243,12 +241,12 @@ impl Node {
         tensors.into_iter().map(publish).fold(Ok(()), Result::and)
     }
 
-    /// Takes a published tensor of a local task back; false if there was none. Pulls of it wait.
+    /// Withdraws a published tensor of a local task; false if there was none. Pulls of it wait.
     pub fn withdraw(&mut self, local: u16, key: &str) -> bool {
         self.pulls.withdraw(local, key)
     }
 
-    /// A plan: the keys that a pair's consumer pulls together from now on. The producer hears of it with the first pull.
+    /// Opens a plan: the keys that a pair's consumer pulls together from now on. The producer learns of it with the first pull.
     pub fn open_plan(&mut self, pair: u32, keys: Arc<Keys>) -> Handle {
         self.pulls.open_plan(pair, keys)
     }
@@ -262,7 +260,7 @@ impl Node {
     pub fn pull(&mut self, now: Instant, mut request: PullRequest) -> Option<Handle> {
         request.pull_buffer.begin();
         let agreed = match self.pulls.check(&request, self.context.draining) {
-            // A plan of nothing has all that it wants.
+            // A plan without keys is complete at once.
             Ok(()) if request.pull_buffer.is_empty() => {
                 self.context.reporter.finish_pull(request.waiter, request.pull_buffer);
                 return None;
@@ -279,7 +277,7 @@ impl Node {
         }
     }
 
-    /// Names the keys of a plan where they are served now.
+    /// Tells the producer of a plan, wherever it is now, the plan's keys.
     pub(super) fn agree(&mut self, plan: Handle) -> Result<(), Error> {
         let pair = self.pulls.pair_of(plan);
         let producer = match self.context.pairs[pair].mirror {
@@ -289,7 +287,7 @@ impl Node {
         self.pulls.agree(plan, producer, &mut self.context)
     }
 
-    /// Gives a pull up, whose waiter then hears nothing; its pull buffer, or `None` if it has ended.
+    /// Cancels a pull, whose waiter then hears nothing; returns its pull buffer, or `None` if it has ended.
     pub fn cancel_pull(&mut self, handle: Handle) -> Option<PullBuffer> {
         self.pulls.cancel(handle, &mut self.context.peers)
     }
@@ -317,8 +315,8 @@ impl Node {
         }
     }
 
-    /// Tensors pushed into a queue of a local task go to `shared` from now on, first those that were taken before and that
-    /// nobody accepted.
+    /// Tensors pushed into a queue of a local task go to `shared` from now on, first those that an earlier queue had taken and nobody
+    /// accepted.
     ///
     /// # Errors
     /// InvalidArgument if someone accepts from it already.
@@ -326,43 +324,43 @@ impl Node {
         self.pushes.open_queue(task, name, shared, &mut self.context)
     }
 
-    /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
-    /// its owner is the next one's, too.
+    /// Nobody accepts from `shared` any more: pushers wait for the next acceptor. Tensors that its owner does not take out of it go to that
+    /// acceptor, too.
     pub fn close_queue(&mut self, task: u16, name: &str, shared: &Arc<AcceptQueue>) {
         self.pushes.close_queue(task, name, shared, &mut self.context);
     }
 
-    /// There is room in the queue of that name.
+    /// There is room again in the queue of that name.
     pub fn replenish_named(&mut self, task: u16, name: &str) {
         self.pushes.replenish_named(task, name, &mut self.context);
     }
 
-    /// The cell of a future that waits for a tensor.
+    /// Opens the cell of a future that waits for a tensor.
     pub fn open_recv(&mut self) -> Handle {
         self.context.reporter.outcomes.recv_cells.open()
     }
 
-    /// The cell of a future that waits for a release.
+    /// Opens the cell of a future that waits for a release.
     pub fn open_send(&mut self) -> Handle {
         self.context.reporter.outcomes.send_cells.open()
     }
 
-    /// The cell of a future that waits for a pull.
+    /// Opens the cell of a future that waits for a pull.
     pub fn open_pull(&mut self) -> Handle {
         self.context.reporter.outcomes.pull_cells.open()
     }
 
-    /// The tensor that a future waits for.
+    /// Polls for the tensor that a future waits for.
     pub fn poll_recv(&mut self, cell: Handle, waker: &Waker) -> Poll<RecvOutcome> {
         self.context.reporter.outcomes.recv_cells.poll(cell, waker)
     }
 
-    /// The release that a future waits for.
+    /// Polls for the release that a future waits for.
     pub fn poll_send(&mut self, cell: Handle, waker: &Waker) -> Poll<SendOutcome> {
         self.context.reporter.outcomes.send_cells.poll(cell, waker)
     }
 
-    /// The pull buffer that a future waits for.
+    /// Polls for the pull buffer that a future waits for.
     pub fn poll_pull(&mut self, cell: Handle, waker: &Waker) -> Poll<PullBuffer> {
         self.context.reporter.outcomes.pull_cells.poll(cell, waker)
     }

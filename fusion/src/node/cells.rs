@@ -1,4 +1,4 @@
-//! What names a call in flight, and where its outcome waits for the one who asked.
+//! Handles of calls in flight, and where their outcomes wait for the caller.
 
 use std::task::{Poll, Waker};
 use std::time::Instant;
@@ -14,34 +14,34 @@ pub enum RecvWaiter {
     Channel(oneshot::Sender<RecvOutcome>),
     /// A client process.
     Client(ClientCall),
-    /// A fused receive of this node, and the number in it.
+    /// One recv of a fused receive of this node.
     Batch {
         /// The batch.
         batch: Handle,
-        /// The number.
+        /// The recv's index in the batch.
         index: u32,
     },
     /// A pull of this node, which ends with a pull buffer instead.
     Pull(Handle),
-    /// A recv of this node's that has asked its peer, by the node's name for it.
+    /// A recv of this node that has asked its peer, by the node's handle for it.
     Asked(Handle),
 }
 
-/// Names a request until it ends.
+/// Identifies a request until it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ticket {
-    /// One for rows that is asked of a peer: the session and its id there.
+    /// A request for rows made to a peer.
     Peer {
-        /// The session.
+        /// The session with the peer.
         session: Handle,
-        /// The request's id there.
+        /// The request's id in that session.
         request: Handle,
     },
     /// A recv from a task of this node.
     Local(Handle),
-    /// A recv from a task of another.
+    /// A recv from a task of another node.
     There(Handle),
-    /// One for rows of a table of a task of this node.
+    /// A request for rows of a table of a task of this node.
     Rows(Handle),
 }
 
@@ -67,14 +67,14 @@ pub enum SendWaiter {
     Channel(oneshot::Sender<SendOutcome>),
     /// A client process.
     Client(ClientCall),
-    /// A client process that was told at its deadline: it hears when its memory is back.
+    /// A client process that was told at its deadline: it is told again when its memory is back.
     LateClient(ClientCall),
-    /// One who waits for several sends of this node together.
+    /// A caller that waits for several sends of this node together.
     Group(Handle),
 }
 
 impl SendWaiter {
-    /// Who waits for the next of several sends.
+    /// The waiter for the next one of several sends.
     #[inline]
     pub(super) fn for_one(&mut self) -> SendWaiter {
         match self {
@@ -84,7 +84,7 @@ impl SendWaiter {
     }
 }
 
-/// Sends or pushes that one waiter waits for together: once all have ended it hears the first error, if there was any.
+/// Several sends or pushes with one waiter: once all have ended it hears the first error, if there was any.
 pub(super) struct SendGroup {
     left: usize,
     error: Option<Error>,
@@ -97,7 +97,7 @@ impl SendGroup {
         SendGroup { left: count, error: None, waiter }
     }
 
-    /// So many have ended in one way; true if they were the last.
+    /// `count` of them have ended with `outcome`; true if they were the last.
     #[inline]
     pub(super) fn ended(&mut self, count: u32, outcome: SendOutcome) -> bool {
         debug_assert!(count as usize <= self.left, "one would end twice, and the waiter hear of it too early");
@@ -108,13 +108,13 @@ impl SendGroup {
         self.left == 0
     }
 
-    /// Those that have not ended.
+    /// How many have not ended.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn left(&self) -> usize {
         self.left
     }
 
-    /// Who hears what.
+    /// The waiter and its outcome.
     pub(super) fn into_outcome(self) -> (SendWaiter, SendOutcome) {
         (self.waiter, self.error.map_or(Ok(()), Err))
     }
@@ -123,9 +123,9 @@ impl SendGroup {
 /// A call of a client process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientCall {
-    /// The client, by the owner's name for it.
+    /// The owner's handle of the client.
     pub client: Handle,
-    /// The call, by the owner's name for it.
+    /// The owner's handle of the call.
     pub call: Handle,
 }
 
@@ -136,7 +136,7 @@ pub enum ClientOutcome {
     Sent(SendOutcome),
     /// A send whose tensor was on its way at its deadline. `Returned` follows.
     Late(Error),
-    /// The memory of such a send is not used any more.
+    /// The memory of such a send is free again.
     Returned,
     /// A recv.
     Received(RecvOutcome),
@@ -144,7 +144,7 @@ pub enum ClientOutcome {
     Pulled(PullBuffer),
 }
 
-/// Who sent a tensor, and since when it waits.
+/// The waiter of a send, and since when it waits.
 #[derive(Debug)]
 pub struct Sender {
     pub(super) waiter: SendWaiter,
@@ -156,7 +156,7 @@ enum Cell<T> {
     Done(T),
 }
 
-/// The outcomes of one kind of call that futures on this shard wait for. As many as there are such futures.
+/// The outcomes of one kind of call that futures on this shard wait for; one cell per future.
 pub(super) struct Cells<T>(Arena<Cell<T>>);
 
 impl<T> Default for Cells<T> {
@@ -175,7 +175,7 @@ impl<T> Cells<T> {
         self.0.remove(cell);
     }
 
-    /// Closes the cell; its outcome, if there is one.
+    /// Closes the cell; returns its outcome, if there is one.
     pub(super) fn take(&mut self, cell: Handle) -> Option<T> {
         match self.0.remove(cell) {
             Some(Cell::Done(outcome)) => Some(outcome),
@@ -183,7 +183,7 @@ impl<T> Cells<T> {
         }
     }
 
-    /// Puts the outcome in; the future's waker goes to `wakers`. A closed cell drops it.
+    /// Stores the outcome; the future's waker goes to `wakers`. If the cell is closed, the outcome is dropped.
     pub(super) fn finish(&mut self, cell: Handle, outcome: T, wakers: &mut Vec<Waker>) {
         if let Some(slot) = self.0.get_mut(cell)
             && let Cell::Waiting(waker) = slot
@@ -193,7 +193,7 @@ impl<T> Cells<T> {
         }
     }
 
-    /// The outcome, and the cell is closed; or the waker is kept.
+    /// Returns the outcome and closes the cell, or keeps the waker.
     pub(super) fn poll(&mut self, cell: Handle, waker: &Waker) -> Poll<T> {
         match self.0.get_mut(cell) {
             Some(Cell::Waiting(kept)) => {

@@ -1,7 +1,6 @@
-//! Which connections a node wants, and what it makes of those that come.
+//! Which connections a node wants, and how it handles those that come.
 //!
-//! Connections are made lazily, from either side. If two connections cross, that of the side with the smaller transport address
-//! wins.
+//! Connections are made lazily, from either side. If two connections cross, the one from the side with the smaller transport address wins.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +19,7 @@ use super::peers::{Connection, SessionKey};
 use crate::limits::LIVES_MAX;
 
 impl Node {
-    /// The session that serves a pair; made if there is none.
+    /// The session that serves a pair; created if there is none.
     #[inline]
     pub(super) fn session_of(&mut self, pair: u32) -> Result<Handle, Error> {
         match self.context.pairs[pair].session {
@@ -59,7 +58,7 @@ impl Node {
         peers.insert(key, peer, settings, &reporter.metrics)
     }
 
-    /// Makes room for a session.
+    /// Makes room for a session by dropping an idle one.
     fn forget_idle_peer(&mut self) {
         let Some(handle) = self.context.peers.find_idle() else { return };
         self.context.peers.session_mut(handle).expect("just found").forget_streams();
@@ -67,8 +66,8 @@ impl Node {
         self.context.peers.remove(handle);
     }
 
-    /// What a probe is told that called the transport address number `via`: nothing that a session could go on from, and
-    /// no more names than leave in one write.
+    /// The hello that answers a probe of transport address `via`: nothing from which a session could resume, and no more names than fit in
+    /// one write.
     pub fn introduction(&self, via: u16) -> Hello {
         let Context { settings, pairs, .. } = &self.context;
         let mut bytes = 0;
@@ -88,7 +87,7 @@ impl Node {
         }
     }
 
-    /// Where a peer is called, while there is a session with it.
+    /// The address at which a peer is dialed, while there is a session with it.
     pub fn address_of(&self, peer: Handle) -> Option<TransportAddress> {
         Some(self.context.peers.get(peer)?.address.clone())
     }
@@ -98,15 +97,15 @@ impl Node {
         self.context.pairs.map()
     }
 
-    /// The next thing to do about connections.
+    /// The next connection order.
     pub fn poll_order(&mut self) -> Option<ConnectOrder> {
         self.context.peers.poll_order()
     }
 
-    /// A call was answered with a welcome.
+    /// A dial was answered with a welcome.
     pub fn dialed(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, welcome: &Hello) {
         let Context { peers, settings, .. } = &mut self.context;
-        // Hung up meanwhile: dropping the link closes it.
+        // The dial was dropped meanwhile: dropping the link closes it.
         let Some(peer) = peers.get(handle).filter(|peer| peer.connection == Connection::Dialing) else { return };
         let address = peer.address.clone();
         let links = peers.links();
@@ -114,7 +113,7 @@ impl Node {
             let reason = format!("transport.links_max: {links} links are open on this side");
             DialFailure { reason, kind: DialFailureKind::Transient }
         } else if peers.shards_at(&address).is_some_and(|shards| shards != welcome.shards) {
-            // The call reached the shard that the former process would have answered from: call anew.
+            // The dial reached the shard that would have served it in the former process: dial again.
             return self.renumber(now, &address, welcome.shards);
         } else if welcome.remembers != 0 && !peers.goes_on(handle, welcome, settings) {
             let reason = "the welcome answers an earlier hello".into();
@@ -132,12 +131,12 @@ impl Node {
         self.dial_failed(now, handle, failure);
     }
 
-    /// A call begins with a look-up of the peer's host name, or that has ended.
+    /// A dial has begun or ended the lookup of the peer's host name.
     pub fn set_resolving(&mut self, handle: Handle, resolving: bool) {
         self.context.peers.set_resolving(handle, resolving);
     }
 
-    /// A call failed.
+    /// A dial failed.
     pub fn dial_failed(&mut self, now: Instant, handle: Handle, failure: DialFailure) {
         let Context { peers, pairs, .. } = &mut self.context;
         let Some(is_gone) = peers.call_failed(now, handle, failure, pairs) else { return };
@@ -159,7 +158,7 @@ impl Node {
         }
     }
 
-    /// Decides about a caller that has introduced itself to the transport address number `via` of this side.
+    /// Decides about a caller that has introduced itself to this side's transport address `via`.
     pub fn called(&mut self, now: Instant, via: u16, hello: &Hello) -> Answer {
         match self.admit(now, via, hello) {
             Ok(peer) => Answer::Welcome { peer },
@@ -167,7 +166,7 @@ impl Node {
         }
     }
 
-    /// The session of a caller that is welcome, or what is said to one that is not.
+    /// The session of an accepted caller, or the rejection.
     fn admit(&mut self, now: Instant, via: u16, hello: &Hello) -> Result<Handle, Answer> {
         let address = self.check_caller(via, hello)?;
         let peers = &mut self.context.peers;
@@ -194,8 +193,8 @@ impl Node {
             Connection::Attached if same && hello.epoch < peer.session.epoch() => {
                 return Err(Answer::Reject(RejectCode::Crossed, "another link is open".into()));
             }
-            // The peer knows better that the old link is dead, or is a new process.
-            // Not `lose`: a call from here would cross the link that is about to stand.
+            // The peer knows better that the old link is dead, or is a new process. Not `lose`: a dial from here would cross the link that
+            // is about to be made.
             Connection::Attached => self.drop_link(now, handle, &LinkError::Closed),
             Connection::Dialing if settings.addresses[usize::from(via)] < address => {
                 return Err(Answer::Reject(
@@ -209,7 +208,7 @@ impl Node {
         Ok(handle)
     }
 
-    /// Where a caller says that it is, if that can be.
+    /// The transport address that a caller claims, if it is plausible.
     fn check_caller(&self, via: u16, hello: &Hello) -> Result<TransportAddress, Answer> {
         let Context { settings, pairs, .. } = &self.context;
         let Ok(address) = hello.address.parse::<TransportAddress>() else {
@@ -229,7 +228,7 @@ impl Node {
         Ok(address)
     }
 
-    /// Takes over the link of a caller that was welcomed; the welcome is the first thing that goes out on it.
+    /// Takes over the link of an accepted caller; the welcome is the first frame sent on it.
     pub fn accepted(&mut self, now: Instant, handle: Handle, link: Box<dyn Link>, hello: &Hello) {
         let Context { peers, pairs, settings, reporter, .. } = &mut self.context;
         let session = peers.session(handle).expect("welcomed a moment ago");
@@ -239,7 +238,7 @@ impl Node {
         if !peers.goes_on(handle, hello, settings) {
             remembers = 0;
             if peer_was_met {
-                // Greetings that were meant for the session as it was must not fit the one that it is from now on.
+                // Handshakes meant for the session's former life must not match its new one.
                 peers.begin_life(handle);
             }
             peers.start_anew(handle, hello, &mut reporter.counters);
@@ -266,8 +265,8 @@ impl Node {
         self.context.reschedule(handle);
     }
 
-    /// The link is gone. Open requests are sent again on the next one, which is dialed at once if this side asks, or after a
-    /// wait if this one never opened: then it is as if the call had failed.
+    /// The link is gone. Open requests are sent again on the next one. It is dialed at once if this side has requests, or after a wait if
+    /// the lost link never opened, as after a failed dial.
     pub(super) fn lose(&mut self, now: Instant, handle: Handle, error: &LinkError) {
         let had_opened = self.context.peers.had_opened(handle);
         self.drop_link(now, handle, error);
@@ -276,8 +275,8 @@ impl Node {
         peers.replace_lost(now, handle, had_opened, settings, pairs);
     }
 
-    /// Gives up one link that fell back because of this side, and would not do so now: the session goes on with the next link, as
-    /// after any loss. `None` if there is no such link; else whether one was given up.
+    /// Drops one link that fell back because of this side, and would no longer do so: the session continues on the next link, as after any
+    /// loss. `None` if no link fell back; otherwise whether one was dropped.
     pub fn replace_fallback(&mut self, now: Instant) -> Option<bool> {
         if self.context.draining {
             return None;
@@ -286,7 +285,7 @@ impl Node {
         self.drop_link(now, handle, &LinkError::Replaced);
         let Context { peers, pairs, settings, .. } = &mut self.context;
         if peers.get(handle).is_some_and(|peer| peer.connection == Connection::Idle) {
-            // Also where nothing waits, so that the next call finds a link.
+            // Even if nothing waits, so that the next call finds a link.
             peers.dial(handle, settings, pairs);
         }
         self.context.reschedule(handle);
@@ -309,7 +308,7 @@ impl Node {
         self.settle_events(handle);
     }
 
-    /// Looks at the connection of a session when its time has come.
+    /// Checks the connection of a session when its time has come.
     pub(super) fn look_after(&mut self, now: Instant, handle: Handle) {
         let Context { peers, settings, pairs, .. } = &mut self.context;
         let Some(look) = peers.look_after(now, handle, settings, pairs) else { return };
@@ -326,7 +325,7 @@ impl Node {
 
     /// Says goodbye to every peer and ends every call: the engine stops.
     pub fn shut_down(&mut self, now: Instant, reason: &str) {
-        // What was taken is said before the goodbye.
+        // Before the goodbye, peers are told what was taken.
         self.exchange.release_ended(&mut self.context);
         for handle in self.context.peers.select(|_| true) {
             let peer = self.context.peers.get_mut(handle).expect("just selected");

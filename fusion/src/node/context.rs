@@ -1,4 +1,4 @@
-//! What the parts of a node share that carry calls: lent to each by argument, while the part itself is at work.
+//! What the parts of a node that carry calls share: passed to each as an argument while it works.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::reporter::Reporter;
 use super::settings::NodeSettings;
 use crate::presence::{self, Presence};
 
-/// See the module.
+/// The shared state of a node's parts; see the module.
 pub(super) struct Context {
     pub(super) settings: NodeSettings,
     pub(super) pairs: Pairs,
@@ -21,23 +21,23 @@ pub(super) struct Context {
     pub(super) memory: Memory,
     /// Which local tasks have a process.
     pub(super) presence: Presence,
-    /// No new calls of clients, and no requests that would have to wait.
+    /// New calls of clients, and requests that would have to wait, are refused.
     pub(super) draining: bool,
     /// Nothing that comes is read: what would be taken now would be lost with the node.
     pub(super) deaf: bool,
 }
 
 impl Context {
-    /// Calls the peer of a session if something waits for it and no call is in progress.
+    /// Dials the peer of a session if something waits for it and no dial is in progress.
     #[inline]
     pub(super) fn want_link(&mut self, now: Instant, session: Handle) {
         self.peers.want_link(now, session, &self.settings, &self.pairs);
     }
 
-    /// Something was asked of a session that is to end by `deadline`.
+    /// Something was requested on a session, with this deadline.
     #[inline]
     pub(super) fn asked(&mut self, now: Instant, session: Handle, deadline: Instant) {
-        // Most often others were asked in this turn, and sooner.
+        // Usually other requests with an earlier deadline were made in this turn.
         if self.peers.is_looked_after(session, deadline) {
             return;
         }
@@ -46,14 +46,14 @@ impl Context {
         self.want_link(now, session);
     }
 
-    /// True if a pair's local task has asked on the link that the session has now: the peer knows that it may send ahead.
+    /// True if a pair's local task has made a request on the session's current link: the peer knows that it may send ahead.
     #[inline]
     pub(super) fn has_asked(&self, pair: u32, session: Handle) -> bool {
         self.pairs[pair].asked_there == Some(session)
             && self.peers.session(session).is_some_and(|with| with.is_attached())
     }
 
-    /// The error of a call that does not wait for a local task which has left, if it has.
+    /// The error for a call that must not wait for a local task that has left.
     #[inline]
     pub(super) fn gone(&self, producer: u16, fail_if_gone: bool) -> Option<Error> {
         let refused = self.presence.admit(producer, IfGone::new(fail_if_gone)).err();
@@ -66,7 +66,7 @@ impl Context {
     }
 }
 
-/// What new calls hear while the engine drains.
+/// The error of new calls while the engine drains.
 pub(super) fn draining() -> Error {
     Error::unavailable("this engine", "it is draining: it finishes calls in flight and then stops")
 }

@@ -1,11 +1,11 @@
-//! Copies from one task's memory into another's: of which sizes, and how much of them a turn.
+//! Copies from one task's memory into another's: in pieces, and limited per turn.
 
 use sealane_runtime::{Buffer, DeviceError};
 use sealane_transport::Payload;
 
 use crate::limits::COPY_PIECE_BYTES;
 
-/// Copies up to `budget` bytes of `source` from `filled` on, a piece at a time, see [`COPY_PIECE_BYTES`]; how many.
+/// Copies up to `budget` bytes of `source` from `filled` on, in pieces of [`COPY_PIECE_BYTES`]; returns how many.
 ///
 /// # Errors
 /// A device could not copy from or to its memory.

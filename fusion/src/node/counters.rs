@@ -1,4 +1,4 @@
-//! What a node counts: plain integers of its shard's own.
+//! A node's counters: plain integers of its shard.
 
 use sealane_transport::limits::FIGURES_MAX;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::limits::LINK_KINDS_MAX;
 
-/// What a node has done since it began.
+/// A node's counters since its start, and gauges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct Counters {
@@ -26,7 +26,7 @@ pub struct Counters {
     pub links_lost: u64,
     /// Sessions that were dropped, or whose peer had restarted: the state of requests in flight is unknown.
     pub sessions_reset: u64,
-    /// Links that stand now.
+    /// Open links, now.
     pub links: u64,
     /// Bytes of the send slab in use now.
     pub slab_send_bytes: u64,
@@ -38,35 +38,34 @@ pub struct Counters {
     pub parked: u64,
     /// Tensors that are published now.
     pub published: u64,
-    /// Rows of published tables that went to whoever asked for them.
+    /// Rows of published tables that were delivered.
     pub rows_served: u64,
     /// Their bytes.
     pub row_bytes_served: u64,
     /// Clients of this host that were disconnected because serving them panicked.
     pub clients_failed: u64,
-    /// Callers of the first shard, which listens for all, that did not come to a link.
+    /// Callers that did not become links; counted by the first shard, which listens for all.
     pub callers: CallerCounters,
-    /// Of each kind of link besides TCP, in the order of the engine's settings. In [`ShardFigures`](crate::metrics::ShardFigures)
-    /// they have their names.
+    /// By kind of link besides TCP, in the order of the engine's settings. [`ShardFigures`](crate::metrics::ShardFigures) has their names.
     #[serde(skip)]
     pub kinds: [KindCounters; LINK_KINDS_MAX],
 }
 
-/// What there is of one kind of link.
+/// Metrics of one kind of link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct KindCounters {
-    /// Links that stand now.
+    /// Open links, now.
     pub links: u64,
-    /// The figures of its own.
+    /// The kind's own figures.
     pub figures: [u64; FIGURES_MAX],
 }
 
-/// Callers that did not come to a link.
+/// Callers that did not become links.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct CallerCounters {
-    /// They did not show that they may talk.
+    /// They failed to authenticate.
     pub unauthenticated: u64,
     /// Their host had too many handshakes in progress, or had failed to authenticate too often.
     pub turned_away: u64,

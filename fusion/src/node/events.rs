@@ -1,4 +1,4 @@
-//! What sessions report, carried to the parts that it is for.
+//! Passes the events of sessions to the parts concerned.
 
 use sealane_transport::session::Event;
 use sealane_transport::tensor::{Tensor, TensorMeta};
@@ -8,7 +8,7 @@ use super::Node;
 use super::cells::RecvWaiter;
 
 impl Node {
-    /// Handles all that a session has to report.
+    /// Handles all events of a session.
     #[inline]
     pub(super) fn settle_events(&mut self, handle: Handle) {
         if self.context.peers.has_events(handle) {

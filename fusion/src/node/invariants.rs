@@ -1,4 +1,4 @@
-//! What holds of a node between any two calls; the simulation looks after every event, and so do the tests of nodes.
+//! The invariants of a node between any two calls; checked by the simulation after every event, and by the tests of nodes.
 
 use super::Node;
 use super::context::Context;
@@ -6,7 +6,7 @@ use super::context::Context;
 use super::peers::{Peer, Peers};
 
 impl Node {
-    /// Panics unless every part agrees with itself and with the others.
+    /// Panics unless every part is consistent with itself and with the others.
     pub fn check_invariants(&self) {
         let Context { pairs, peers, settings, .. } = &self.context;
         pairs.check_invariants(|session| peers.get(session).map(|peer| &peer.address));
@@ -22,11 +22,11 @@ impl Node {
         }
     }
 
-    /// Whether the streams that `other` pushes here are where both sides believe them to be: none has brought more than it was
-    /// granted or than has left, nor believes in more credit than it was given.
+    /// Checks the streams that `other` pushes here: none has brought more than it was granted or than was sent, and none assumes more
+    /// credit than it was given.
     ///
     /// # Errors
-    /// What does not agree with what.
+    /// A description of the inconsistency.
     #[cfg(feature = "fuzzing")]
     pub fn check_streams_from(&self, other: &Node) -> Result<(), String> {
         let (ours, theirs) = (&self.context.settings, &other.context.settings);
@@ -37,7 +37,7 @@ impl Node {
             }
             let is_end = |there: &&Peer| there.shard == Some(ours.shard) && ours.addresses.contains(&there.address);
             let Some(there) = other.context.peers.iter().find(is_end) else { continue };
-            // Where one side has begun anew and the other has not heard it, they are not of one session.
+            // If one side has started over and the other has not heard of it yet, the two ends do not belong to one session.
             let same_life = (here.remembers && there.remembers)
                 && here.incarnation == Some(Peers::incarnation(there, theirs))
                 && there.incarnation == Some(Peers::incarnation(here, ours));

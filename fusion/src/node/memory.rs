@@ -1,5 +1,5 @@
-//! The memory of a shard: for producers its send slab; for tensors that come without a place of their own the pool of the task
-//! that asked, else the receive slab.
+//! The memory of a shard: the send slab for producers; for tensors that come without a destination, the pool of the receiving task if it
+//! has one, otherwise the receive slab.
 
 use std::rc::Rc;
 
@@ -13,10 +13,10 @@ pub trait Pool {
     /// Exactly `len` bytes.
     ///
     /// # Errors
-    /// ResourceExhausted, which the recv ends with; the tensor stays with its producer.
+    /// ResourceExhausted, with which the recv ends; the tensor stays with its producer.
     fn allocate(&self, len: usize) -> Result<Buffer, Error>;
 
-    /// Exactly `len` bytes for a tensor of a pull, which lies there until the next one is written over it.
+    /// Exactly `len` bytes for a tensor of a pull, which lies there until the next one overwrites it.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -24,18 +24,17 @@ pub trait Pool {
         self.allocate(len)
     }
 
-    /// True if the task may read these published bytes where they lie, in place of a copy. It then says itself when it is done with
-    /// them.
+    /// True if the task may read these published bytes in place instead of copying them. It then reports itself when it is done with them.
     fn shares(&self, _payload: &Payload) -> bool {
         false
     }
 
-    /// Where a published table and its locks lie, if the task may read them there; none by default.
+    /// Where a published table and its locks lie, if the task may read them in place; `None` by default.
     fn place_of_table(&self, _rows: &Payload, _locks: Option<&Payload>) -> Option<Place> {
         None
     }
 
-    /// Exactly `len` bytes, of which the task is told. What is `lent` with them stays as it is until it has given them back.
+    /// Exactly `len` bytes that the task is told of. The payloads `lent` with them stay unchanged until the task gives the bytes back.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -43,16 +42,15 @@ pub trait Pool {
         self.allocate_to_stay(len)
     }
 
-    /// Tensors of up to so many bytes are handed to the task from wherever they lie.
+    /// Tensors of up to so many bytes are passed to the task from any memory.
     fn inline_bytes(&self) -> usize;
 }
 
 pub(super) struct Memory {
-    /// For producers on this shard.
+    /// Memory for producers on this shard.
     send: Slab,
-    /// For tensors that arrive.
     receive: Slab,
-    /// By the task's place among the local ones.
+    /// By the index of the local task.
     pools: Vec<Option<Rc<dyn Pool>>>,
 }
 
@@ -81,19 +79,19 @@ impl Memory {
         self.pools.get(usize::from(task))?.as_deref()
     }
 
-    /// True if a task has memory of its own for what comes for it.
+    /// True if a task has its own memory for tensors that arrive.
     #[inline]
     pub(super) fn has_pool(&self, task: u16) -> bool {
         self.pool(task).is_some()
     }
 
-    /// True if no client process is attached as a task, where the one that asks is a client's.
+    /// True if no client process is attached as `task`, while `asking` is a client's.
     pub(super) fn is_deserted(&self, task: u16, asking: u16) -> bool {
         self.pool(asking).is_some() && self.pool(task).is_none()
     }
 
-    /// Bytes that are free for tensors that come for a task, and all there are. A task's own pool says no: what may wait in its queues
-    /// is bounded by a share of it.
+    /// Free bytes for tensors that arrive for a task, and the total. For a task with a pool, no limit: the pool refuses by itself, and what
+    /// waits in the task's queues is bounded by a share of it.
     pub(super) fn free_for(&self, task: u16) -> (usize, usize) {
         if self.pool(task).is_some() {
             return (usize::MAX, usize::MAX);
@@ -102,13 +100,13 @@ impl Memory {
         (all - self.receive.in_use_bytes(), all)
     }
 
-    /// As [`Pool::shares`].
+    /// See [`Pool::shares`].
     pub(super) fn shares_with(&self, task: u16, payload: &Payload) -> bool {
         self.pool(task).is_some_and(|pool| pool.shares(payload))
     }
 
-    /// True if a tensor of another local task may change hands as it is. Memory that another process can write may not; nor may a
-    /// device's, which a task gets only if it brings it, wherever its peer runs.
+    /// True if a tensor of another local task may be passed on without a copy. Not memory that another process can write, nor a device's,
+    /// which a task gets only if it brings it, wherever its peer runs.
     pub(super) fn takes_as_is(&self, task: u16, payload: &Payload) -> bool {
         payload.memory() == MemoryKind::Host && self.pool(task).is_none_or(|pool| payload.len() <= pool.inline_bytes())
     }

@@ -1,15 +1,14 @@
-//! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and who
-//! waits for what.
+//! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and the waiters of calls.
 //!
-//! A node only routes between its parts, each of which owns its state: `pairs` (who is who), `peers` (sessions and their links),
-//! `exchange` (sends and recvs), `pulls` (what is published), `lookups` (rows of it), `pushes` (queues). The first two are lent to the others as the
-//! `context`, with the reporter that tells how calls end. What a session reports goes through `events.rs`.
+//! A node only routes between its parts, each of which owns its state: `pairs` (tasks and their numbers), `peers` (sessions and their
+//! links), `exchange` (sends and recvs), `pulls` (published tensors), `lookups` (rows of them), `pushes` (queues). The first two are lent
+//! to the others as the `context`, with the reporter that tells how calls end. Events of sessions go through `events.rs`.
 //!
 //! Recvs between two tasks of the same node need neither session nor link (`exchange/matches.rs`).
 //!
-//! Its owner supplies the links: TCP sockets in the engine, queues in the simulation in `tests/`. [`Node::turn`] moves what
-//! there is to move; [`Node::poll_order`] says which connections are wanted; time is an argument. Bounded by [`NodeSettings`]
-//! and by what its sessions are bounded by.
+//! Its owner supplies the links: TCP sockets in the engine, queues in the simulation in `tests/`. [`Node::turn`] moves whatever can move;
+//! [`Node::poll_order`] says which connections are wanted; time is an argument. Bounded by [`NodeSettings`] and by the limits of its
+//! sessions.
 
 mod awaited;
 mod calls;
@@ -71,7 +70,7 @@ use pushes::Pushes;
 use reporter::Reporter;
 pub use settings::{Fuse, NodeSettings};
 
-/// See the module.
+/// One shard's state machine; see the module.
 pub struct Node {
     context: Context,
     exchange: Exchange,
@@ -83,11 +82,11 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node without peers. Tensors arrive in `receive_slab` unless the consumer brings memory; `send_slab` is for
-    /// producers on this shard.
+    /// A node without peers. Tensors arrive in `receive_slab` unless the consumer brings memory; `send_slab` is for producers on this
+    /// shard.
     ///
     /// # Errors
-    /// InvalidArgument with more tasks than a handshake can name.
+    /// InvalidArgument if there are more tasks than a handshake can name.
     pub fn new(
         mut settings: NodeSettings,
         map: Arc<EndpointMap>,
@@ -126,12 +125,12 @@ impl Node {
         self.context.memory.send_slab()
     }
 
-    /// What this node is set to, but for its tasks, which may become more.
+    /// The node's settings, without its tasks, which may grow in number.
     pub fn settings(&self) -> &NodeSettings {
         &self.context.settings
     }
 
-    /// What has happened so far.
+    /// Counters and gauges of this node.
     pub fn counters(&self) -> Counters {
         Counters {
             links: self.context.peers.links() as u64,
@@ -144,29 +143,29 @@ impl Node {
         }
     }
 
-    /// Tells the log of outages together with the other nodes of its engine.
+    /// Shares the record of logged outages with the other nodes of its engine.
     pub(crate) fn share_outages(&mut self, outages: Arc<Outages>) {
         self.context.peers.outages = outages;
     }
 
-    /// Tells a listener of every call from now on, and of all that becomes of it. Before the first session.
+    /// Traces every call from now on, and its progress, to `sender`. Call it before the first session.
     pub fn set_trace(&mut self, sender: TraceSender) {
         self.context.reporter.recorder = Some(Recorder::new(sender, self.context.settings.shard));
     }
 
-    /// Tells the listener of a trace, if there is one, what it has not heard.
+    /// Sends the listener of a trace, if there is one, what it has not received yet.
     pub(crate) fn flush_trace(&self) {
         if let Some(recorder) = &self.context.reporter.recorder {
             recorder.flush();
         }
     }
 
-    /// What this node tells of itself, for other threads.
+    /// What this node publishes about itself, for other threads.
     pub(crate) fn metrics(&self) -> &Arc<NodeMetrics> {
         &self.context.reporter.metrics
     }
 
-    /// Shows other threads what has changed of the sessions, and what has ended since the last turn.
+    /// Publishes for other threads what has changed in the sessions, and what has ended since the last turn.
     pub(crate) fn show(&mut self) {
         self.context.reporter.record_runs();
         self.context.peers.show();
@@ -197,14 +196,13 @@ impl Node {
         self.context.pairs.pulling_pair(local, peer)
     }
 
-    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on the links they have;
-    /// later ones go to the new addresses. When an address without any task has no link, what was asked of it
-    /// ends with Unavailable, and what was not asked yet goes to the new addresses. Links are re-established if their handshake named tasks that the old map did not
-    /// have, or to whose address the new map adds a task, and all of them if there are new tasks here, so that peers learn of
-    /// them.
+    /// Takes a new endpoint map, and more tasks to serve, on the same addresses. Requests in flight end on their current links; later ones
+    /// go to the new addresses. If an address that no longer has a task has no link, requests already sent to it end with Unavailable, and
+    /// those not sent yet go to the new addresses. Links are re-established if their handshake named tasks that the old map lacked, or if
+    /// the new map adds a task to their address; all of them are if there are new tasks here, so that peers learn of them.
     ///
     /// # Errors
-    /// InvalidArgument if these are more tasks than a handshake can name; nothing has changed.
+    /// InvalidArgument if there are more tasks than a handshake can name; nothing has changed.
     pub fn set_map(&mut self, map: Arc<EndpointMap>, more: Vec<(TaskName, u16)>) -> Result<(), Error> {
         let grown = !more.is_empty();
         let (before, moved) = self.context.pairs.set_map(map, more)?;
@@ -215,14 +213,14 @@ impl Node {
             let count = self.context.pairs.tasks().len() as u16;
             self.context.peers.set_tasks(count);
             self.context.pairs.find_mirrors();
-            // Calls that are on their way name the tasks as they were.
+            // Handshakes in progress still name the old tasks.
             let Context { peers, settings, pairs, .. } = &mut self.context;
             for handle in peers.select(|peer| peer.connection == Connection::Dialing) {
                 peers.hang_up(handle);
                 peers.dial(handle, settings, pairs);
             }
         }
-        // Who was believed to be at an address has to show anew that it is those too who were added there.
+        // A peer believed to be at an address must prove again that it is also the tasks that were added there.
         let pairs = &self.context.pairs;
         let gains = |address: &TransportAddress| {
             pairs.map().tasks_at(address).any(|task| before.resolve(task.as_str()) != Some(address))
@@ -237,20 +235,20 @@ impl Node {
         Ok(())
     }
 
-    /// From now on new calls of clients end with Unavailable, and so do requests of peers for tensors that are not
-    /// there: what is in flight can finish. Pushers of other nodes get no more credit: their tensors are for the next node.
+    /// From now on new calls of clients, and requests of peers for tensors that are not there, end with Unavailable; what is in flight can
+    /// finish. Pushers on other nodes get no more credit: their tensors are for the next node.
     pub fn drain(&mut self) {
         self.context.draining = true;
         self.context.presence.expect_all_again();
-        // No send can come for these any more, and nothing is published for the others.
+        // No send can come for the requests any more, and nothing is published for the pulls and lookups.
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
         self.exchange.revoke_all_ahead(&mut self.context);
         self.pulls.refuse_waiting(&mut self.context);
         self.lookups.refuse_waiting(&mut self.context);
     }
 
-    /// From now on nothing that peers send is read. A push that came after [`under_way`](Self::under_way) had said that nothing is
-    /// left would be acknowledged and lost; so its pusher hears that this node is gone.
+    /// From now on nothing that peers send is read. A push that came after [`under_way`](Self::under_way) had returned 0 would be
+    /// acknowledged and lost; unread, its pusher learns that this node is gone.
     pub fn stop_reading(&mut self) {
         self.context.deaf = true;
     }
@@ -261,9 +259,8 @@ impl Node {
         self.pushes.replenish_all(&mut self.context);
     }
 
-    /// Tensors lent to peers or being copied, requests that wait here, and tensors that pushers know to be taken, in queues that
-    /// somebody accepts from. The last alone once nothing is [read](Self::stop_reading): nobody can say any more that the others
-    /// have ended.
+    /// Tensors lent to peers or being copied, requests that wait here, and tensors acknowledged to pushers in queues that have an acceptor.
+    /// Once the node [reads nothing](Self::stop_reading), only the last are counted: the end of the others can no longer arrive.
     pub fn under_way(&self) -> usize {
         let taken = self.pushes.unaccepted(self.context.settings.shard);
         if self.context.deaf {
@@ -273,17 +270,17 @@ impl Node {
         lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.lookups.len() + taken
     }
 
-    /// Gives a local task memory of its own for tensors that arrive, or takes it away.
+    /// Gives a local task its own memory for tensors that arrive, or takes it away.
     pub fn set_pool(&mut self, task: u16, pool: Option<Rc<dyn Pool>>) {
         self.context.memory.set_pool(task, pool);
     }
 
-    /// The slab for tensors that arrive where neither the caller nor its task brings memory.
+    /// The slab for tensors that arrive when neither the caller nor its task brings memory.
     pub fn receive_slab(&self) -> &Slab {
         self.context.memory.receive_slab()
     }
 
-    /// Swaps the outcomes of clients' calls that wait with `other`, which must be empty.
+    /// Swaps the waiting outcomes of clients' calls with `other`, which must be empty.
     pub fn swap_client_outcomes(&mut self, other: &mut VecDeque<(ClientCall, ClientOutcome)>) {
         debug_assert!(other.is_empty());
         std::mem::swap(&mut self.context.reporter.outcomes.clients, other);
@@ -295,15 +292,15 @@ impl Node {
         !self.context.reporter.outcomes.clients.is_empty()
     }
 
-    /// A client process attaches as a local task. Requests that wait for it, and are to fail when it leaves, are told which one it is.
+    /// A client process attaches as a local task. Requests that wait for it, and fail when it leaves, are told which process it is.
     pub fn meet_client(&mut self, local: u16) {
         let attachment = self.context.presence.came(local);
         self.exchange.tell_attachment(local, attachment, &mut self.context);
     }
 
-    /// The client process of a local task is gone, or another one: its tensors that wait are freed, requests that wait
-    /// for them end with Unavailable, and so do its own; its plans and queues are closed. Requests that come later hear it too if
-    /// they ask for that, unless the node was [draining](Self::drain).
+    /// The client process of a local task is gone, or was replaced: its tensors that wait are freed, requests that wait for them end with
+    /// Unavailable, as do its own calls, and its plans and queues are closed. Later requests fail the same way if they ask to, unless the
+    /// node was [draining](Self::drain).
     pub fn forget_client(&mut self, local: u16, reason: &str) {
         let is_awaited = self.context.presence.left(local, reason);
         let error = presence::gone(self.context.pairs.task(local).as_str(), reason);
@@ -320,16 +317,16 @@ impl Node {
             self.settle_events(handle);
             self.context.peers.mark_dirty(handle);
         }
-        // Their owner may have lost track of them.
+        // Their owner may have lost track of its plans and queues.
         self.pulls.close_plans_of(local, &mut self.context);
         self.pushes.close_queues_of(local, &mut self.context);
-        // What these have left as well, unless it is the same client's next.
+        // Also frees what is left in its queues, unless the same client is expected again.
         if !is_awaited {
             self.pushes.drop_left(Some(local), self.context.settings.shard);
         }
     }
 
-    /// Moves the wakers of futures that can go on into `into`. Waking is the owner's, once it no longer holds the node.
+    /// Moves the wakers of futures that can proceed into `into`. The owner wakes them, once it no longer holds the node.
     pub fn take_wakers(&mut self, into: &mut Vec<Waker>) {
         into.append(&mut self.context.reporter.outcomes.wakers);
     }
@@ -350,7 +347,7 @@ impl Node {
         self.pulls.keys()
     }
 
-    /// When [`turn`](Self::turn) must come at the latest.
+    /// When [`turn`](Self::turn) must be called at the latest.
     #[inline]
     pub fn next_timeout(&self) -> Option<Instant> {
         let (exchange, pulls) = (self.exchange.next_deadline(), self.pulls.next_deadline());

@@ -1,58 +1,57 @@
-//! What a node wants done about connections, and what it is told of them.
+//! What a node wants done about connections, and what it is told about them.
 
 use sealane_transport::Handle;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::wire::{Hello, RejectCode};
 
-/// What the owner of a node is to do about connections.
+/// What the owner of a node must do about connections.
 #[derive(Debug)]
 pub enum ConnectOrder {
-    /// Call a peer, say `hello`, and report with [`Node::dialed`](super::Node::dialed) or
-    /// [`Node::dial_failed`](super::Node::dial_failed).
+    /// Dial a peer, send `hello`, and report with [`Node::dialed`](super::Node::dialed) or [`Node::dial_failed`](super::Node::dial_failed).
     Dial {
-        /// Names the call in the report.
+        /// Identifies the dial in the report.
         peer: Handle,
-        /// Whom to call.
+        /// The address to dial.
         address: TransportAddress,
-        /// What to say.
+        /// The hello to send.
         hello: Hello,
     },
-    /// Drop the call: the peer's own call came first.
+    /// Drop the dial: the peer's own came first.
     HangUp(Handle),
 }
 
-/// A call that failed.
+/// A dial that failed.
 #[derive(Debug)]
 pub struct DialFailure {
-    /// Why, for a person.
+    /// The reason, for people to read.
     pub reason: String,
-    /// What it means for those who wait.
+    /// The consequence for calls that wait.
     pub kind: DialFailureKind,
 }
 
-/// What a failed call means.
+/// What a failed dial means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DialFailureKind {
     /// Nobody listens there.
     Refused,
-    /// The peer's own call is on its way.
+    /// The peer's own dial is in progress.
     Crossed,
     /// It may work later.
     Transient,
     /// It will not work later either: another program or version.
     Final,
-    /// One side has not shown the other that it may talk.
+    /// One side failed to authenticate.
     Denied,
 }
 
-/// What becomes of a caller.
+/// The decision about a caller.
 #[derive(Debug)]
 pub enum Answer {
-    /// Make the link, and hand it over with [`Node::accepted`](super::Node::accepted).
+    /// Accept it: make the link, and hand it over with [`Node::accepted`](super::Node::accepted).
     Welcome {
-        /// Names the session.
+        /// The handle of the session.
         peer: Handle,
     },
-    /// Say no.
+    /// Reject it.
     Reject(RejectCode, String),
 }

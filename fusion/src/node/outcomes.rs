@@ -10,13 +10,13 @@ use sealane_transport::{Arena, Error, PullBuffer, RecvOutcome, SendOutcome};
 use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendGroup, SendWaiter};
 use super::exchange::batches::Batches;
 
-/// See the module.
+/// The outcomes of a node's calls; see the module.
 pub(super) struct Outcomes {
     pub(super) recv_cells: Cells<RecvOutcome>,
     pub(super) send_cells: Cells<SendOutcome>,
     pub(super) pull_cells: Cells<PullBuffer>,
     pub(super) batches: Batches,
-    /// Sends that are waited for together.
+    /// Groups of sends with one waiter.
     groups: Arena<SendGroup>,
     pub(super) wakers: Vec<Waker>,
     pub(super) clients: VecDeque<(ClientCall, ClientOutcome)>,
@@ -39,20 +39,20 @@ impl Default for Outcomes {
 }
 
 impl Outcomes {
-    /// A tensor that came over the wire.
+    /// Makes the outcome for a tensor that came over the wire.
     #[inline]
     pub(super) fn tensor_of(&mut self, meta: &[u8], buffer: Buffer) -> RecvOutcome {
         let bad = |error| Error::unavailable("the peer", format!("it sent an invalid tensor: {error}")).into();
         self.kinds.tensor(meta, buffer).map_err(bad)
     }
 
-    /// False if the waiter was dropped; its tensor goes back to the producer.
+    /// False if the waiter was dropped; then the tensor goes back to its producer.
     #[inline]
     pub(super) fn listens(&self, waiter: &RecvWaiter) -> bool {
         match waiter {
             RecvWaiter::Channel(sender) => !sender.is_closed(),
             RecvWaiter::Batch { batch, .. } => self.batches.listens(*batch),
-            // Cancelling one of these takes it out of the session as well.
+            // Cancelling one of these also removes it from the session.
             RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) | RecvWaiter::Asked(_) => true,
         }
     }
@@ -62,7 +62,7 @@ impl Outcomes {
     pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
         match waiter {
             RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
-            // A caller that no longer listens has dropped its end.
+            // If the caller no longer listens, it has dropped its end.
             RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
             RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
             RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
@@ -71,7 +71,7 @@ impl Outcomes {
         }
     }
 
-    /// Who waits for each of so many sends, where `waiter` waits for all of them.
+    /// The waiter of each of `count` sends, when `waiter` waits for all of them.
     pub(super) fn group(&mut self, count: usize, waiter: SendWaiter) -> SendWaiter {
         debug_assert!(
             !matches!(waiter, SendWaiter::Client(_)),
@@ -84,7 +84,7 @@ impl Outcomes {
         SendWaiter::Group(group.expect("2^32 groups do not fit in memory"))
     }
 
-    /// Tells who waits for so many sends how they ended: one, if they are not of a group.
+    /// Tells the waiter of `count` sends how they ended; `count` is 1 unless it is a group.
     #[inline]
     pub(super) fn finish_sends(&mut self, waiter: SendWaiter, count: u32, outcome: SendOutcome) {
         let SendWaiter::Group(handle) = waiter else { return self.finish_send(waiter, outcome) };
@@ -108,8 +108,8 @@ impl Outcomes {
         }
     }
 
-    /// Tells who waits for so many sends that their deadline has passed while the tensors were on their way. Their end is told to nobody any
-    /// more, but a client hears when its memory is back.
+    /// Tells the waiter of `count` sends that their deadline has passed while the tensors were on their way. Their actual end is reported
+    /// to nobody, but a client hears when its memory is back.
     pub(super) fn sends_are_late(&mut self, waiter: &mut SendWaiter, count: u32, error: Error) {
         match std::mem::replace(waiter, SendWaiter::Nobody) {
             SendWaiter::Client(call) => {
@@ -120,7 +120,7 @@ impl Outcomes {
         }
     }
 
-    /// Panics unless each group waits for as many sends as wait for it, by these.
+    /// Panics unless each group waits for exactly the sends that have it among `waiters`.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_groups<'a>(&self, waiters: impl Iterator<Item = (&'a SendWaiter, u32)>) {
         let mut sends = hashbrown::HashMap::new();

@@ -1,6 +1,6 @@
-//! Who is who: this node's tasks, the endpoint map, and the numbers of the tasks and pairs that a node has met.
+//! This node's tasks, the endpoint map, and the numbers of the tasks and pairs that a node has met.
 //!
-//! Numbers are given out once and stay. Bounded by the map and by the tasks here: a pair is a task of each.
+//! Numbers are assigned once and never change. Bounded by the map and by the tasks here: a pair is one of each.
 
 use std::ops::Index;
 use std::sync::Arc;
@@ -12,14 +12,13 @@ use sealane_transport::limits::{HELLO_BYTES_MAX, TASKS_PER_HELLO};
 use sealane_transport::session::Roster;
 use sealane_transport::{Error, Handle};
 
-/// The number of a peer's task that this side's endpoint map does not name.
+/// Stands for a peer's task that this side's endpoint map does not name.
 pub(super) const STRANGER: u32 = u32::MAX;
 
-/// A task of another engine, or of this one, as a peer.
+/// A task, of another engine or of this one, in the role of a peer.
 struct PeerTask {
     name: TaskName,
     address: TransportAddress,
-    /// The pairs with it.
     pairs: Vec<u32>,
 }
 
@@ -27,34 +26,35 @@ struct PeerTask {
 pub(super) struct Pair {
     pub(super) local: u16,
     pub(super) peer: u32,
-    /// By which this shard reaches the peer.
+    /// The lane by which this shard reaches the peer.
     pub(super) lane: u32,
-    /// The local task's name, for those who get its tensors.
+    /// The local task's name, for those who receive its tensors.
     pub(super) local_name: Arc<str>,
-    /// False if another shard of this engine serves the pair: this one pulls for it, and nothing else.
+    /// False if another shard of this engine serves the pair; this shard then only pulls for it.
     pub(super) owned: bool,
-    /// The same two tasks from the other's side, if the peer is a task of this node as well.
+    /// The same pair from the other side, if the peer is also a task of this node.
     pub(super) mirror: Option<u32>,
-    /// The session that it used last, which may be gone.
+    /// The session that it used last; it may be gone.
     pub(super) session: Option<Handle>,
-    /// The session on whose link the local task has asked the peer, where that serves it: what comes ahead comes there.
+    /// The session on whose link the local task has requested from the peer, if this shard serves the pair: the peer's tensors come ahead
+    /// on it.
     pub(super) asked_there: Option<Handle>,
-    /// The session on whose link the peer has asked the local task: what goes ahead goes there.
+    /// The session on whose link the peer has requested from the local task: tensors go ahead on it.
     pub(super) asked_here: Option<Handle>,
 }
 
-/// See the module.
+/// The tasks and pairs of a node; see the module.
 pub(super) struct Pairs {
     shard: u16,
     shards: u16,
-    /// The tasks served here, each with the place of its address among this side's.
+    /// The tasks served here, each with the index of its address among this side's.
     tasks: Vec<(TaskName, u16)>,
     map: Arc<EndpointMap>,
     peer_tasks: Vec<PeerTask>,
     peer_numbers: HashMap<TaskName, u32>,
     pairs: Vec<Pair>,
     numbers: HashMap<(u16, u32), u32>,
-    /// The pairs of each local task, by its place.
+    /// The pairs of each local task, by the task's index.
     of_tasks: Vec<Vec<u32>>,
 }
 
@@ -68,10 +68,10 @@ impl Index<u32> for Pairs {
 }
 
 impl Pairs {
-    /// No pairs yet, of `tasks` on this shard of so many.
+    /// No pairs yet; `tasks` on shard `shard` of `shards`.
     ///
     /// # Errors
-    /// InvalidArgument with more tasks than a handshake can name.
+    /// InvalidArgument if there are more tasks than a handshake can name.
     pub(super) fn new(
         tasks: Vec<(TaskName, u16)>,
         map: Arc<EndpointMap>,
@@ -91,7 +91,7 @@ impl Pairs {
         })
     }
 
-    /// The tasks served here, in their places.
+    /// The tasks served here, by index.
     pub(super) fn tasks(&self) -> impl ExactSizeIterator<Item = &TaskName> {
         self.tasks.iter().map(|(task, _)| task)
     }
@@ -115,12 +115,12 @@ impl Pairs {
         self.tasks().position(|task| task.as_str() == name).map(|place| place as u16)
     }
 
-    /// The name of the task in a place.
+    /// The name of the task with this index.
     pub(super) fn task(&self, local: u16) -> &TaskName {
         &self.tasks[usize::from(local)].0
     }
 
-    /// By which of this side's transport addresses a pair's local task is reached.
+    /// The index of the transport address by which a pair's local task is reached.
     pub(super) fn via(&self, pair: u32) -> u16 {
         self.tasks[usize::from(self[pair].local)].1
     }
@@ -130,7 +130,7 @@ impl Pairs {
         &self.peer_tasks[peer as usize].name
     }
 
-    /// Where a peer's task is reached.
+    /// The address of a peer's task.
     pub(super) fn peer_address(&self, peer: u32) -> &TransportAddress {
         &self.peer_tasks[peer as usize].address
     }
@@ -145,7 +145,7 @@ impl Pairs {
         &self.peer_tasks[peer as usize].pairs
     }
 
-    /// The number of a pair, if it has one.
+    /// The pair, if it has a number.
     pub(super) fn known(&self, local: u16, peer: u32) -> Option<&Pair> {
         self.numbers.get(&(local, peer)).map(|&pair| &self[pair])
     }
@@ -164,7 +164,7 @@ impl Pairs {
         Err(Error::invalid(format!("the pair with {peer} is served by shard {owner}, this is shard {here}")))
     }
 
-    /// The same for pulls, which any shard can make.
+    /// Like [`pair`](Self::pair), for pulls, which any shard can make.
     ///
     /// # Errors
     /// NotFound if the peer is not in the endpoint map.
@@ -176,13 +176,13 @@ impl Pairs {
         Ok(self.pair_of(local, number))
     }
 
-    /// The number of a local task as a peer of others here.
+    /// The number of a local task in the role of a peer.
     pub(super) fn number_of_local(&mut self, local: u16) -> Option<u32> {
         let name = self.task(local).clone();
         self.number_of(name.as_str())
     }
 
-    /// The number of a task in the map.
+    /// The number of a task, if the map has it.
     pub(super) fn number_of(&mut self, name: &str) -> Option<u32> {
         if let Some(&number) = self.peer_numbers.get(name) {
             return Some(number);
@@ -196,13 +196,13 @@ impl Pairs {
         Some(number)
     }
 
-    /// The numbers of a peer's tasks. Names that the endpoint map does not have are strangers: a peer cannot make
-    /// this side remember more than its map.
+    /// The numbers of a peer's tasks. Names that the endpoint map lacks are strangers: a peer cannot make this side remember more than its
+    /// map.
     pub(super) fn roster(&mut self, names: &[String]) -> Roster {
         Roster { numbers: names.iter().map(|name| self.number_of(name).unwrap_or(STRANGER)).collect() }
     }
 
-    /// The number of the pair of a local task and a peer's.
+    /// The number of the pair of a local task and a peer task.
     pub(super) fn pair_of(&mut self, local: u16, peer: u32) -> u32 {
         match self.numbers.get(&(local, peer)) {
             Some(&pair) => pair,
@@ -230,12 +230,12 @@ impl Pairs {
         pair
     }
 
-    /// Looks whether the peer of a pair is a task of this node too.
+    /// Checks whether the peer of a pair is also a task of this node.
     fn find_mirror(&mut self, pair: u32) {
         let Pair { local, peer, .. } = self[pair];
         let producer = self.place_of(self.peer_name(peer).as_str());
         let (Some(producer), Some(consumer)) = (producer, self.number_of_local(local)) else { return };
-        // Not yet known from the other side: that one finds this one.
+        // If the pair is not yet known from the other side, creating it there finds this one.
         let mirror = self.pair_of(producer, consumer);
         self.pairs[pair as usize].mirror = Some(mirror);
         self.pairs[mirror as usize].mirror = Some(pair);
@@ -245,16 +245,15 @@ impl Pairs {
         }
     }
 
-    /// Looks again which pairs are of two tasks of this node: there are more of them.
+    /// Checks again which pairs are of two tasks of this node, since tasks were added.
     pub(super) fn find_mirrors(&mut self) {
         (0..self.pairs.len() as u32).for_each(|pair| self.find_mirror(pair));
     }
 
-    /// Takes more tasks, and a new map in place of the one that this gives back, with the pairs whose peers have moved. Pairs find their
-    /// sessions anew.
+    /// Takes more tasks and a new map. Returns the old map, and the pairs whose peers have moved. Pairs look up their sessions again.
     ///
     /// # Errors
-    /// InvalidArgument if these are more tasks than a handshake can name; nothing has changed.
+    /// InvalidArgument if there are more tasks than a handshake can name; nothing has changed.
     pub(super) fn set_map(
         &mut self,
         map: Arc<EndpointMap>,
@@ -283,19 +282,19 @@ impl Pairs {
         self.pairs[pair as usize].session = Some(session);
     }
 
-    /// The local task of a pair has asked on this session's link.
+    /// The local task of a pair has made a request on this session's link.
     #[inline]
     pub(super) fn note_asked(&mut self, pair: u32, session: Handle) {
         self.pairs[pair as usize].asked_there = Some(session);
     }
 
-    /// The peer of a pair has.
+    /// The peer of a pair has made a request on this session's link.
     #[inline]
     pub(super) fn note_asked_here(&mut self, pair: u32, session: Handle) {
         self.pairs[pair as usize].asked_here = Some(session);
     }
 
-    /// The link of a session is gone: nothing goes ahead on the next before it is asked for there.
+    /// The link of a session is gone: nothing goes ahead on the next one before something is requested there.
     pub(super) fn forget_asked(&mut self, session: Handle) {
         for pair in &mut self.pairs {
             pair.asked_there.take_if(|asked| *asked == session);
@@ -303,7 +302,7 @@ impl Pairs {
         }
     }
 
-    /// The pairs that `pick` chooses find another session than this.
+    /// The pairs that `pick` chooses stop using this session, and find another.
     pub(super) fn leave(&mut self, session: Handle, pick: impl Fn(&Pair) -> bool) {
         for pair in &mut self.pairs {
             if pair.session == Some(session) && pick(pair) {
@@ -312,8 +311,8 @@ impl Pairs {
         }
     }
 
-    /// Panics unless numbers and names lead to each other, and both sides of a pair within this node do. `at` is where a session
-    /// goes that is there.
+    /// Panics unless numbers and names map to each other, as do both sides of a pair within this node. `at` gives the address of a session
+    /// that exists.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants<'a>(&self, at: impl Fn(Handle) -> Option<&'a TransportAddress>) {
         assert_eq!(self.numbers.len(), self.pairs.len(), "a pair without its number would be numbered twice");

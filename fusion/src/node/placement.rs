@@ -1,5 +1,5 @@
-//! Which shard of a peer serves which pair: known once the peer has announced its number of shards, and updated when it
-//! restarts with a different number. Requests for another shard move, and their tickets follow them.
+//! Which shard of a peer serves which pair: known once the peer has announced its number of shards, and updated when it restarts with a
+//! different number. Requests for another shard move, and their tickets follow them.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ use super::peers::Peer;
 use super::pulls::MovedPull;
 use super::pushes::MovedPush;
 
-/// A request on its way from one session to another: never sent on any link.
+/// A request moving from one session to another: it was never sent on any link.
 struct Unasked {
     ticket: Ticket,
     consumer: u16,
@@ -33,11 +33,11 @@ struct Unasked {
     destination: Option<Buffer>,
     waiter: RecvWaiter,
     manner: Manner,
-    /// The rows that it asks for, if it does not ask for a tensor.
+    /// The rows that it requests, unless it requests a tensor.
     rows: Option<NamedRowsBuf>,
 }
 
-/// What waits for a session and has not been sent, to be asked elsewhere.
+/// What waits for a session and was not sent, to be moved to another session.
 #[derive(Default)]
 struct Misplaced {
     requests: Vec<Unasked>,
@@ -46,7 +46,7 @@ struct Misplaced {
 }
 
 impl Misplaced {
-    /// Takes out what `pick` chooses by the pair of tasks, the local one first.
+    /// Takes what `pick` chooses by the pair of tasks (local, peer).
     fn take(&mut self, peer: &mut Peer, handle: Handle, pick: impl Fn(u16, u32) -> bool) {
         peer.session.take_requests(&pick, |request, ask, manner, rows| {
             let ticket = Ticket::Peer { session: handle, request };
@@ -63,16 +63,16 @@ impl Misplaced {
 }
 
 impl Node {
-    /// A caller says how many shards its side has: a session that was to call one of them, whichever serves its lane,
-    /// now knows which.
+    /// A caller says how many shards its side has: a session that was meant for whichever shard serves its lane now knows which one that
+    /// is.
     pub(super) fn place_provisional(&mut self, now: Instant, provisional: Handle, hello: &Hello) {
         let lane = self.context.peers.get(provisional).map_or(0, |peer| peer.lane());
         let called = Hello { shard: shard_of(lane, usize::from(hello.shards)) as u16, ..hello.clone() };
         self.place(now, provisional, &called);
     }
 
-    /// Notes which shard of the peer a session speaks with. Requests of pairs that live on another of its shards move
-    /// to that one's session. False if the peer answers from the wrong shard.
+    /// Records which shard of the peer a session is with. Requests of pairs that another of its shards serves move to that shard's session.
+    /// False if the peer answers from the wrong shard.
     pub(super) fn place(&mut self, now: Instant, handle: Handle, hello: &Hello) -> bool {
         self.exchange.forget_ended_moves(&self.context.peers);
         let Context { peers, pairs, .. } = &mut self.context;
@@ -92,8 +92,8 @@ impl Node {
         true
     }
 
-    /// The peer at `address` has another number of shards than it had: it restarted. Its sessions end, and what it was
-    /// asked with them; what it was not asked yet is asked of the shards that it has now.
+    /// The peer at `address` has a different number of shards than before: it restarted. Its sessions end with the requests sent on them;
+    /// requests not sent yet go to the shards that it has now.
     pub(super) fn renumber(&mut self, now: Instant, address: &TransportAddress, shards: u16) {
         self.exchange.forget_ended_moves(&self.context.peers);
         let mut misplaced = Misplaced::default();
@@ -110,8 +110,8 @@ impl Node {
         self.ask_elsewhere(now, misplaced);
     }
 
-    /// Gives a session without a link up if the map has moved all tasks away from its address: nobody may ever be there again. What
-    /// was not asked yet is asked of the tasks' new addresses.
+    /// Gives up a session without a link if the map has moved all tasks away from its address: nobody may ever be there again. Requests not
+    /// sent yet go to the tasks' new addresses.
     pub(super) fn leave_behind(&mut self, now: Instant, handle: Handle) {
         let Context { peers, pairs, .. } = &self.context;
         if peers.get(handle).is_none_or(|peer| pairs.map().tasks_at(&peer.address).next().is_some()) {

@@ -1,4 +1,4 @@
-//! What a session receives, taken in by the parts that it is for while the session is lent to its link.
+//! Passes what a session receives to the parts concerned, while the session is lent to its link.
 
 use std::time::Instant;
 
@@ -19,16 +19,16 @@ use super::reporter::Reporter;
 use crate::metrics::{Run, Way};
 use crate::presence::Presence;
 
-/// See the module.
+/// The receiving side of a node; see the module.
 pub(super) struct Rx<'a> {
     pub(super) exchange: &'a mut Exchange,
     pub(super) pairs: &'a mut Pairs,
     pub(super) reporter: &'a mut Reporter,
-    /// Who asks.
+    /// The session and its peer, as the origin of requests.
     pub(super) asker: Asker<'a>,
     pub(super) presence: &'a Presence,
     pub(super) is_draining: bool,
-    /// The way that what is received has come.
+    /// The way that the received tensors have come.
     pub(super) way: Way,
     pub(super) now: Instant,
     pub(super) recvs: Run,
@@ -37,7 +37,7 @@ pub(super) struct Rx<'a> {
 }
 
 impl Rx<'_> {
-    /// All is received: records how long the calls took that have ended.
+    /// Everything is received: records the latencies of the calls that have ended.
     pub(super) fn record_latencies(&mut self) {
         let to = (&self.reporter.metrics.latencies, self.way, self.now);
         self.recvs.record(to);
@@ -46,7 +46,7 @@ impl Rx<'_> {
 }
 
 impl Rx<'_> {
-    /// The pair that a key is of; `None` for a task that the map does not name.
+    /// The pair that a key belongs to; `None` for a task that the map does not name.
     fn pair_of(&mut self, of: KeyOf<'_>) -> Option<u32> {
         (of.producer != STRANGER).then(|| self.pairs.pair_of(of.consumer, of.producer))
     }
@@ -69,7 +69,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
             waiter => waiter,
         };
         if !self.reporter.outcomes.listens(&waiter) {
-            // A fused receive to which nobody listens ends with its last, as any does.
+            // A fused receive to which nobody listens ends with its last recv, like any other.
             self.reporter.outcomes.finish_recv(waiter, Err(unheard().into()));
             return false;
         }
@@ -103,7 +103,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     #[inline]
     fn looks_at_frames(&self) -> bool {
-        // A trace tells of each tensor.
+        // A trace names each tensor.
         self.reporter.recorder.is_none() && self.exchange.looks_at_frames()
     }
 

@@ -1,4 +1,4 @@
-//! What becomes of calls, told to all who want to know: those who wait, the counters, the latencies, and a trace.
+//! Reports what happens to calls: to their waiters, the counters, the latencies, and a trace.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,22 +11,22 @@ use super::cells::{PullWaiter, RecvWaiter, SendWaiter};
 use super::outcomes::Outcomes;
 use crate::metrics::{NodeMetrics, Operation, Run, Way};
 
-/// See the module.
+/// The reporter of a node; see the module.
 pub(super) struct Reporter {
     pub(super) outcomes: Outcomes,
     pub(super) counters: Counters,
     pub(super) metrics: Arc<NodeMetrics>,
-    /// Tells of every call, if somebody listens.
+    /// Records every call, if somebody listens.
     pub(super) recorder: Option<Recorder>,
-    /// The time of the last turn, for what need not be exact.
+    /// The time of the last turn; used where it need not be exact.
     pub(super) clock: Instant,
-    /// Calls between tasks of this node that have ended since then, if any have.
+    /// Calls between tasks of this node that have ended since the last turn.
     in_memory: [Run; Operation::ALL.len()],
     has_runs: bool,
 }
 
 impl Reporter {
-    /// Of a node whose links may be of these kinds besides TCP.
+    /// The reporter of a node whose links may be of these kinds besides TCP.
     pub(super) fn new(kinds: &[LinkKind]) -> Reporter {
         let clock = Instant::now();
         Reporter {
@@ -40,13 +40,13 @@ impl Reporter {
         }
     }
 
-    /// Something has happened to a call that the node names.
+    /// Traces an event of a call, by the node's handle for it.
     #[inline]
     pub(super) fn trace(&self, call: Handle, moment: impl FnOnce() -> Moment) {
         trace::tell(self.recorder.as_ref(), call, moment);
     }
 
-    /// A call has ended well that began at `since`.
+    /// Records the latency of a call that began at `since` and has succeeded.
     #[inline]
     pub(super) fn record(&mut self, operation: Operation, way: Way, since: Instant) {
         let latencies = &self.metrics.latencies;
@@ -58,7 +58,7 @@ impl Reporter {
         }
     }
 
-    /// Records what has ended since the last turn: before the next, and before others are shown how things stand.
+    /// Records the calls that have ended since the last turn: called before the next turn, and before metrics are published.
     #[inline]
     pub(super) fn record_runs(&mut self) {
         if std::mem::take(&mut self.has_runs) {

@@ -1,4 +1,4 @@
-//! Nodes face to face, in one thread and on a time that the test sets: what sends and recvs are promised, case by case.
+//! Nodes connected directly, in one thread and on a clock that the test sets: what sends and recvs guarantee, case by case.
 
 mod ahead;
 mod connecting;
@@ -38,7 +38,7 @@ const MAP: &str = "ps:1=10.0.0.1:7000\nps:2=10.0.0.1:7000\nworker:1=10.0.0.2:700
 const SLAB_BYTES: usize = 1 << 20;
 /// How long calls may wait unless a test says otherwise.
 const SOON: Duration = Duration::from_secs(5);
-/// Rounds in which nodes must come to rest.
+/// Rounds within which nodes must come to rest.
 const ROUNDS_MAX: usize = 1000;
 
 fn map() -> Arc<EndpointMap> {
@@ -78,15 +78,14 @@ fn node(settings: NodeSettings) -> Node {
     Node::new(settings, map(), slab("send"), slab("receive")).unwrap()
 }
 
-/// Nodes, and the network between them: calls arrive at once, unless the address is nobody's.
+/// Nodes and the network between them. Calls arrive at once, unless no node has the address.
 struct Net {
     nodes: Vec<Node>,
     now: Instant,
-    /// Calls are neither answered nor refused.
+    /// While set, calls are neither answered nor refused.
     mute: bool,
-    /// What callers of an address that is nobody's are told.
+    /// The failure of calls to an address that no node has.
     failure: DialFailureKind,
-    /// Rejections so far.
     rejections: Vec<(RejectCode, String)>,
 }
 
@@ -107,7 +106,7 @@ impl Net {
         self.rest();
     }
 
-    /// Turns of all nodes, and their calls, until there is nothing left to do.
+    /// Runs all nodes and delivers their calls until there is nothing left to do.
     fn rest(&mut self) {
         for _ in 0..ROUNDS_MAX {
             let mut work = 0;
@@ -158,7 +157,7 @@ impl Net {
         self.nodes[from].dial_failed(self.now, peer, DialFailure { reason: reason.into(), kind });
     }
 
-    /// A greeting reaches a node: the caller's end and the welcome, or the rejection.
+    /// Delivers a greeting to a node: returns the caller's end and the welcome, or the rejection.
     fn call(&mut self, to: usize, hello: &Hello) -> Result<(LoopbackLink, Hello), (RejectCode, String)> {
         match self.nodes[to].called(self.now, 0, hello) {
             Answer::Reject(code, reason) => Err((code, reason)),
@@ -174,7 +173,7 @@ impl Net {
         }
     }
 
-    /// The next call that a node wants made.
+    /// The next call that a node wants to make.
     fn dialing(&mut self, index: usize) -> (Handle, Hello) {
         match self.nodes[index].poll_order() {
             Some(ConnectOrder::Dial { peer, hello, .. }) => (peer, hello),
@@ -211,7 +210,7 @@ impl Net {
         Asked { receiver, ticket }
     }
 
-    /// Nothing waits, nothing is held.
+    /// Checks that nothing waits and nothing is held.
     fn nothing_is_left(&self) {
         for node in &self.nodes {
             let counters = node.counters();
@@ -221,7 +220,6 @@ impl Net {
     }
 }
 
-/// A send in flight.
 struct Sent(oneshot::Receiver<SendOutcome>);
 
 impl Sent {
@@ -238,7 +236,6 @@ impl Sent {
     }
 }
 
-/// A recv in flight.
 struct Asked {
     receiver: oneshot::Receiver<RecvOutcome>,
     ticket: Option<Ticket>,
@@ -262,7 +259,7 @@ impl Asked {
     }
 }
 
-/// Says which limit an error names.
+/// The limit that an error names.
 fn limit(error: &Error) -> &str {
     match error {
         Error::ResourceExhausted { limit, .. } => limit,
@@ -270,7 +267,7 @@ fn limit(error: &Error) -> &str {
     }
 }
 
-/// Hears a greeting and leaves what follows on the link.
+/// Takes a greeting, and leaves the bytes after it on the link.
 struct Ear(Option<Greeting>);
 
 impl Receiver for Ear {

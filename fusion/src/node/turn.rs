@@ -1,4 +1,4 @@
-//! A node's part of its shard's turn: write what was queued, read what came, look at what is due.
+//! A node's part of its shard's turn: writes what was queued, reads what came, handles timeouts.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::limits::{READS_AT_THE_END_MAX, RECEIVE_BUDGET_BYTES};
 use crate::metrics::{Operation, Run};
 
 impl Node {
-    /// One turn: writes, reads, timeouts, each bounded. The work done; 0 means that there was nothing to do.
+    /// One turn: writes, reads, timeouts, each bounded. Returns the work done; 0 means that there was nothing to do.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.context.reporter.record_runs();
         self.context.reporter.clock = now;
@@ -41,7 +41,7 @@ impl Node {
         work + self.exchange.release_ended(&mut self.context)
     }
 
-    /// Asks for what has not come ahead.
+    /// Sends requests for tensors that have not come ahead.
     #[inline]
     fn ask_at_last(&mut self, now: Instant) -> usize {
         let mut asked = 0;
@@ -52,7 +52,7 @@ impl Node {
         asked
     }
 
-    /// Asks for a recv of a pair that has not asked: the peer, or here if that is a task of this node by now.
+    /// Requests the tensor of a recv that has waited: from the peer, or here if the producer is a task of this node by now.
     pub(super) fn ask_for(&mut self, now: Instant, recv: Handle, pair: u32) {
         if let Some(producer_pair) = self.context.pairs[pair].mirror {
             return self.exchange.receive_here(now, recv, producer_pair, &mut self.context);
@@ -81,7 +81,7 @@ impl Node {
 
     fn transmit_dirty(&mut self, now: Instant) -> usize {
         let mut work = 0;
-        // What becomes dirty meanwhile waits for the next turn.
+        // Sessions that become dirty meanwhile wait for the next turn.
         for index in (0..self.context.peers.dirty()).rev() {
             if let Some(handle) = self.context.peers.take_dirty(index) {
                 work += self.transmit(now, handle);
@@ -90,8 +90,8 @@ impl Node {
         work
     }
 
-    /// Tries again where a link took less than there was. Cheaper than asking epoll while the shard spins; when it
-    /// sleeps, or the link takes nothing for long, epoll watches it for room.
+    /// Retries links that took less than was offered. Cheaper than asking epoll while the shard spins; when it sleeps, or the link takes
+    /// nothing for long, epoll watches it for writability.
     fn retry_blocked(&mut self, now: Instant) -> usize {
         let mut work = 0;
         for index in (0..self.context.peers.blocked().len()).rev() {
@@ -105,13 +105,13 @@ impl Node {
         work
     }
 
-    /// Moves the sessions whose link has taken nothing for long into `into`: their descriptors are to be watched for writing
-    /// until [`has_room`](Self::has_room) is called.
+    /// Moves the sessions whose link has taken nothing for long into `into`: watch their descriptors for writing until
+    /// [`has_room`](Self::has_room) is called.
     pub fn take_stuck(&mut self, into: &mut Vec<Handle>) {
         self.context.peers.take_stuck(into);
     }
 
-    /// The link of a session tells that something has come, or that it has room too.
+    /// The link of a session reports that something has come and, if `has_room`, that it can take more.
     pub fn link_told(&mut self, handle: Handle, has_room: bool) {
         let peers = &mut self.context.peers;
         peers.mark_hot(handle);
@@ -132,7 +132,7 @@ impl Node {
         self.context.peers.has_room(handle)
     }
 
-    /// Writes what one session has to say, as much as the link takes and the budget allows.
+    /// Writes what one session has to send, as much as the link takes and the budget allows.
     fn transmit(&mut self, now: Instant, handle: Handle) -> usize {
         let Context { peers, settings, reporter, .. } = &mut self.context;
         let Some(written) = peers.write(now, handle, settings.fuse, self.pulls.published(), &mut reporter.counters)
@@ -150,7 +150,7 @@ impl Node {
         }
         let Context { peers, settings, reporter, .. } = &mut self.context;
         peers.after_write(now, handle, &written, settings, &mut reporter.counters);
-        // Payloads come back from a link that moves them beside the frames long after it took them.
+        // A link that moves payloads beside the frames returns them long after it took them.
         if written.bytes > 0 || peers.has_events(handle) {
             self.settle_events(handle);
         }
@@ -175,7 +175,7 @@ impl Node {
         if let Ok(0) = result {
             return 0;
         }
-        // What came before the end of a link counts: the last answers, and a farewell.
+        // What came before a link ended still counts: the last answers, and a farewell.
         self.settle_events(handle);
         let Context { peers, settings, reporter, .. } = &mut self.context;
         peers.after_read(now, handle, settings, &mut reporter.counters);
@@ -187,18 +187,18 @@ impl Node {
                 return 1;
             }
         };
-        // A tensor for a client is released in a later turn, when its outcome is in the client's ring: a daemon that dies
-        // before must not have told the producer that it arrived.
+        // A tensor for a client is released in a later turn, when its outcome is in the client's ring: if the daemon dies before that, it
+        // must not have told the producer that the tensor arrived.
         if peer.session.is_urgent() && !peer.is_blocked() && reporter.outcomes.clients.is_empty() {
             self.transmit(now, handle);
         } else if peer.session.has_output() {
-            // Releases by themselves wait for the next turn: the task that got the tensor most often asks for more.
+            // Releases alone wait for the next turn: the task that got the tensor usually asks for more.
             self.context.peers.mark_dirty(handle);
         }
         read
     }
 
-    /// Reads what came before the end of a link, of which a write has told: the last answers, and a farewell.
+    /// Reads what came before a link ended, after a write has noticed the end: the last answers, and a farewell.
     #[cold]
     fn read_out(&mut self, now: Instant, handle: Handle) {
         if self.context.deaf {
@@ -212,7 +212,7 @@ impl Node {
         self.settle_events(handle);
     }
 
-    /// Reads what a link has, into the parts that it is for; 0 if there is none.
+    /// Reads what the link has, and passes it to the parts concerned; 0 if there is nothing.
     #[inline]
     fn read(&mut self, now: Instant, handle: Handle) -> Result<usize, LinkError> {
         let Node { exchange, pushes, context, .. } = self;
@@ -231,7 +231,7 @@ impl Node {
         })
     }
 
-    /// True if a turn would do something: nothing that waits for a descriptor counts.
+    /// True if a turn would do something; what waits for a descriptor does not count.
     pub fn has_work(&self) -> bool {
         self.context.peers.dirty() > 0
             || self.exchange.has_to_release()
@@ -241,12 +241,12 @@ impl Node {
             || self.lookups.is_copying()
     }
 
-    /// Moves the sessions that have a new link into `into`: their descriptors are to be watched for reading.
+    /// Moves the sessions that have a new link into `into`: watch their descriptors for reading.
     pub fn take_new_links(&mut self, into: &mut Vec<Handle>) {
         self.context.peers.take_new_links(into);
     }
 
-    /// The sessions whose link took less than there was: to be watched for writing too while the shard sleeps.
+    /// The sessions whose link took less than was offered: watch them for writing too while the shard sleeps.
     pub fn blocked(&self) -> &[Handle] {
         self.context.peers.blocked()
     }
@@ -257,7 +257,7 @@ impl Node {
     }
 }
 
-/// Why the peer has gone, if it has said so.
+/// The error of a peer that has said goodbye, with its reason.
 fn farewell(session: &PeerSession) -> Option<LinkError> {
     session.farewell().map(|reason| LinkError::WentAway(reason.into()))
 }

@@ -1,5 +1,5 @@
-//! Both halves of the protocol against each other: every order in which a task comes and goes, a request is asked, frames arrive and
-//! links are lost, each a few times.
+//! Both halves of the protocol against each other, in every order: a task comes and goes, a request is made, frames arrive, and links are
+//! lost, each a few times.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -11,18 +11,16 @@ const COMES: u32 = 3;
 const LOSSES: u8 = 2;
 const DRAINS: u8 = 1;
 
-/// What the consumer knows of its request.
+/// The request's state at the consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Request {
-    /// Not made yet.
     Unborn,
-    /// To be sent on the link.
+    /// Waiting to be sent on the link.
     Queued,
     Sent,
     Failed,
 }
 
-/// A frame of the producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Word {
     Parked(u32),
@@ -32,19 +30,18 @@ enum Word {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     presence: Presence,
-    /// The attachment that is there, by its number.
+    /// The number of the current attachment.
     here: Option<u32>,
     comes: u32,
-    /// A process has left that was not expected back, and one was lost in a drain.
+    /// Whether a process has left that was not expected back, and (`has_moved`) whether one was lost in a drain.
     has_left: bool,
     has_moved: bool,
     linked: bool,
     losses: u8,
     drains: u8,
-    /// Requests on their way, and answers.
+    /// Requests and (`said`) answers on their way.
     asked: VecDeque<IfGone>,
     said: VecDeque<Word>,
-    /// The producer has the request.
     is_parked: bool,
     request: Request,
     if_gone: IfGone,
@@ -69,7 +66,7 @@ impl World {
         }
     }
 
-    /// All worlds that may come next.
+    /// All worlds that may follow.
     fn next(&self) -> Vec<World> {
         let steps: [fn(&mut World) -> bool; 9] = [
             World::make_request,
@@ -114,7 +111,7 @@ impl World {
                 self.said.push_back(Word::Parked(attachment));
             }
             Err(_) => {
-                // Nobody is told that a process has gone which is there.
+                // Nobody is told that a process has gone that is still there.
                 let waited = if_gone.attachment();
                 assert!(self.here.is_none() || (waited != 0 && self.here != Some(waited)), "{self:?}");
                 self.said.push_back(Word::Failure);
@@ -159,7 +156,7 @@ impl World {
         true
     }
 
-    /// The daemon drains, and serves again. What waits is refused.
+    /// The daemon drains, then serves again. Waiting requests are refused.
     fn drain(&mut self) -> bool {
         if self.drains == DRAINS || self.is_parked || !self.asked.is_empty() {
             return false;
@@ -193,7 +190,7 @@ impl World {
         }
         let at_rest = self.linked && self.request == Request::Sent && self.asked.is_empty() && self.said.is_empty();
         if at_rest && self.if_gone.fails() {
-            // It waits for who is there, or for the first who comes; never for who comes after one that was there.
+            // It waits for the process that is there, or for the first that comes; never for the successor of one that was there.
             assert!(self.is_parked, "nobody would end it: {self:?}");
             assert_eq!(self.if_gone.attachment(), self.here.unwrap_or(0), "{self:?}");
             assert!(self.here.is_some() || !self.has_left || self.has_moved, "it waits for who has left: {self:?}");
@@ -201,7 +198,7 @@ impl World {
     }
 }
 
-/// Every world that can be, and how many.
+/// All reachable worlds.
 fn explore(if_gone: IfGone) -> HashSet<World> {
     let mut seen = HashSet::new();
     let mut open = vec![World::new(if_gone)];
@@ -221,7 +218,7 @@ fn in_every_order_a_request_ends_with_its_task_and_never_without() {
     let worlds = explore(IfGone::new(true));
     let is_there = |pick: &dyn Fn(&World) -> bool| assert!(worlds.iter().any(pick), "{} worlds", worlds.len());
     is_there(&|world| world.request == Request::Failed && world.here.is_none());
-    // It was told of its process, which has gone and come back while a link was lost.
+    // The consumer knew its process, which went and came back while a link was lost.
     is_there(&|world| world.request == Request::Failed && world.here.is_some() && world.losses > 0);
     is_there(&|world| world.is_parked && world.here.is_some() && world.has_left);
     is_there(&|world| world.is_parked && world.here.is_none() && world.has_moved);

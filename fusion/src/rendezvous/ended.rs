@@ -1,7 +1,8 @@
-//! Steps that were aborted: remembered, so that a send or recv that comes late hears of it too.
+//! Aborted steps: remembered, so that a late send or recv is told too.
 //!
-//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. When that is reached, the task that has more than
-//! an equal share loses the oldest of its own: nobody makes this side forget what another has aborted within its share.
+//! Bounded by [`ENDED_STEPS_MAX`] records and by [`ENDED_REASON_BYTES`] of text each. At that limit a scope that has at least an equal
+//! share loses its own oldest record, otherwise the scope with the most does: nobody can make this side forget what another has aborted
+//! within its share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use hashbrown::HashMap;
 
 use crate::limits::{ENDED_ORDER_SLACK, ENDED_REASON_BYTES, ENDED_STEPS_MAX};
 
-/// Who a step was aborted for: a task of this side with all its peers, or one pair.
+/// The scope of an abort: a task of this side with all its peers, or one pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All pairs of a task.
@@ -22,9 +23,9 @@ pub enum Scope {
 /// The aborted steps of one scope.
 #[derive(Default)]
 struct Steps {
-    /// With each its number in `order`.
+    /// By step: its number in `order`, and the reason.
     reasons: HashMap<i64, (u64, Arc<str>)>,
-    /// Oldest first; an entry whose number is not that of its step was forgotten.
+    /// Oldest first; an entry whose number is not that of its step is stale.
     order: VecDeque<(u64, i64)>,
     last: u64,
 }
@@ -37,7 +38,7 @@ pub struct EndedSteps {
 }
 
 impl EndedSteps {
-    /// Remembers an abort, unless it is remembered with its first reason.
+    /// Remembers an abort, unless the step is remembered already: the first reason stays.
     pub fn insert(&mut self, scope: Scope, step: i64, reason: &Arc<str>) {
         if self.has(scope, step) {
             return;
@@ -52,17 +53,17 @@ impl EndedSteps {
         self.count += 1;
     }
 
-    /// A reason as it is remembered, to be shared by all for whom a step ends.
+    /// A reason, cut to the length that is kept, to be shared by all for whom a step ends.
     pub fn reason_to_keep(reason: &str) -> Arc<str> {
         reason[..reason.floor_char_boundary(ENDED_REASON_BYTES)].into()
     }
 
-    /// True if the step was ended for this very scope.
+    /// True if the step was ended for exactly this scope.
     pub fn has(&self, scope: Scope, step: i64) -> bool {
         self.owners.get(&scope).is_some_and(|steps| steps.reasons.contains_key(&step))
     }
 
-    /// Why the step ended for this task or pair, if it did.
+    /// The reason with which the step ended for this task or pair, if it did.
     #[inline]
     pub fn reason(&self, task: u16, pair: u32, step: i64) -> Option<&str> {
         if self.owners.is_empty() {
@@ -72,7 +73,7 @@ impl EndedSteps {
         of(Scope::Task(task)).or_else(|| of(Scope::Pair(pair)))
     }
 
-    /// Forgets a step of a scope: it may be used again.
+    /// Forgets a step of a scope, which may be used again.
     pub fn forget(&mut self, scope: Scope, step: i64) {
         let Some(steps) = self.owners.get_mut(&scope) else { return };
         if steps.reasons.remove(&step).is_some() {
@@ -85,7 +86,7 @@ impl EndedSteps {
         }
     }
 
-    /// Panics unless what is remembered is counted, and can be forgotten in its order.
+    /// Panics unless the records are counted, and can be forgotten in their order.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check_invariants(&self) {
         let remembered: usize = self.owners.values().map(|steps| steps.reasons.len()).sum();
@@ -102,7 +103,7 @@ impl EndedSteps {
     fn make_room(&mut self, scope: Scope) {
         let share = ENDED_STEPS_MAX / self.owners.len();
         let own = self.owners.get(&scope).map_or(0, |steps| steps.reasons.len());
-        // Looked for only until `scope` has its share. Of several the first, since a hash map's order is no order.
+        // Evaluated only while `scope` is below its share. Among equals the first, since the order of a hash map is arbitrary.
         let most = || self.owners.iter().max_by_key(|(scope, steps)| (steps.reasons.len(), std::cmp::Reverse(**scope)));
         let from = if own >= share { scope } else { *most().expect("the memory is full").0 };
         let oldest = self.owners.get_mut(&from).and_then(Steps::oldest);
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(ended.count, ENDED_STEPS_MAX);
         assert!((0..100).all(|step| ended.has(Scope::Pair(3), step)));
         assert!(!ended.has(LOUD, 0) && ended.has(LOUD, 2 * ENDED_STEPS_MAX as i64 - 1), "the oldest goes first");
-        // A task that has less gets room from the one that has most, up to an equal share.
+        // A task that has fewer entries takes room from the one that has most, up to an equal share.
         for step in 0..ENDED_STEPS_MAX as i64 {
             ended.insert(Scope::Task(2), step, &reason);
         }

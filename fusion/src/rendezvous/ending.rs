@@ -1,6 +1,6 @@
-//! Taking out of the table what nobody is to wait for any more: a step, a task's tensors, everything.
+//! Removing from the table what must not wait any more: a step, a task's tensors, everything.
 //!
-//! A step of a pair is found by itself; all else is looked for in the whole table, which is for rare events.
+//! A step of a pair is found directly; anything else takes a search of the whole table, so it is for rare events.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use sealane_transport::{Error, Handle};
 use super::{Entry, Parked, Slot, State, Table, Unsent, Waits};
 use crate::limits::LATE_PER_TURN;
 
-/// What was taken out, for its owner to tell those who wait.
+/// What was removed; the owner tells those who wait.
 #[derive(Debug)]
 pub struct Ended<S> {
     /// Tensors that waited.
@@ -19,8 +19,8 @@ pub struct Ended<S> {
 }
 
 impl<S> Table<S> {
-    /// Takes out what waits in a step of a pair. Tensors of it that are lent will not wait again when they come back:
-    /// their senders hear `error`.
+    /// Removes what waits in a step of a pair. Tensors of it that are lent will not wait again when they come back: their senders get
+    /// `error`.
     pub fn end_step(&mut self, pair: u32, step: i64, error: &Error) -> Ended<S> {
         let mut handles = self.steps.of((pair, step));
         handles
@@ -28,25 +28,25 @@ impl<S> Table<S> {
         self.end(handles, error)
     }
 
-    /// The same for all steps of the pairs for which `pick` says yes.
+    /// Like [`end_step`](Self::end_step), for all steps of the pairs that `pick` chooses.
     pub fn end_pairs(&mut self, pick: impl Fn(u32) -> bool, error: &Error) -> Ended<S> {
         let handles = self.entries.select(|entry| pick(entry.pair));
         self.end(handles, error)
     }
 
-    /// Takes out all requests that wait.
+    /// Removes all requests that wait.
     pub fn take_parked(&mut self) -> Vec<Parked> {
         let handles = self.entries.select(|entry| matches!(entry.state, State::Wanted(_)));
         handles.into_iter().filter_map(|handle| self.take_wanted(handle)).collect()
     }
 
-    /// Takes out all tensors that wait; those lent stay.
+    /// Removes all tensors that wait; lent ones stay.
     pub fn take_pending(&mut self) -> Vec<Unsent<S>> {
         self.take_those(|_| true)
     }
 
-    /// A parked request of a peer waits until then at most, whether or not the peer takes it back, and not for another process than
-    /// the one that is there if it fails when that is gone.
+    /// Limits how long a parked request of a peer waits, whether or not the peer withdraws it. With `fails_if_gone` it waits only for the
+    /// process that is there now.
     pub fn park_until(&mut self, by: Parked, until: Instant, fails_if_gone: bool) {
         if let Some(waits) = self.parked.get_mut(&by) {
             waits.fails_if_gone = fails_if_gone;
@@ -54,8 +54,7 @@ impl<S> Table<S> {
         }
     }
 
-    /// The requests of peers, by session and id, that wait in the pairs for which `pick` says yes, and that fail when their producer is
-    /// gone.
+    /// The requests of peers, by session and id, that wait in the pairs that `pick` chooses, and that fail when their producer has gone.
     pub fn parked_to_fail(&self, pick: impl Fn(u32) -> bool) -> Vec<(Handle, Handle)> {
         let of = |(by, waits): (&Parked, &Waits)| match (by, self.entries.get(waits.entry)) {
             (&Parked::Peer { session, id }, Some(entry)) if waits.fails_if_gone && pick(entry.pair) => {
@@ -64,13 +63,13 @@ impl<S> Table<S> {
             _ => None,
         };
         let mut parked: Vec<_> = self.parked.iter().filter_map(of).collect();
-        // A hash map's order is no order.
+        // The order of a hash map is arbitrary.
         parked.sort_unstable();
         parked
     }
 
-    /// Takes out requests of peers that have waited for as long as they may, as many as a turn may end; of more,
-    /// [`next_deadline`](Self::next_deadline) tells.
+    /// Removes requests of peers whose time is up, as many as a turn may end; if there are more, [`next_deadline`](Self::next_deadline) is
+    /// already due.
     pub fn expire_parked(&mut self, now: Instant) -> Vec<Parked> {
         let mut late = Vec::new();
         while late.len() < LATE_PER_TURN
@@ -98,7 +97,7 @@ impl<S> Table<S> {
         self.take_request(Slot { hash, entry: Some(handle) })
     }
 
-    /// Takes out the tensors that wait for which `pick` says yes.
+    /// Removes the waiting tensors that `pick` chooses.
     pub(super) fn take_those(&mut self, pick: impl Fn(&Entry<S>) -> bool) -> Vec<Unsent<S>> {
         let chosen = self.entries.select(|entry| entry.tensor.is_some() && pick(entry));
         chosen.into_iter().filter_map(|handle| self.take_unsent(handle)).collect()

@@ -1,4 +1,4 @@
-//! What holds of the table between any two calls.
+//! The invariants of the table between any two calls.
 
 use sealane_transport::Handle;
 
@@ -12,8 +12,7 @@ impl<S> Entry<S> {
 }
 
 impl<S> Table<S> {
-    /// Panics unless what waits is found, counted and ended in time. `is_there` says whether somebody still waits as whom a
-    /// request is parked.
+    /// Panics unless what waits is found, counted and ended in time. `is_there` says whether the waiter of a parked request still waits.
     pub(crate) fn check_invariants(&self, is_there: impl Fn(Parked) -> bool) {
         let count = |pick: fn(&State<S>) -> bool| self.entries.iter().filter(|(_, entry)| pick(&entry.state)).count();
         let pending_sends = count(|state| !matches!(state, State::Wanted(_)));
@@ -64,7 +63,7 @@ impl<S> Table<S> {
         assert!(ends, "the send of '{key}' would wait past its deadline");
     }
 
-    /// Those whose tensors wait or are lent.
+    /// The senders whose tensors wait or are lent.
     pub(crate) fn senders(&self) -> impl Iterator<Item = &S> {
         self.entries.iter().filter_map(|(_, entry)| match &entry.state {
             State::Sent { sender, .. } => sender.as_ref(),
@@ -72,7 +71,7 @@ impl<S> Table<S> {
         })
     }
 
-    /// The request of this node's own that waits in an entry, if one does.
+    /// This node's own request that waits in an entry, if there is one.
     pub(crate) fn local_at(&self, entry: Handle) -> Option<Handle> {
         match self.entries.get(entry)?.state {
             State::Wanted(Parked::Local(handle)) => Some(handle),

@@ -1,8 +1,8 @@
 //! The table where sends and recvs are matched. Pure: no clock, no I/O.
 //!
-//! One table a shard; bounded by `fusion.pending_sends_max` pending sends and what sessions let their peers park.
-//! `S` is what the owner wants back when a pending send ends (the sender's waiter). Entries keep their key while the tensor
-//! is lent to a session, so that one which comes back can be asked for again.
+//! One table per shard; bounded by `fusion.pending_sends_max` pending sends and by what sessions let their peers park. `S` is what the
+//! owner gets back when a pending send ends (the sender's waiter). Entries keep their key while the tensor is lent to a session, so that a
+//! tensor that comes back can be requested again.
 
 mod ended;
 mod ending;
@@ -21,10 +21,10 @@ pub use ended::{EndedSteps, Scope};
 pub use ending::Ended;
 use sealane_transport::tensor::TensorMeta;
 
-/// What a send and a recv must have in common to match: one of each.
+/// What a send and a recv must have in common to match, one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatchKey<'a> {
-    /// Producer and consumer, by the owner's number of the pair.
+    /// Producer and consumer, as the owner's number of the pair.
     pub pair: u32,
     /// The step.
     pub step: i64,
@@ -32,14 +32,14 @@ pub struct MatchKey<'a> {
     pub key: &'a str,
 }
 
-/// A [`MatchKey`] whose key a peer has sent: it is looked at only if it is to be kept.
+/// A [`MatchKey`] whose key came from a peer: it is validated only when it is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct RawMatchKey<'a> {
-    /// Producer and consumer, by the owner's number of the pair.
+    /// Producer and consumer, as the owner's number of the pair.
     pub pair: u32,
     /// The step.
     pub step: i64,
-    /// The tensor's name within the step, if it is text.
+    /// The tensor's name within the step, if it is valid UTF-8.
     pub key: &'a [u8],
 }
 
@@ -53,18 +53,18 @@ impl<'a> From<MatchKey<'a>> for RawMatchKey<'a> {
 /// A request that waits in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Parked {
-    /// A peer's.
+    /// From a peer.
     Peer {
         /// The session that brought it.
         session: Handle,
         /// Its id in that session.
         id: Handle,
     },
-    /// A task's of this very node, by the node's name for it.
+    /// From a task of this node, by the node's handle for it.
     Local(Handle),
 }
 
-/// The slot of a match key, looked up: what waits there, if anything. Good until the table changes.
+/// The result of looking up a match key: what waits there, if anything. Valid until the table changes.
 #[derive(Debug, Clone, Copy)]
 pub struct Slot {
     hash: u64,
@@ -89,7 +89,7 @@ pub enum Sent {
     Wanted {
         /// Who waits.
         by: Parked,
-        /// The tensor back again.
+        /// The tensor, handed back.
         tensor: (TensorMeta, Payload),
         /// The pending send, now lent.
         pending: Handle,
@@ -103,7 +103,7 @@ pub enum Found {
     Tensor((TensorMeta, Payload), Handle),
     /// Nothing yet: the request waits in the table.
     Parked,
-    /// Nothing, and nothing can come: the key is no text.
+    /// Nothing, and nothing can come: the key is not valid UTF-8.
     NotText,
 }
 
@@ -135,24 +135,23 @@ pub struct Late<'a> {
     pub deadline: Instant,
 }
 
-/// A tensor.
 type Parts = (TensorMeta, Payload);
 
 enum State<S> {
-    /// A tensor was sent: it waits while the entry has it, and is lent else.
+    /// A tensor was sent: it waits while the entry holds it, otherwise it is lent.
     Sent {
-        /// Taken with the release.
+        /// Taken when the tensor is released.
         sender: Option<S>,
-        /// `None` once it has passed, and the sender was told.
+        /// `None` once it has passed and the sender was told.
         deadline: Option<Instant>,
-        /// What the sender hears if a lent tensor comes back, instead of its waiting again.
+        /// The error that the sender gets if a lent tensor comes back; it then does not wait again.
         barred: Option<Box<Error>>,
     },
     Wanted(Parked),
 }
 
 impl<S> State<S> {
-    /// That of a place without an entry.
+    /// A placeholder, for an entry that is not in use.
     const NOTHING: State<S> = State::Wanted(Parked::Local(Handle::NONE));
 }
 
@@ -165,12 +164,12 @@ struct Entry<S> {
 }
 
 impl<S> Entry<S> {
-    /// What is hashed of it.
+    /// The part of the entry that is hashed.
     fn at(&self) -> (u32, i64, &[u8]) {
         (self.pair, self.step, self.key.as_bytes())
     }
 
-    /// When the send of its tensor is late, if there is one and its sender was not told yet.
+    /// When the send of its tensor expires, if it has one and its sender has not been told yet.
     fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Sent { deadline, .. } => deadline,
@@ -187,21 +186,21 @@ impl<S> Entry<S> {
 /// Where a request of a peer waits.
 struct Waits {
     entry: Handle,
-    /// It fails when its producer leaves, and is to be told who that is.
+    /// The request fails when its producer leaves, and must be told which process that is.
     fails_if_gone: bool,
 }
 
-/// See the module.
+/// The table; see the module.
 pub struct Table<S> {
     entries: Arena<Entry<S>>,
     index: HashTable<Handle>,
-    /// `entries` by pair and step, lent ones included, for those who end a step.
+    /// `entries` by pair and step, lent ones included, for ending a step.
     steps: Chains,
     /// Requests of peers that wait.
     parked: HashMap<Parked, Waits>,
-    /// Until when each of them waits at most, by its entry.
+    /// The latest time until which each of them waits, by entry.
     parked_until: Deadlines,
-    /// How many of this node's own wait.
+    /// How many of this node's own requests wait.
     local_requests: usize,
     hasher: DefaultHashBuilder,
     pending_sends: usize,
@@ -241,7 +240,7 @@ impl<S> Table<S> {
         self.hasher.hash_one((at.pair, at.step, at.key))
     }
 
-    /// Puts a request where nothing is.
+    /// Inserts a request into an empty slot.
     fn insert_wanted(&mut self, hash: u64, at: MatchKey<'_>, by: Parked) -> Handle {
         let Self { entries, index, hasher, steps, .. } = self;
         let slot = vacant(index, (entries, hasher), hash, at).expect("nothing is there");
@@ -262,7 +261,7 @@ impl<S> Table<S> {
         self.hasher.hash_one(self.entries.get(handle).expect("the caller holds a live entry").at())
     }
 
-    /// Takes the tensor and the state of an entry out, which is no more.
+    /// Removes an entry; returns its tensor and state.
     #[inline]
     fn remove(&mut self, handle: Handle) -> Option<(Option<Parts>, State<S>)> {
         let (tensor, state) = self.entries.retire(handle, |entry| {
@@ -276,7 +275,7 @@ impl<S> Table<S> {
         Some((tensor, state))
     }
 
-    /// A tensor waits no more, nor is it lent.
+    /// A tensor no longer waits or is lent.
     #[inline]
     fn uncount_pending(&mut self) {
         debug_assert!(self.pending_sends > 0, "the table would be full for ever");
@@ -286,13 +285,13 @@ impl<S> Table<S> {
         }
     }
 
-    /// True if nothing waits under a key, as most often nothing does anywhere.
+    /// True if nothing waits under a key; usually the whole table is empty.
     #[inline]
     pub fn is_free(&self, at: MatchKey<'_>) -> bool {
         self.index.is_empty() || self.slot(at).entry.is_none()
     }
 
-    /// Looks the slot of a match key up.
+    /// Looks up the slot of a match key.
     #[inline]
     pub fn slot(&self, at: MatchKey<'_>) -> Slot {
         let hash = self.hash(at.into());
@@ -310,7 +309,7 @@ impl<S> Table<S> {
         }
     }
 
-    /// Takes the tensor that waits in a slot, which ends its pending send: nobody can give it back any more.
+    /// Takes the tensor that waits in a slot. This ends its pending send: it can no longer be given back.
     #[inline]
     pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S)> {
         let handle = slot.entry?;
@@ -334,7 +333,7 @@ impl<S> Table<S> {
         Some(by)
     }
 
-    /// Parks a request of this node's in a slot where nothing waits, to be withdrawn by the handle that this gives.
+    /// Parks a request of this node's in an empty slot; the returned handle withdraws it.
     #[inline]
     pub fn park_local(&mut self, slot: Slot, at: MatchKey<'_>, by: Handle) -> Handle {
         debug_assert!(slot.entry.is_none(), "what waits there would never be found again");
@@ -342,7 +341,7 @@ impl<S> Table<S> {
         self.insert_wanted(slot.hash, at, Parked::Local(by))
     }
 
-    /// Forgets a request of this node's that waits; false if it has been answered already.
+    /// Forgets a waiting request of this node's; false if it has been answered already.
     pub fn withdraw_local(&mut self, entry: Handle) -> bool {
         let is_waiting = |entry: &Entry<S>| matches!(entry.state, State::Wanted(Parked::Local(_)));
         if !self.entries.get(entry).is_some_and(is_waiting) {
@@ -355,7 +354,7 @@ impl<S> Table<S> {
         true
     }
 
-    /// The request is no longer parked. Those of this node's are found by their entries.
+    /// The request is no longer parked. Local requests are not in `parked`, only counted.
     #[inline]
     fn forget_parked(&mut self, by: Parked) {
         match by {
@@ -364,20 +363,20 @@ impl<S> Table<S> {
         }
     }
 
-    /// A request of a peer is no longer parked; its entry.
+    /// A request of a peer is no longer parked; returns its entry.
     fn unpark(&mut self, by: Parked) -> Option<Handle> {
         let Waits { entry, .. } = self.parked.remove(&by)?;
         self.parked_until.remove(entry);
         Some(entry)
     }
 
-    /// How many more tensors may wait, if `others` do elsewhere.
+    /// How many more tensors may wait, if `others` wait elsewhere.
     #[inline]
     pub fn room(&self, others: usize) -> usize {
         self.pending_sends_max.saturating_sub(self.pending_sends + others)
     }
 
-    /// Why no further tensor may wait here, if `others` do elsewhere, and none may.
+    /// The error for a further tensor, if the table is full with `others` waiting elsewhere.
     #[inline]
     pub fn full(&self, others: usize) -> Option<Error> {
         (self.room(others) == 0).then(|| {
@@ -390,7 +389,7 @@ impl<S> Table<S> {
     /// Sends a tensor, or finds the request that waits for it.
     ///
     /// # Errors
-    /// ResourceExhausted if the table is full, InvalidArgument if a tensor waits there already; the sender comes back.
+    /// ResourceExhausted if the table is full, InvalidArgument if a tensor waits there already; the sender is returned.
     #[inline]
     pub fn send(
         &mut self,
@@ -425,7 +424,7 @@ impl<S> Table<S> {
         Ok(Sent::Wanted { by, tensor, pending: handle })
     }
 
-    /// A tensor waits until then, or is lent.
+    /// One more tensor waits (until `deadline`) or is lent.
     #[inline]
     fn count_pending(&mut self, deadline: Instant) {
         self.pending_sends += 1;
@@ -452,7 +451,7 @@ impl<S> Table<S> {
         Ok(Found::Tensor(tensor, handle))
     }
 
-    /// Parks a request for which nothing is there.
+    /// Parks a request whose tensor is not there.
     fn park(&mut self, hash: u64, at: RawMatchKey<'_>, by: Parked) -> Result<Found, Error> {
         if self.parked.contains_key(&by) {
             return Err(Error::invalid("the id is that of another request, which waits"));
@@ -464,10 +463,10 @@ impl<S> Table<S> {
         Ok(Found::Parked)
     }
 
-    /// Ends the loan of a pending send that was taken; its sender.
+    /// Ends the loan of a pending send whose tensor was taken; returns its sender.
     #[inline]
     pub fn settle_taken(&mut self, pending: Handle, payload: Payload) -> Option<S> {
-        // First, while the sender is still in the table: memory of the caller's may panic when it is freed.
+        // First, while the sender is still in the table: freeing memory of the caller's may panic.
         drop(payload);
         let sender = self.entries.retire(pending, |entry| {
             reuse_key(&mut entry.key);
@@ -484,8 +483,8 @@ impl<S> Table<S> {
         sender
     }
 
-    /// Ends the loan of a pending send. Taken: its sender is to be told so. Given back: it waits again, unless another
-    /// tensor has taken its place or its step has ended meanwhile, or a request waits for it.
+    /// Ends the loan of a pending send. If the tensor was taken, its sender is to be told. If it was given back, it waits again, unless
+    /// another tensor has taken its place, its step has ended meanwhile, or a request waits for it.
     pub fn settle(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
         let Some(entry) = self.entries.get(pending) else { return Settled::Gone };
         if taken {
@@ -525,21 +524,21 @@ impl<S> Table<S> {
     pub fn withdraw_session(&mut self, session: Handle) {
         let of_session = |by: &&Parked| matches!(by, Parked::Peer { session: of, .. } if *of == session);
         let mut parked: Vec<_> = self.parked.keys().filter(of_session).copied().collect();
-        // A hash map's order is no order: the same history is to leave the same table behind.
+        // The order of a hash map is arbitrary: the same history must leave the same table behind.
         parked.sort_unstable();
         for by in parked {
             self.withdraw(by);
         }
     }
 
-    /// When [`expire`](Self::expire) and [`expire_parked`](Self::expire_parked) are to be called at the latest.
+    /// When [`expire`](Self::expire) and [`expire_parked`](Self::expire_parked) must be called at the latest.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         earliest([self.deadlines.next(), self.parked_until.next()])
     }
 
-    /// Takes out the tensors that waited past their deadline. Of those that are lent by then `tell` hears, and makes the error
-    /// of it: they end when they are settled, and do not wait again if they come back.
+    /// Takes out the tensors that waited past their deadline. For those that are lent at that time, `tell` is called and makes their error:
+    /// they end when they are settled, and do not wait again if they come back.
     pub fn expire(&mut self, now: Instant, mut tell: impl FnMut(&mut S, Late<'_>) -> Error) -> Vec<Unsent<S>> {
         if !self.deadlines.is_due(now) {
             return Vec::new();
@@ -559,7 +558,7 @@ impl<S> Table<S> {
     }
 }
 
-/// The place of a new entry in the index; the entry that has it already, if there is one.
+/// The place of a new entry in the index, or the entry that is already there.
 #[inline(always)]
 fn vacant<'a, S>(
     index: &'a mut HashTable<Handle>,
@@ -574,7 +573,7 @@ fn vacant<'a, S>(
     }
 }
 
-/// Puts a new entry in its place in the index: without a tensor, and with a state of its own to come.
+/// Puts a new entry in its place in the index, without a tensor; the caller sets its state.
 #[inline(always)]
 fn enter<'a, S>(
     slot: hash_table::VacantEntry<'_, Handle>,
@@ -590,7 +589,7 @@ fn enter<'a, S>(
     (handle, entry)
 }
 
-/// Why a second tensor under the same key is refused.
+/// The error for a second tensor under the same key.
 pub fn sent_twice(at: MatchKey<'_>) -> Error {
     Error::invalid(format!(
         "a tensor for step {} key '{}' is already waiting; one send matches one recv",
@@ -598,7 +597,7 @@ pub fn sent_twice(at: MatchKey<'_>) -> Error {
     ))
 }
 
-/// Why a second request for the same tensor is refused.
+/// The error for a second request for the same tensor.
 pub fn asked_twice(at: MatchKey<'_>) -> Error {
     Error::invalid(format!("a recv of step {} key '{}' is already waiting; one send matches one recv", at.step, at.key))
 }

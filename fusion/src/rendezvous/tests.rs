@@ -1,4 +1,4 @@
-//! The table by itself: who meets whom, and what comes back.
+//! The table by itself: who meets whom, and what is returned.
 
 use std::time::{Duration, Instant};
 
@@ -26,13 +26,13 @@ fn byte((_, payload): &(TensorMeta, Payload)) -> u8 {
     payload.as_ref()[0]
 }
 
-/// PendingSends, expecting that nobody waits.
+/// Adds a pending send, expecting that no request waits for it.
 fn keep(table: &mut Table<&'static str>, key: &str, sender: &'static str, deadline: Instant) {
     let kept = table.send(at(key), tensor(sender.as_bytes()[0]), sender, deadline);
     assert!(matches!(kept, Ok(Sent::Kept(_))));
 }
 
-/// Asks, expecting that the tensor is there.
+/// Asks for a tensor, expecting that it is there.
 fn take(table: &mut Table<&'static str>, key: &str, id: u64) -> ((TensorMeta, Payload), Handle) {
     match table.want(at(key), request(id)) {
         Ok(Found::Tensor(tensor, pending)) => (tensor, pending),
@@ -87,7 +87,7 @@ fn one_send_meets_one_recv() {
     assert_eq!((error.code(), sender), (Code::InvalidArgument, "b"));
     assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
     assert_eq!(table.want(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
-    // While a tensor is lent, the next of its name may come.
+    // While a tensor is lent, the next one with the same name may come.
     let _lent = take(&mut table, "w", 3);
     keep(&mut table, "w", "b", now);
 }
@@ -235,7 +235,7 @@ fn a_tensor_that_is_lent_as_soon_as_it_is_sent_has_a_deadline_too() {
 }
 
 proptest! {
-    /// Against the plainest model: a list of tensors that wait and of requests that wait, by key.
+    /// Compared with the simplest model: per key, a list of waiting tensors and a list of waiting requests.
     #[test]
     fn the_table_does_what_two_lists_do(deeds in proptest::collection::vec((0u8..4, 0u8..4), 1..200)) {
         let now = Instant::now();

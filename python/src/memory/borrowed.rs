@@ -1,5 +1,5 @@
-//! Memory that a Python object owns, used to send tensors or receive into. Set up with the GIL, used by any thread without it;
-//! a reference that may be dropped on any thread keeps the object alive.
+//! Memory that a Python object owns, used to send tensors or receive into. Set up with the GIL, used by any thread without it; a
+//! reference that may be dropped on any thread keeps the object alive.
 #![allow(unsafe_code)]
 
 use std::{ptr::NonNull, sync::Arc};
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 /// Distances in bytes from one element to the next, outermost dimension first.
 pub(crate) type Strides = SmallVec<[isize; 6]>;
 
-/// An array that a Python object keeps: type, shape and where the elements are.
+/// An array that a Python object keeps alive: type, shape and the location of the elements.
 ///
 /// Other Python threads may write to the memory while it is copied: what is read is then torn, as it is with numpy.
 pub(crate) struct Borrowed {
@@ -23,11 +23,11 @@ pub(crate) struct Borrowed {
     keeper: Py<PyAny>,
 }
 
-/// Type and shape of an array, and how its elements lie.
+/// Type and shape of an array, and the layout of its elements.
 pub(crate) struct Layout {
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
-    /// `None` where the elements lie row-major without gaps.
+    /// `None` if the elements lie row-major without gaps.
     pub(crate) strides: Option<Strides>,
     /// Bytes of all elements.
     pub(crate) len: usize,
@@ -35,8 +35,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// # Errors
-    /// InvalidArgument if shape and type ask for more bytes than there can be, or elements with gaps between them are no
-    /// whole bytes.
+    /// InvalidArgument if shape and type need more bytes than possible, or elements with gaps between them are not whole bytes.
     pub(crate) fn new(dtype: DType, shape: Shape, strides: Option<Strides>) -> Result<Self, Error> {
         let too_large = || Error::invalid(format!("an array of shape {:?} is too large", &shape[..]));
         let count = shape.iter().try_fold(1_u64, |count, dimension| count.checked_mul(*dimension));
@@ -52,7 +51,7 @@ impl Layout {
 
 // SAFETY: the address may be used by any thread as long as `keeper` is held, which may be dropped by any thread.
 unsafe impl Send for Borrowed {}
-// SAFETY: shared, it only tells what it is.
+// SAFETY: a shared one only describes itself.
 unsafe impl Sync for Borrowed {}
 
 impl Borrowed {
@@ -60,9 +59,9 @@ impl Borrowed {
     /// As [`Layout::new`].
     ///
     /// # Safety
-    /// While `keeper` is referred to, every element of that shape, at the strides given, lies in readable memory, and in
-    /// writable memory if `writable`. Without strides the elements lie row-major, without gaps. `start` may be null if
-    /// there are no elements.
+    /// While `keeper` is referenced, every element of that shape, at the given strides, lies in readable memory, and in writable
+    /// memory if `writable`. Without strides the elements lie row-major, without gaps. `start` may be null if there are no
+    /// elements.
     pub(crate) unsafe fn new(
         start: *mut u8,
         dtype: DType,
@@ -92,7 +91,7 @@ impl Borrowed {
         self.writable
     }
 
-    /// True if the bytes lie as a tensor has them: row-major, without gaps.
+    /// True if the bytes lie as in a tensor: row-major, without gaps.
     pub(crate) fn contiguous(&self) -> bool {
         self.layout.strides.is_none()
     }
@@ -115,7 +114,7 @@ impl Borrowed {
         }
     }
 
-    /// The bytes in place, to be read by others until they drop it. Meanwhile Python should leave them alone.
+    /// The bytes in place, to be read until the result is dropped. Python code should not write to them meanwhile.
     ///
     /// # Panics
     /// If they are not [`contiguous`](Self::contiguous).
@@ -124,20 +123,20 @@ impl Borrowed {
         Bytes::from_owner(InPlace(self))
     }
 
-    /// The bytes in place, to be written by others until they drop it. Meanwhile Python should leave them alone.
+    /// The bytes in place, to be written until the result is dropped. Python code should not use them meanwhile.
     ///
     /// # Panics
     /// If they are not [`contiguous`](Self::contiguous) or not [`writable`](Self::writable).
     pub(crate) fn destination(&self, py: Python<'_>) -> Buffer {
         assert!(self.contiguous() && self.writable, "asked before");
         let keeper = Arc::new(Keeper { _object: self.keeper.clone_ref(py) });
-        // SAFETY: `new`'s caller promised `len` readable and writable bytes as long as the keeper is referred to, which
-        // the lender does. That nothing else uses them is asked of the caller of `recv(out=...)`, as numpy asks of those
-        // who pass `out`; if it does, what is read is torn, and nothing is decided by it.
+        // SAFETY: `new`'s caller promised `len` readable and writable bytes as long as the keeper is referenced, which the lender
+        // does. The caller of `recv(out=...)` must make sure that nothing else uses them, as with `out` in numpy; otherwise what is
+        // read is torn, but nothing is decided by it.
         unsafe { Buffer::lent(self.start, self.layout.len, 0, keeper) }
     }
 
-    /// Sees to it that these bytes are the first of this memory, where they do not lie in it already.
+    /// Copies these bytes to the start of this memory, unless they already are there.
     ///
     /// # Panics
     /// If the memory is not [`contiguous`](Self::contiguous), not [`writable`](Self::writable) or shorter.
@@ -178,7 +177,7 @@ fn row_major(dtype: DType, shape: &[u64], strides: &[isize]) -> bool {
     }
     let mut expected = (dtype.element_bits() / 8) as isize;
     for (dimension, stride) in shape.iter().zip(strides).rev() {
-        // The stride of a dimension of one element is never used, and says anything.
+        // The stride of a dimension of length one is never used, and may be anything.
         if *dimension != 1 && *stride != expected {
             return false;
         }
@@ -187,7 +186,7 @@ fn row_major(dtype: DType, shape: &[u64], strides: &[isize]) -> bool {
     true
 }
 
-/// Copies elements of `element` bytes to `target`, which it moves on.
+/// Copies elements of `element` bytes to `target`, which it advances.
 ///
 /// # Safety
 /// All elements at these strides from `source` are readable, and `target` has room for them.
@@ -227,7 +226,7 @@ unsafe fn gather(source: *const u8, shape: &[u64], strides: &[isize], element: u
     }
 }
 
-/// One row of elements whose size the compiler knows, so that each is one move.
+/// Copies a row of elements whose size is known to the compiler, so that each is one move.
 ///
 /// # Safety
 /// As for [`gather`].

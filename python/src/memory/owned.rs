@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 
 use sealane::Payload;
 
-/// Bytes that stay where they are for as long as this lives.
+/// Bytes that stay in place for as long as this lives.
 pub(crate) struct Owned {
     start: *mut u8,
     len: usize,
     writable: bool,
-    /// Boxed, for a small buffer has its bytes within itself; and not a `Box`, which would claim them for itself alone.
+    /// Boxed, since a small buffer stores its bytes inline; and not a `Box`, which would claim exclusive access to them.
     payload: NonNull<Payload>,
 }
 
@@ -21,7 +21,7 @@ unsafe impl Send for Owned {}
 unsafe impl Sync for Owned {}
 
 impl Owned {
-    /// Takes the bytes over: writable where nobody else has them.
+    /// Takes over the bytes: writable if nobody else has them.
     pub(crate) fn new(payload: Payload) -> Self {
         let mut payload = NonNull::from(Box::leak(Box::new(payload)));
         // SAFETY: it was just made, and nobody else knows of it. From here on it is left alone until it is dropped.
@@ -33,7 +33,7 @@ impl Owned {
         Self { start, len, writable, payload }
     }
 
-    /// Where the bytes are. Never to be written to unless [`writable`](Self::writable).
+    /// Address of the bytes. Must not be written to unless [`writable`](Self::writable).
     pub(crate) fn start(&self) -> *mut u8 {
         self.start
     }
@@ -46,7 +46,7 @@ impl Owned {
         self.writable
     }
 
-    /// A copy of the bytes, which Python code of another thread may be changing meanwhile: then it is torn, as with numpy.
+    /// A copy of the bytes. Python code in another thread may be changing them meanwhile: then the copy is torn, as with numpy.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         let mut copy = vec![0; self.len];
         // SAFETY: the payload keeps `len` readable bytes at `start`, and the copy has as many elsewhere.
@@ -54,11 +54,10 @@ impl Owned {
         copy
     }
 
-    /// Writes over all bytes. Python code of another thread may be reading them meanwhile: what it reads is torn, as with
-    /// numpy.
+    /// Overwrites all bytes. Python code in another thread may be reading them meanwhile: what it reads is torn, as with numpy.
     ///
     /// # Panics
-    /// If they are not as many, or not [`writable`](Self::writable).
+    /// If the lengths differ, or it is not [`writable`](Self::writable).
     pub(crate) fn write_over(&self, bytes: &[u8]) {
         assert!(self.writable && bytes.len() == self.len, "asked before");
         // SAFETY: the payload keeps `len` writable bytes at `start`; `copy` allows that the two overlap.
@@ -68,7 +67,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, and nobody looks at its bytes any more: they all keep the tensor that this is in.
+        // SAFETY: it came from a box, and nobody uses its bytes any more: all users keep the tensor that contains this.
         drop(unsafe { Box::from_raw(self.payload.as_ptr()) });
     }
 }

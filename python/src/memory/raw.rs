@@ -1,13 +1,13 @@
-//! Memory that a framework names by its address, such as a tensor's of PyTorch; used without the GIL, while a reference to its owner is
-//! held, which may be dropped on any thread.
+//! Memory that a framework specifies by its address, such as a PyTorch tensor's; used without the GIL, while a reference to its
+//! owner is held, which may be dropped on any thread.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-/// Contiguous memory of a Python object: `(address, bytes, object)`. The caller in Python vouches that the object keeps so many bytes
-/// there, writable where they are written.
+/// Contiguous memory of a Python object: `(address, bytes, object)`. The Python caller guarantees that the object keeps that many
+/// bytes there, and that they are writable if they are written.
 pub(crate) struct Raw {
     start: NonNull<u8>,
     len: usize,
@@ -33,15 +33,15 @@ impl<'py> FromPyObject<'_, 'py> for Raw {
 
 impl AsRef<[u8]> for Raw {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: whoever made it vouches for the bytes, which the keeper keeps. Other threads of Python may write to them meanwhile: what
-        // is read is then torn, as it is with numpy.
+        // SAFETY: its maker guarantees the bytes, which the keeper keeps. Other Python threads may write to them meanwhile: what is
+        // read is then torn, as with numpy.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl AsMut<[u8]> for Raw {
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and whoever made it vouches that they may be written.
+        // SAFETY: as above, and its maker guarantees that they may be written.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

@@ -1,5 +1,5 @@
-//! What a task has while it is not closed: how tensors leave from Python's memory, from the arena and from devices. Runs on the callers'
-//! threads, without the interpreter's lock.
+//! State of a task until it is closed: how tensors are sent from Python's memory, from the arena and from devices. Runs on the
+//! callers' threads, without the GIL.
 
 use std::sync::{
     Arc, OnceLock,
@@ -15,11 +15,11 @@ use crate::{device::OnDevice, input::Outgoing};
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) task: sealane::Task,
-    /// Once there are any.
+    /// Empty until the first stream is used.
     pub(super) streams: Arc<OnceLock<Streams>>,
-    /// Of a task whose engine is in this process.
+    /// For a task whose engine is in this process.
     pub(super) engine: Option<Engine>,
-    /// That the arena is not pinned.
+    /// True once it has warned that the arena is not pinned.
     warned: Arc<AtomicBool>,
 }
 
@@ -28,13 +28,13 @@ impl Connected {
         Self { task, streams: Arc::default(), engine, warned: Arc::default() }
     }
 
-    /// A tensor in memory from which it can be sent. Without the interpreter's lock.
+    /// The tensor in memory from which it can be sent. Without the GIL.
     pub(super) fn place(&self, tensor: Outgoing) -> Result<sealane::Tensor, Error> {
-        // The client copies what does not lie in its arena; an engine in this process would send Python's memory in place.
+        // The client copies what is outside its arena; an engine in this process would send Python's memory in place.
         tensor.place(&self.task, self.engine.is_none())
     }
 
-    /// Makes a call with these names and this tensor; for one of a device, when it was copied. Without the interpreter's lock.
+    /// Makes a call with these names and this tensor; a tensor on a device is copied first. Without the GIL.
     pub(super) fn begin<const N: usize, C: Send + 'static>(
         &self,
         names: [&str; N],
@@ -52,7 +52,7 @@ impl Connected {
         }))
     }
 
-    /// [`begin`](Self::begin) for many tensors, which may be of the host and of one device.
+    /// Like [`begin`](Self::begin), for many tensors, which may be on the host and on one device.
     pub(super) fn begin_all<C: Send + 'static>(
         &self,
         names: Vec<&str>,
@@ -94,13 +94,13 @@ impl Connected {
         })
     }
 
-    /// Warns, once, if the arena is not pinned: copies of this device are slow then.
+    /// Warns once if the arena is not pinned, since copies of this device are slow then.
     pub(super) fn check_pinned(&self, device: usize) {
         if self.engine.is_some() || self.warned.load(Ordering::Relaxed) {
             return;
         }
         let Err(error) = self.task.is_pinned(device) else { return };
-        // While there is no daemon, there is no arena.
+        // Without a daemon there is no arena.
         if error.code() == Code::Unavailable && self.task.arena_range().is_err() {
             return;
         }
@@ -108,7 +108,7 @@ impl Connected {
             Python::attach(|py| {
                 let text = format!("sealane: the CUDA driver does not pin the arena, so copies are slow: {error}");
                 let text = std::ffi::CString::new(text).unwrap_or_default();
-                // Somebody may have made warnings errors, and this is none.
+                // Warnings may have been turned into errors, but this is none.
                 let _ = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1);
             });
         }
@@ -127,7 +127,7 @@ impl Connected {
         }
     }
 
-    /// Where a tensor is copied to when it has come.
+    /// Where a tensor is copied to after it has arrived.
     pub(super) fn landing(&self, place: Option<OnDevice>) -> Option<(sealane::Task, OnDevice)> {
         let place = place?;
         self.check_pinned(place.bytes().device());
@@ -136,7 +136,7 @@ impl Connected {
 
     pub(super) fn close(self) {
         if let Some(engine) = &self.engine {
-            // A shard that hangs or has panicked was reported already, and nothing is left to be done about it.
+            // A shard that hangs or has panicked was already reported, and nothing can be done about it.
             let _ = engine.stop();
         }
     }

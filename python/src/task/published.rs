@@ -1,4 +1,4 @@
-//! What a task publishes, and what it pulls of others.
+//! What a task publishes, and what it pulls from others.
 
 use pyo3::{
     prelude::*,

@@ -153,7 +153,7 @@ impl Task {
     }
 }
 
-/// Makes what Python gets of rows that have come.
+/// Makes the Python object for pulled rows.
 type Make = for<'py> fn(&WantedRows, Python<'py>, Vec<sealane::PulledRows>) -> PyResult<Bound<'py, PyAny>>;
 
 impl Task {

@@ -41,7 +41,7 @@ void AddressBook::Learn(const tensorflow::ClusterDef& cluster) {
   std::lock_guard lock(mu_);
   for (const auto& job : cluster.job()) {
     for (const auto& [index, address] : job.tasks()) {
-      // An address without a port is nobody's: a server that lets the system choose one is listed so.
+      // Port 0 is no address: it stands for a server that lets the system choose its port.
       if (address.empty() || absl::EndsWith(address, ":0")) continue;
       FindByName(absl::StrCat("/job:", job.name(), "/replica:0/task:", index))->SetAddress(address);
     }

@@ -1,4 +1,4 @@
-// The other tasks of the job: what they are called, where they are, and what went to them and came from them.
+// The other tasks of the job: their names, addresses and traffic.
 #ifndef SEALANE_TENSORFLOW_ADDRESS_BOOK_H_
 #define SEALANE_TENSORFLOW_ADDRESS_BOOK_H_
 
@@ -29,22 +29,22 @@ struct Traffic {
   Count sent, received;
 };
 
-// Another task of the job. Lives as long as its book.
+// Another task of the job; lives as long as its book.
 class Peer {
  public:
   explicit Peer(std::string name) : name(std::move(name)) {}
 
   const std::string name;  // "/job:ps/replica:0/task:0"
   Traffic by_sealane, by_grpc;
-  std::atomic<int64_t> unmet{0};  // Tensors from it that came by gRPC because they were sent in another way than they were waited for.
+  std::atomic<int64_t> unmet{0};  // Tensors from it that came by gRPC because they were sent one way and awaited another.
 
-  // "host:port", as the cluster's definition has it, which is what the endpoint map calls it; empty if none is known.
+  // "host:port" as in the cluster definition, which is also its name in the endpoint map; empty if unknown.
   std::string Address() const;
   void SetAddress(const std::string& address);
 
-  // How tensors go; logs it if it has changed.
+  // Sets how tensors go; logs a change.
   void SetRoute(const std::string& own, absl::string_view route, absl::string_view why);
-  // "sealane", "grpc", or "settling" before the first tensor; and why.
+  // "sealane", "grpc", or "settling" before the first tensor; and the reason.
   std::pair<std::string, std::string> Route() const;
 
  private:
@@ -55,14 +55,14 @@ class Peer {
 
 class AddressBook {
  public:
-  // Learns a cluster: of a server, of a session, or of an update of either. The latest address of a task is the one that is tried.
+  // Learns a cluster: a server's, a session's, or an update of either. The latest address of a task is used.
   void Learn(const tensorflow::ClusterDef& cluster);
-  // The same, as TensorFlow 2.13 says it of a session that may have none.
+  // For TensorFlow 2.13, where a session may have none.
   void Learn(const tensorflow::ClusterDef* cluster) {
     if (cluster != nullptr) Learn(*cluster);
   }
 
-  // The task that a device belongs to; made if it was never heard of.
+  // The task of a device; created if unknown.
   Peer* Find(const tensorflow::DeviceNameUtils::ParsedName& device);
 
   std::vector<Peer*> All() const;

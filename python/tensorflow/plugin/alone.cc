@@ -40,7 +40,7 @@ size_t AloneAsks::Announced(absl::string_view key, size_t bytes) {
   if (found != known_.end()) {
     Known& known = found->second;
     const bool told = std::exchange(known.told, true);
-    // Rows that were gathered differ in number from step to step.
+    // Headroom: the number of gathered rows varies from step to step.
     if (bytes > known.room) return known.room = bytes + bytes / 8;
     return told ? 0 : known.room;
   }
@@ -75,7 +75,7 @@ bool AloneWait::Begin(size_t room) {
 AloneWait::Do AloneWait::Announced(size_t bytes) {
   announced_ = bytes;
   if (came_) return Do::kFinish;
-  if (started_) return Do::kNothing;  // Into memory of the size that it had in an earlier step.
+  if (started_) return Do::kNothing;  // Already asked for, with the size known from an earlier step.
   Begin(bytes);
   return Do::kAsk;
 }
@@ -92,7 +92,7 @@ AloneWait::Do AloneWait::TooShort(size_t room) {
     return Do::kAsk;
   }
   if (announced_.has_value()) return Do::kGrpc;
-  started_ = false;  // Until a bundle says how long it is.
+  started_ = false;  // Until a bundle gives the size.
   return Do::kAwait;
 }
 

@@ -1,15 +1,15 @@
-// Which tensors of a pair of devices go alone: not within a bundle, and not announced in one. What both ends know of it, as state machines
-// without I/O: tests/alone_model.cc tries every order in which they may hear of each other.
+// Which tensors of a pair of devices go alone: neither in a bundle nor announced in one. What each side knows of it is kept in state
+// machines without I/O; tests/alone_model.cc tries every order in which the sides may hear of each other.
 //
-//     consumer, announced a key twice     Announced     "alone1": its hello, the key, and for how many bytes it makes room from now on
-//     producer, if that hello is the last Add           from now on each tensor of the key has its bytes under DataKey, see FormOf
-//     producer, with the last tensor of   (~Agreement)  "agreed1": the hello and the key
-//     the key gone that it sent whole
-//     consumer, if that hello is the last Agreed        asks for the key under DataKey alone, and for no bundle
+//     consumer, key announced twice        Announced    sends "alone1": its hello, the key, the bytes it makes room for from now on
+//     producer, if that hello is the last  Add          sends the bytes of the key under DataKey from now on, see FormOf
+//     producer, once the last tensor of    Step::Agree  sends "agreed1": the hello and the key
+//     the key that it sent whole is gone
+//     consumer, if that hello is the last  Agreed       asks for the key under DataKey only, and for no bundle
 //
-// Until "agreed1", the consumer waits for a tensor both ways, as some may be whole within a bundle; after it none is, until the consumer
-// says another hello (Doubt, Clear). A tensor that does not fit, or of which Sealane has no type, is announced all the same: the consumer
-// sees by what comes under DataKey that a bundle has the rest (AloneWait).
+// Until "agreed1" the consumer waits for a tensor both ways, as it may still come whole in a bundle; afterwards none does, until the
+// consumer says another hello (Doubt, Clear). A tensor that does not fit, or whose type Sealane does not know, is announced all the same:
+// from what comes under DataKey the consumer sees that a bundle has the rest (AloneWait).
 #ifndef SEALANE_TENSORFLOW_ALONE_H_
 #define SEALANE_TENSORFLOW_ALONE_H_
 
@@ -24,18 +24,18 @@
 
 namespace sealane_tensorflow {
 
-// Keys of a pair that go alone at most, and what a consumer can have its producer keep of them, in bytes.
+// Limits of a pair: keys that go alone, and bytes of keys that a consumer can make its producer store.
 constexpr size_t kAloneKeys = 1 << 14;
 constexpr size_t kAloneBytes = 4 << 20;
 
-// A tensor of so many bytes is announced, and received in the consumer's own arena, without a further copy. The daemon's room for what comes
-// unasked (daemon.area_bytes) is small, and what finds it full is lost.
+// Tensors from this size on are announced, and received in the consumer's own arena without another copy. The daemon's room for unasked
+// tensors (daemon.area_bytes) is small; what finds it full is lost.
 constexpr size_t kAnnouncedBytes = 4096;
 
-// How a tensor goes.
+// How a tensor travels.
 enum class Form {
   kWhole,      // Within a bundle.
-  kAnnounced,  // A bundle says what it is, and its bytes come under DataKey.
+  kAnnounced,  // A bundle describes it; its bytes come under DataKey.
   kAlone,      // Under DataKey, with its type and shape.
 };
 
@@ -44,60 +44,60 @@ class AloneSends {
  public:
   // `plain`: Sealane knows the type.
   Form FormOf(absl::string_view key, bool plain, size_t bytes) const;
-  // The consumer makes room for so many bytes of a key. True if it is to be told "agreed1", once no tensor of the key is out whole.
+  // The consumer makes room for this many bytes of a key. True if it is due an "agreed1" once no tensor of the key is out whole.
   bool Add(absl::string_view key, size_t bytes);
   // A consumer has said hello.
   void Clear();
 
  private:
   absl::flat_hash_map<std::string, size_t> rooms_;
-  size_t bytes_ = 0;  // Of its keys.
+  size_t bytes_ = 0;  // Total length of the keys.
 };
 
 // The consumer's side.
 class AloneAsks {
  public:
   struct Known {
-    size_t room = 0;      // To be made when the tensor is asked for; 0: its size is not known.
+    size_t room = 0;      // Bytes to allocate when asking; 0: size unknown.
     bool agreed = false;  // No bundle has it whole.
-    bool told = false;    // The producer was, as far as is known.
+    bool told = false;    // The producer was told, as far as is known.
   };
   Known Of(absl::string_view key) const;
-  // The last hello.
+  // Number of the last hello.
   uint64_t hello() const { return hello_; }
-  // An announced tensor came. Gives the room that the producer is to be told of, or 0.
+  // An announced tensor came. Returns the room to tell the producer of, or 0.
   size_t Announced(absl::string_view key, size_t bytes);
-  // The producer has agreed, as to this hello.
+  // The producer has agreed, in answer to this hello.
   void Agreed(absl::string_view key, uint64_t hello);
   // The producer was not reached.
   void NotTold(absl::string_view key);
-  // A hello is said.
+  // A new hello is sent: nothing is agreed or told any more.
   void Doubt(uint64_t hello);
 
  private:
   uint64_t hello_ = 0;
   absl::flat_hash_map<std::string, Known> known_;
-  // Hashes of keys that were announced once. Most keys of eager jobs never come again.
+  // Hashes of keys announced once. Most keys of eager jobs never come again.
   absl::flat_hash_set<size_t> once_;
 };
 
-// The consumer's side of one tensor: what it does about the bytes under DataKey.
+// The consumer's side of one tensor: what to do about its bytes under DataKey.
 class AloneWait {
  public:
   enum class Do {
     kNothing,
-    kAsk,     // For its bytes, into memory of `asked`.
-    kAwait,   // An entry of a bundle.
-    kFinish,  // All of it is here.
-    kGrpc,    // Its producer contradicts itself.
+    kAsk,     // Ask for its bytes, with room for asked().
+    kAwait,   // Wait for its bundle entry.
+    kFinish,  // All of it has come.
+    kGrpc,    // The producer contradicts itself.
   };
-  // Its bytes are to be asked for before a bundle says how many there are. False if they were asked for.
+  // Its bytes are asked for before a bundle gives their number. False if they were asked for already.
   bool Begin(size_t room);
   // A bundle has announced it.
   Do Announced(size_t bytes);
   // Its bytes came without type and shape.
   Do CameBare();
-  // There are more bytes than were asked for. `room`: of the key, as known today: another step may have told the producer of it.
+  // There are more bytes than were asked for. `room`: the key's as known now; another step may have told the producer of it.
   Do TooShort(size_t room);
 
   bool started() const { return started_; }
@@ -109,10 +109,10 @@ class AloneWait {
   std::optional<size_t> announced_;
 };
 
-// What a producer has out of a tensor, and what its consumer waits for. Where the two do not meet, the consumer asks by gRPC.
+// What a producer has out of a tensor, or what its consumer awaits. If the two do not meet, the consumer asks by gRPC.
 struct Parts {
-  bool entry;  // Of a bundle.
-  bool data;   // Under DataKey.
+  bool entry;  // A bundle entry.
+  bool data;   // Bytes under DataKey.
 };
 constexpr bool Meet(Parts out, Parts awaited) { return (out.entry && awaited.entry) || (out.data && awaited.data); }
 

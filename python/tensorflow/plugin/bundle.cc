@@ -28,7 +28,7 @@ size_t BytesOf(absl::string_view key, size_t rank, size_t whole) {
 
 absl::Status NoBundle() { return absl::DataLossError("Sealane: a peer's tensor was refused: it is no bundle of this release's"); }
 
-// Reads the entry at `*start`, of which there are `left` bytes, and moves on to the next.
+// Reads the entry at `*start`, with `*left` bytes remaining, and advances to the next.
 bool ReadEntry(const char** start, size_t* left, Arrival* arrival) {
   Head head;
   if (*left < sizeof head) return false;
@@ -36,13 +36,13 @@ bool ReadEntry(const char** start, size_t* left, Arrival* arrival) {
   if (head.kind > Kind::kAnnounced) return false;
   arrival->number = head.number;
   arrival->announced = head.kind == Kind::kAnnounced;
-  // Longer ones are announced: a tensor could be made over this memory, which is the bundle's.
+  // Longer tensors must be announced: one this long could be made over the memory, which belongs to the bundle.
   if (!arrival->announced && head.bytes >= kAnnouncedBytes) return false;
   const size_t before = sizeof head + head.rank * sizeof(uint64_t) + head.key_bytes;
   if (*left < before || (!arrival->announced && *left - before < head.bytes)) return false;
   const char* key = *start + before - head.key_bytes;
   arrival->key = absl::string_view(key, head.key_bytes);
-  // Aligned, as entries are.
+  // Aligned because entries are.
   const auto* dims = reinterpret_cast<const uint64_t*>(*start + sizeof head);
   arrival->view = {{head.code, head.bits, 1, head.flags, head.rank, 0, dims}, key + head.key_bytes, head.bytes};
   const size_t bytes = std::min(*left, Aligned(before + (arrival->announced ? 0 : head.bytes)));
@@ -109,7 +109,7 @@ Parked::Parked(const Arrival& arrival) {
   const sealane_meta& meta = arrival.view.meta;
   const size_t whole = arrival.announced ? 0 : arrival.view.bytes;
   words_.resize(BytesOf(arrival.key, meta.rank, whole) / sizeof(uint64_t));
-  // The key lies behind the dimensions, and those behind the head.
+  // Layout: head, dimensions, key, tensor.
   const char* start = reinterpret_cast<const char*>(meta.dims) - sizeof(Head);
   std::memcpy(words_.data(), start, static_cast<size_t>(arrival.key.data() - start) + arrival.key.size() + whole);
 }
@@ -118,7 +118,7 @@ Arrival Parked::arrival() const {
   Arrival arrival;
   const char* start = reinterpret_cast<const char*>(words_.data());
   size_t left = words_.size() * sizeof(uint64_t);
-  ReadEntry(&start, &left, &arrival);  // It was read before.
+  ReadEntry(&start, &left, &arrival);  // Cannot fail: the entry was read before.
   return arrival;
 }
 

@@ -1,13 +1,13 @@
-// Tensors that leave for one device at the same time travel as one tensor of Sealane's: a bundle. A step sends its bundles to a device under
-// one key, one after the other: what is sent while one is on its way goes with the next, so that they grow with the load and a single
-// tensor waits for nothing. After DeepRec's tensor_fuse, which does it by a rewrite of the graph.
+// Tensors that leave for one device at the same time travel as one Sealane tensor, a bundle. A step sends its bundles for a device under
+// one key, one at a time: tensors sent while one is on its way go with the next, so bundles grow with the load and a single tensor waits
+// for nothing. Modelled on DeepRec's tensor_fuse, which rewrites the graph.
 //
-// A bundle is a magic number of 8 bytes and entries, each of which begins at a multiple of 8 bytes:
+// A bundle is a magic number of 8 bytes and entries, each at a multiple of 8 bytes:
 //
-//     u8 kind, u8 flags, u8 code, u8 bits, u8 rank, u8 number, u16 bytes of the key
-//     u64 bytes of the tensor, u64 dimensions[rank], the key, the tensor if it is whole
+//     u8 kind, u8 flags, u8 code, u8 bits, u8 rank, u8 number, u16 key bytes
+//     u64 tensor bytes, u64 dimensions[rank], the key, the tensor if whole
 //
-// in the byte order of the host, which the magic number shows. The number: see Step::NumberOf.
+// in host byte order, which the magic number shows. The number: see Step::NumberOf.
 #ifndef SEALANE_TENSORFLOW_BUNDLE_H_
 #define SEALANE_TENSORFLOW_BUNDLE_H_
 
@@ -23,16 +23,16 @@
 
 namespace sealane_tensorflow {
 
-// The longest bundle. The consumer has room of this size in its arena while it waits for one.
+// The longest bundle. The consumer reserves this much of its arena while it waits for one.
 constexpr size_t kBundleBytes = 128 << 10;
 
 class BundleWriter {
  public:
-  // Adds a tensor, or its announcement. False, and nothing is added, if there is no room for it; there is for the first.
+  // Adds a tensor, or its announcement. False, and nothing is added, if there is no room; the first always fits.
   bool Add(absl::string_view key, uint8_t number, const Outgoing& outgoing, bool announced);
 
   size_t bytes() const { return bytes_; }
-  // Writes the bundle to memory of as many bytes.
+  // Writes the bundle to `memory` of bytes() bytes.
   void Write(void* memory) const;
 
  private:
@@ -46,23 +46,23 @@ class BundleWriter {
   size_t bytes_ = sizeof(uint64_t);
 };
 
-// An entry that came, within its bundle's memory.
+// A received entry, within its bundle's memory.
 struct Arrival {
   absl::string_view key;
   uint8_t number = 0;
-  bool announced = false;  // Its bytes, view.bytes of them, come under another key: see DataKey.
-  sealane_view view;       // Not checked any further, see Read.
+  bool announced = false;  // Its view.bytes bytes come under another key: see DataKey.
+  sealane_view view;       // Not checked any further; Read does.
 };
 
-// The entries of a bundle; fails if it is none.
+// Reads the entries of a bundle; fails if it is not one.
 absl::Status ReadBundle(const sealane_view& bundle, std::vector<Arrival>* arrivals);
 
-// An entry that came before it was asked for, in memory of its own.
+// An entry that came before it was asked for; owns its memory.
 class Parked {
  public:
   explicit Parked(const Arrival& arrival);
   Arrival arrival() const;
-  // With what keeping it takes.
+  // Including overhead.
   size_t bytes() const { return kOverhead + words_.size() * sizeof(uint64_t); }
 
  private:

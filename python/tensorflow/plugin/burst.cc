@@ -38,7 +38,7 @@ void Burst::Do(std::function<void()> what) {
   {
     std::lock_guard lock(state_->mu);
     state_->waiting.push_back(std::move(what));
-    // Not by TensorFlow, whose older releases have no thread that nobody waits for.
+    // Not a TensorFlow thread: older releases cannot detach one.
     if (!std::exchange(state_->started, true)) std::thread([state = state_] { state->Run(); }).detach();
     wake = std::exchange(state_->asleep, false);
   }

@@ -1,4 +1,4 @@
-// Work that is gathered while the work before it is being done.
+// Work gathered while earlier work runs.
 #ifndef SEALANE_TENSORFLOW_BURST_H_
 #define SEALANE_TENSORFLOW_BURST_H_
 
@@ -7,19 +7,19 @@
 
 namespace sealane_tensorflow {
 
-// A thread, started by the first call. TensorFlow's executor hands over a thousand tensors one by one: done there and then, each would be a
-// record and a wake-up of its own, and the executor would be kept from its kernels by it.
+// A thread, started by the first call. TensorFlow's executor hands over a thousand tensors one by one: handled on the spot, each would cost
+// a record and a wake-up, and keep the executor from its kernels.
 class Burst {
  public:
   Burst();
-  // What was not called yet is not called.
+  // Drops calls that were not made yet.
   ~Burst();
 
   // Calls `what` on the thread.
   void Do(std::function<void()> what);
 
  private:
-  struct State;  // The thread's too, which may be the one that deletes this.
+  struct State;  // Shared with the thread, which may be the one that deletes this.
   const std::shared_ptr<State> state_;
 };
 

@@ -30,11 +30,11 @@ using tensorflow::DeviceNameUtils;
 using tensorflow::StatusCallback;
 using tensorflow::Tensor;
 
-// What both sides of a transfer know alike: which way it could go, and as what.
+// What both sides derive alike: whether a transfer can go by Sealane, and as which pair.
 struct Transfer {
-  // Whether both are CPUs of different tasks.
+  // Between CPUs of different tasks.
   bool of_cpus;
-  // And the tensor's bytes are all there is to it.
+  // `of_cpus`, and the tensor is nothing but its bytes.
   bool possible;
   DeviceNameUtils::ParsedName peer;
   std::string pair;
@@ -89,7 +89,7 @@ class CollectiveSending : public Sending {
 
   void LeaveForGrpc() override {
     left_ = true;
-    by_grpc_();  // Calls `done` when it is taken.
+    by_grpc_();  // Calls `done` once the tensor is taken.
   }
   void Ended(const absl::Status& status) override {
     if (!left_) done_(status);
@@ -119,7 +119,7 @@ class CollectiveAsking : public Asking {
   CollectiveAsking(const std::string& key, Tensor* tensor, std::function<void(const StatusCallback&)> by_grpc, StatusCallback done)
       : Asking(key), tensor_(tensor), by_grpc_(std::move(by_grpc)), done_(std::move(done)) {}
 
-  // Gives up with the manager, until one of the ends. False if it was cancelled before.
+  // Cancels with `manager`, at once if it is cancelled already, until Received or AskByGrpc.
   void EndsWith(CancellationManager* manager) {
     if (manager == nullptr) return;
     tensorflow::CancellationToken token = manager->get_cancellation_token();
@@ -155,7 +155,7 @@ class CollectiveAsking : public Asking {
  private:
   void Forget() {
     for (auto& [manager, token] : managers_) {
-      manager->DeregisterCallback(token);  // Waits for the callback, if it is being called.
+      manager->DeregisterCallback(token);  // Waits for the callback if it is running.
       Unref();
     }
     managers_.clear();
@@ -185,7 +185,7 @@ void Access::RecvFromPeer(const std::string& peer_device, const std::string& pee
 }
 
 void Access::StartAbort(const absl::Status& status) {
-  CollectiveRemoteAccessDistributed::StartAbort(status);  // Cancels what is asked for.
+  CollectiveRemoteAccessDistributed::StartAbort(status);  // Cancels pending recvs.
   if (!step_->ended()) step_->endpoint()->TellAborted(*step_, status);
   step_->End();
 }
@@ -209,7 +209,7 @@ class Mgr : public tensorflow::RpcCollectiveExecutorMgr {
   const std::shared_ptr<Endpoint> endpoint_;
 };
 
-// A consumer's RecvBuf comes here.
+// Tells the step of each RecvBuf, a consumer's recv by gRPC.
 class Worker : public tensorflow::GrpcWorker {
  public:
   Worker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config) : GrpcWorker(env, config), env_(env) {}
@@ -218,7 +218,7 @@ class Worker : public tensorflow::GrpcWorker {
                     StatusCallback done) override {
     if (OfCpus(request->src_device(), request->dst_device())) {
       tensorflow::CollectiveExecutor::Handle executor(env_->collective_executor_mgr->FindOrCreate(request->step_id()), true);
-      // Mgr makes no others.
+      // Mgr creates no other kind.
       static_cast<Access*>(executor.get()->remote_access())->step()->AskedByGrpc(request->buf_rendezvous_key());
     }
     GrpcWorker::RecvBufAsync(options, request, response, std::move(done));

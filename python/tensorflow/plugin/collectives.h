@@ -1,4 +1,4 @@
-// TensorFlow's ring collectives of CPUs, with Sealane between tasks.
+// TensorFlow's CPU ring collectives, with Sealane between tasks.
 #ifndef SEALANE_TENSORFLOW_COLLECTIVES_H_
 #define SEALANE_TENSORFLOW_COLLECTIVES_H_
 
@@ -10,7 +10,7 @@
 
 namespace sealane_tensorflow {
 
-// Has a server's collectives, of the task of that name, go by Sealane where they can. Those of other devices than CPUs go as without.
+// Has the collectives of the server named `task` go by Sealane where they can. Those of other devices than CPUs are unchanged.
 void UseForCollectives(const std::string& task, const std::shared_ptr<Endpoint>& endpoint, tensorflow::GrpcServerOptions* options);
 
 }  // namespace sealane_tensorflow

@@ -19,30 +19,30 @@
 namespace sealane_tensorflow {
 namespace {
 
-// The queue of a task into which other servers push what they have to say.
+// Queue of a task into which other servers push messages.
 constexpr char kQueue[] = "sealane.tensorflow";
-// How often a message is pushed that must be heard, if its task is alive, once in Routes::kSettleMs.
+// Attempts for a message that a live task must hear, one per Routes::kSettleMs.
 constexpr int kTries = 60;
-// Messages that are taken from it at once.
+// Messages accepted at once.
 constexpr size_t kMessages = 64;
-// The longest message; what is longer is not read.
+// Longest message; longer ones are ignored.
 constexpr size_t kMessageBytes = 16 << 10;
-// How soon something is tried again that needs the daemon.
+// Retry interval for what needs the daemon.
 constexpr int64_t kAgainMs = 2000;
-// The same of attaching as a task that the endpoint map does not name: somebody would have to change the map.
+// Retry interval for attaching while the endpoint map does not name the task: someone would have to change the map.
 constexpr int64_t kUnmappedAgainMs = 30000;
-// Messages of one sweep about what a step has out for a device; each has room for about 700 tensors.
+// Messages of one sweep about a step's untaken tensors for one device; each fits about 700 tensors.
 constexpr size_t kHeldMessages = 32;
 
-// Messages are lines: which kind of message, in which version, then what it is about.
-constexpr char kHello[] = "hello5";      // The pair and a number: I ask for it by Sealane from now on.
-constexpr char kWelcome[] = "welcome5";  // The pair: do.
-constexpr char kRefuse[] = "refuse1";    // The pair and the reason: ask by gRPC.
-constexpr char kUnsentTo[] = "unsent2";  // The step, the number and the key: ask for it by gRPC.
-constexpr char kAlone[] = "alone1";      // The pair, its hello's number, room in bytes and the key: what fits may come alone, see alone.h.
-constexpr char kAgreed[] = "agreed1";    // The pair, its hello's number and the key: the answer to that.
-constexpr char kHeld[] = "held1";        // The step, what kind of step, the pair, and lines: not taken yet, see held.h.
-constexpr char kAbort[] = "abort1";      // The step, what kind of step, the code and the message: it has failed here.
+// A message is lines: its kind and version, then the fields below.
+constexpr char kHello[] = "hello5";      // Pair, number: I ask by Sealane from now on.
+constexpr char kWelcome[] = "welcome5";  // Pair: go ahead.
+constexpr char kRefuse[] = "refuse1";    // Pair, reason: ask by gRPC.
+constexpr char kUnsentTo[] = "unsent2";  // Step, number, key: ask by gRPC.
+constexpr char kAlone[] = "alone1";      // Pair, hello number, room in bytes, key: what fits may come alone, see alone.h.
+constexpr char kAgreed[] = "agreed1";    // Pair, hello number, key: the answer to alone1.
+constexpr char kHeld[] = "held1";        // Step, kind of step, pair, lines: not taken yet, see held.h.
+constexpr char kAbort[] = "abort1";      // Step, kind of step, code, message: it has failed here.
 
 uint64_t NumberOf(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -53,7 +53,7 @@ uint64_t NumberOf(const char* variable, uint64_t otherwise) {
   return otherwise;
 }
 
-// Memory of it is taken from the host as it is first used.
+// The host's memory is taken on first use only.
 constexpr uint64_t kArenaBytes = uint64_t{1} << 30;
 
 std::string Quoted(absl::string_view text) {
@@ -90,7 +90,7 @@ Endpoint::~Endpoint() {
   arena_->Forget();
   sealane_task* task = task_.load();
   if (task == nullptr) return;
-  // Not here: this may be a callback of the task, which detaching waits for.
+  // Not here: detaching waits for callbacks of the task, and this may run in one.
   tensorflow::Env::Default()->SchedClosure([task] { sealane_detach(task); });
 }
 
@@ -106,7 +106,7 @@ bool Endpoint::IsMine(uint64_t incarnation) {
 
 void Endpoint::TryAgain(int64_t milliseconds, std::function<void(Endpoint*)> what) {
   Keeper::Get()->After(milliseconds, [weak = weak_from_this(), what = std::move(what)] {
-    // Not on the keeper's thread: a daemon that hangs is waited for.
+    // Not on the keeper's thread: a hung daemon would block it.
     tensorflow::Env::Default()->SchedClosure([weak, what] {
       if (auto endpoint = weak.lock()) what(endpoint.get());
     });
@@ -119,7 +119,7 @@ void Endpoint::Attach() {
   const char* socket = std::getenv("SEALANE_TF_SOCKET");
   options.socket = socket != nullptr && *socket != '\0' ? socket : nullptr;
   options.arena_bytes = NumberOf("SEALANE_TF_ARENA_BYTES", kArenaBytes);
-  // Calls fail while the daemon is away, and steps with them; TensorFlow starts them anew.
+  // While the daemon is away calls fail, and with them steps; TensorFlow restarts those.
   options.restart_timeout_ms = SEALANE_DO_NOT_WAIT;
   sealane_task* task = nullptr;
   absl::Status status = Take(sealane_attach(address_.c_str(), &options, &task));
@@ -177,7 +177,7 @@ void Endpoint::Listen() {
     return TryAgain(kAgainMs, [](Endpoint* endpoint) { endpoint->Listen(); });
   }
   Accept(std::shared_ptr<sealane_acceptor>(queue, [](sealane_acceptor* queue) {
-    // Closing waits for callbacks, of which this may be one.
+    // Closing waits for callbacks, and this may run in one.
     tensorflow::Env::Default()->SchedClosure([queue] { sealane_acceptor_close(queue); });
   }));
 }
@@ -297,7 +297,7 @@ void Endpoint::HeardHello(absl::string_view from, absl::string_view pair, absl::
     std::lock_guard lock(mu_);
     ++consumers_[to];
   }
-  // Before the welcome: what the consumer then asks for is there.
+  // Before the welcome, so that what the consumer then asks for is there.
   for (auto& step : AllSteps()) step->Settled(pair);
   route->peer->SetRoute(name_, "sealane", "");
   Push(to, absl::StrCat(kWelcome, "\n", pair), nullptr);
@@ -334,7 +334,7 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
       code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
     return;
   }
-  // The producer itself reports it to whoever runs the step, as what has failed first.
+  // Derived, as the producer itself reports the original error to the step's runner.
   absl::Status status =
       tensorflow::StatusGroup::MakeDerived(absl::Status(static_cast<absl::StatusCode>(code), absl::CHexEscape(error[2])));
   for (auto& step : Steps(id))
@@ -346,7 +346,7 @@ void Endpoint::HeardAlone(absl::string_view from, absl::string_view pair, absl::
   uint64_t hello, bytes;
   if (parts.size() != 3 || !absl::SimpleHexAtoi(parts[0], &hello) || !absl::SimpleAtoi(parts[1], &bytes) || !Step::Fits(parts[2])) return;
   if (!routes_.GoesAlone(pair, from, hello, parts[2], bytes)) return;
-  // Said when the last of them is gone that keep it.
+  // Its deleter sends "agreed1" once the last sending that holds it is gone.
   std::shared_ptr<void> agreement(nullptr, [weak = weak_from_this(), to = std::string(from),
                                             message = absl::StrCat(kAgreed, "\n", pair, "\n", parts[0], "\n", parts[2])](void*) {
     if (auto endpoint = weak.lock()) endpoint->Push(to, message, nullptr);
@@ -357,10 +357,10 @@ void Endpoint::HeardAlone(absl::string_view from, absl::string_view pair, absl::
 void Endpoint::HeardUnsent(absl::string_view from, int64_t id, absl::string_view rest) {
   std::pair<absl::string_view, absl::string_view> what = absl::StrSplit(rest, absl::MaxSplits('\n', 1));
   uint32_t number;
-  // A key that does not fit is never asked for by Sealane, and would only be kept.
+  // A key that does not fit is never asked for by Sealane; its note would only stay.
   if (!absl::SimpleAtoi(what.first, &number) || number > UINT8_MAX || !Step::Fits(what.second)) return;
   if (!unsent_.Add(from, id, what.second, static_cast<uint8_t>(number))) {
-    // What was forgotten would be waited for without an end.
+    // Recvs would wait forever for what was forgotten.
     for (const std::string& pair : routes_.PairsOf(from)) {
       routes_.Refused(pair, from, "it has left more tensors for gRPC than are noted");
       for (auto& step : AllSteps()) step->Refused(pair);
@@ -463,14 +463,14 @@ void Endpoint::TellAborted(const Step& step, const absl::Status& status) {
   }
   const std::string message = absl::StrCat(kAbort, "\n", step.id(), "\n", static_cast<int>(step.of()), "\n", static_cast<int>(status.code()),
                                            "\n", status.message().substr(0, kMessageBytes / 2));
-  // Steps are ended by their master as well. Of collectives nobody else tells, and a consumer would wait for the next one without an end.
+  // Steps are also ended by their master. Nobody else reports a failed collective, and a consumer would wait for the next one forever.
   const int tries = step.of() == Step::Of::kCollective ? kTries : 1;
   for (const auto& [to, hellos] : consumers) {
     PushAgain(to, message, tries, [to = to, hellos = hellos, id = step.id()](Endpoint* endpoint) {
       for (auto& each : endpoint->Steps(id))
-        if (each->of() == Step::Of::kCollective && !each->ended()) return false;  // They go on, anew.
+        if (each->of() == Step::Of::kCollective && !each->ended()) return false;  // Collectives of this step have started again.
       std::lock_guard lock(endpoint->mu_);
-      return endpoint->consumers_[to] == hellos;  // Else it was started anew.
+      return endpoint->consumers_[to] == hellos;  // Else it has restarted.
     });
   }
 }

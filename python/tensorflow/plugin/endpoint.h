@@ -1,4 +1,4 @@
-// A server's task at the host's Sealane daemon.
+// A server as a task of the host's Sealane daemon.
 #ifndef SEALANE_TENSORFLOW_ENDPOINT_H_
 #define SEALANE_TENSORFLOW_ENDPOINT_H_
 
@@ -24,21 +24,21 @@ namespace sealane_tensorflow {
 
 class Step;
 
-// Attaches, and attaches again where the daemon comes later; says hello and answers hellos; knows the steps that are under way.
+// Attaches, if need be when the daemon comes later; sends and answers hellos; knows the running steps.
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
-  // `name` is the server's ("/job:ps/replica:0/task:0"), `address` what the cluster's definition has for it: the task of the endpoint map.
-  // `is_mine` says whether an incarnation is that of one of the server's devices.
+  // `name`: the server's ("/job:ps/replica:0/task:0"). `address`: its address in the cluster definition, which is its task in the endpoint
+  // map. `is_mine`: whether an incarnation is that of one of the server's devices.
   static std::shared_ptr<Endpoint> Make(std::string name, std::string address, std::function<bool(uint64_t)> is_mine);
   ~Endpoint();
 
-  // Tries to attach. Where that fails, says so in the log: all goes by gRPC until the daemon is there, which is tried again and again.
+  // Tries to attach. On failure, logs it and keeps trying; until the daemon is there, all goes by gRPC.
   void Attach();
 
-  // The server ends: nobody is welcomed any more. It detaches with the last of its steps.
+  // The server ends: hellos are no longer welcomed. Detaches with the last of its steps.
   void Close();
 
-  // Null until attached, and then the same until the end.
+  // Null until attached, then the same until the end.
   sealane_task* task() const { return task_.load(std::memory_order_acquire); }
 
   const std::string& name() const { return name_; }
@@ -47,43 +47,43 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   AddressBook& book() { return book_; }
   Routes& routes() { return routes_; }
 
-  // Steps under way, so that hellos and failures find what is theirs.
+  // Running steps, so that hellos and failures find them.
   void Enter(Step* step);
-  // `unclean`: Sealane may remember something by the step's number. True if it is for the caller to clean that up, as no other step of the
-  // same number is under way.
+  // `unclean`: Sealane may remember something under the step's id. True if the caller must clean that up, as no other step of this id is
+  // running.
   bool Leave(Step* step, bool unclean);
 
-  // Those of a number.
+  // The running steps of an id.
   std::vector<tensorflow::core::RefCountPtr<Step>> Steps(int64_t id);
 
-  // A tensor went by gRPC: counted here, and for the daemon's figures.
+  // Count a tensor that went or came by gRPC, here and in the daemon's figures.
   void SentByGrpc(Peer* peer, size_t bytes);
   void ReceivedByGrpc(Peer* peer, size_t bytes);
 
-  // An announced tensor came: tells the producer if it may send the key's next alone.
+  // An announced tensor came: tells the producer if it may send the key's next one alone.
   void CameAnnounced(AskRoute* route, const std::string& key, size_t bytes);
 
-  // Has `what` called soon, on a thread of the endpoint's own: what is given to it meanwhile is done together. It may not wait.
+  // Calls `what` soon on the endpoint's own thread, together with what is added meanwhile. It must not block.
   void Soon(std::function<void()> what) { soon_.Do(std::move(what)); }
 
   Handouts& handouts() { return handouts_; }
 
-  // How often consumers are told of what they have not taken, see Step::TellHeld: of each tensor for the first time after one to two of these,
-  // so that what is waited for in vain ends within a second.
+  // How often consumers are told what they have not taken, see Step::TellHeld. Each tensor is first reported after one to two of these, so
+  // that a wait in vain ends within a second.
   static constexpr int64_t kSweepMs = 300;
-  // Tells a consumer what of a step it has not taken; `lines`: see HeldLine. Gives how many of them it told: the rest is too much at once.
+  // Tells a consumer what it has not taken of a step; `lines`: see HeldLine. Returns how many were told: the rest is too much at once.
   size_t TellHeld(const std::string& to, const Step& step, const std::string& pair, const std::vector<std::string>& lines);
 
-  // Tells a consumer to ask by gRPC for a tensor that could not be sent to it; again and again, until it has heard or the step is over.
+  // Tells a consumer to ask by gRPC for a tensor that could not be sent, repeatedly, until it has heard or the step is over.
   void TellUnsent(const std::string& to, int64_t step, uint8_t number, const std::string& key);
-  // Whether a producer has said so of what is about to be asked for; once.
+  // Whether a producer has said so of a tensor about to be asked for; true once.
   bool TakeUnsent(const std::string& producer, int64_t step, const std::string& key, uint8_t number) {
     return unsent_.Take(producer, step, key, number);
   }
   // Tells all consumers that a step has failed here.
   void TellAborted(const Step& step, const absl::Status& status);
 
-  // {"task": ..., "steps": ..., "pairs": [...]}: how many steps are under way, and what went which way.
+  // {"task": ..., "steps": ..., "pairs": [...]}: the number of running steps, and the traffic by transport.
   std::string Report() const;
 
  private:
@@ -97,16 +97,16 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<tensorflow::core::RefCountPtr<Step>> AllSteps();
 
   void SayHello(AskRoute* route);
-  // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it does not take it in time.
+  // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it is not taken in time.
   void Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed);
-  // The same, so many times until it is taken, as long as `still` holds.
+  // The same, up to `tries` times until it is taken, while `still` holds.
   void PushAgain(const std::string& to, const std::string& message, int tries, std::function<bool(Endpoint*)> still);
   void Heard(absl::string_view from, absl::string_view message);
   bool IsMine(uint64_t incarnation);
   void HeardAlone(absl::string_view from, absl::string_view pair, absl::string_view rest);
   void HeardUnsent(absl::string_view from, int64_t id, absl::string_view rest);
   void HeardHeld(absl::string_view from, int64_t id, absl::string_view rest);
-  // Looks after what is out, again and again.
+  // Calls Step::TellHeld of all steps every kSweepMs.
   void Sweep();
   void HeardHello(absl::string_view from, absl::string_view pair, absl::string_view number);
 
@@ -115,7 +115,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::function<bool(uint64_t)> is_mine_ ABSL_GUARDED_BY(mu_);
   std::string unattached_ ABSL_GUARDED_BY(mu_) = "this task is not attached to a Sealane daemon";
   std::atomic<sealane_task*> task_{nullptr};
-  ArenaAllocator* const arena_ = new ArenaAllocator;  // Never deleted, see there.
+  ArenaAllocator* const arena_ = new ArenaAllocator;  // Never deleted, see ArenaAllocator.
   AddressBook book_;
   Routes routes_;
 
@@ -124,7 +124,7 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
     bool unclean = false;
   };
   absl::flat_hash_map<int64_t, UnderWay> steps_ ABSL_GUARDED_BY(mu_);
-  // Who has said hello, and how often. The endpoint map, which names them all, bounds it.
+  // Who has said hello, and how often. Bounded by the endpoint map, which names them all.
   absl::flat_hash_map<std::string, int> consumers_ ABSL_GUARDED_BY(mu_);
   Unsent unsent_;
 

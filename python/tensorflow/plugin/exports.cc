@@ -1,4 +1,4 @@
-// What Python calls, and what happens when the plugin is loaded.
+// The functions that Python calls, and the registration on load.
 #include <cstring>
 
 #include "server.h"
@@ -18,8 +18,8 @@ const bool registered = [] {
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// The release of TensorFlow that this was built for. Valid for ever.
+// The TensorFlow release this was built for; valid forever.
 EXPORTED const char* sealane_tensorflow_version() { return SEALANE_TENSORFLOW_VERSION; }
 
-// What the servers of this process have sent and received, by which way and with whom, as JSON; to be freed with free().
+// Traffic of this process's servers by transport and peer, as JSON; release with free().
 EXPORTED char* sealane_tensorflow_report() { return strdup(sealane_tensorflow::Report().c_str()); }

@@ -14,7 +14,7 @@ namespace sealane_tensorflow {
 constexpr int64_t kPoolMs = 20;
 
 struct Handouts::State {
-  // Does the first of what was not begun; false if there is none.
+  // Runs the first waiting item; false if there is none.
   bool DoOne();
 
   std::mutex mu;

@@ -1,4 +1,4 @@
-// Tensors that are handed out by the threads that run what they go to.
+// Tensors handed out by the threads that run their consumers.
 #ifndef SEALANE_TENSORFLOW_HANDOUTS_H_
 #define SEALANE_TENSORFLOW_HANDOUTS_H_
 
@@ -9,8 +9,8 @@
 
 namespace sealane_tensorflow {
 
-// From another thread, each of a thousand tensors would wake one of the pool's. A pool may have all its threads in kernels that wait for
-// what is to be handed out: what it has not begun in time is done elsewhere.
+// From another thread, each of a thousand tensors would wake a thread of the pool. But all threads of a pool may be in kernels that wait
+// for these tensors: what the pool has not begun in time runs elsewhere.
 class Handouts {
  public:
   Handouts();

@@ -1,4 +1,4 @@
-// What a producer says of tensors that its consumer has not taken for a while, see Step::Held.
+// What a producer reports of tensors that its consumer has not taken for a while, see Step::Held.
 #ifndef SEALANE_TENSORFLOW_HELD_H_
 #define SEALANE_TENSORFLOW_HELD_H_
 
@@ -15,13 +15,13 @@ struct HeldTensor {
   uint8_t number = 0;  // See Step::NumberOf.
   Parts out = {};
 };
-// By the hash of their keys, which both sides know and which is the same in all processes.
+// By HeldHashOf the key, which is the same in all processes.
 using HeldTensors = absl::flat_hash_map<uint64_t, HeldTensor>;
 uint64_t HeldHashOf(absl::string_view key);
 
-// A line, "HASH NUMBER PARTS", in hexadecimal digits.
+// The line "HASH NUMBER PARTS", in hexadecimal.
 std::string HeldLine(absl::string_view key, const HeldTensor& tensor);
-// Of lines; those that are none are left out.
+// Reads such lines; skips malformed ones.
 HeldTensors ReadHeld(absl::string_view lines);
 
 }  // namespace sealane_tensorflow

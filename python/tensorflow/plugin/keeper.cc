@@ -11,7 +11,7 @@ namespace sealane_tensorflow {
 using tensorflow::Env;
 
 Keeper* Keeper::Get() {
-  // The child of a fork has no thread of its parent's.
+  // A forked child does not have its parent's thread.
   static std::atomic<Keeper*> keeper{nullptr};
   Keeper* found = keeper.load();
   while (found == nullptr || found->process_ != getpid()) {

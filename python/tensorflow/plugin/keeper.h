@@ -1,4 +1,4 @@
-// Things to be done later.
+// Delayed calls.
 #ifndef SEALANE_TENSORFLOW_KEEPER_H_
 #define SEALANE_TENSORFLOW_KEEPER_H_
 
@@ -16,13 +16,12 @@
 
 namespace sealane_tensorflow {
 
-// One thread of the process, started when it is first needed, so that importing the plugin starts none. Never ended, as TensorFlow's servers
-// are not either.
+// One thread per process, started on first use, so that importing the plugin starts none. Never ended, like TensorFlow's servers.
 class Keeper {
  public:
   static Keeper* Get();
 
-  // Calls `what` after so many milliseconds, or somewhat later: one after the other, so it should not wait long.
+  // Calls `what` after this many milliseconds or somewhat later. Calls run one at a time, so `what` should not block for long.
   void After(int64_t milliseconds, std::function<void()> what);
 
  private:
@@ -32,7 +31,7 @@ class Keeper {
   const pid_t process_ = getpid();
   std::mutex mu_;
   std::condition_variable changed_;
-  std::multimap<uint64_t, std::function<void()>> due_ ABSL_GUARDED_BY(mu_);  // By microseconds of the environment's clock.
+  std::multimap<uint64_t, std::function<void()>> due_ ABSL_GUARDED_BY(mu_);  // By Env time in microseconds.
   std::unique_ptr<tensorflow::Thread> thread_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -26,7 +26,7 @@ void ArenaAllocator::Use(sealane_task* task) {
   if (count == 0 || ranges_[count - 1].start != range.start || ranges_[count - 1].end != range.end) {
     unusable_ = count == kRanges;
     if (unusable_) return;
-    // A block of it that is never freed keeps its addresses from being used for other memory.
+    // A block that is never freed keeps the arena's addresses from being reused for other memory.
     void* block = nullptr;
     if (!Take(sealane_alloc(task, 1, &block)).ok()) return;
     ranges_[count] = range;
@@ -73,7 +73,7 @@ absl::Status ArenaAllocator::AllocateShared(size_t bytes, void** memory) {
   }
   TF_RETURN_IF_ERROR(status);
   if (Holds(*memory)) return absl::OkStatus();
-  sealane_free(std::exchange(*memory, nullptr));  // Of an arena that came since: Use follows.
+  sealane_free(std::exchange(*memory, nullptr));  // From a newer arena: Use follows.
   return absl::UnavailableError("Sealane: the task is being attached again");
 }
 
@@ -83,7 +83,7 @@ void* ArenaAllocator::AllocateShared(size_t bytes) {
 }
 
 void* ArenaAllocator::AllocateRaw(size_t alignment, size_t bytes) {
-  // What is shorter travels in the daemon's ring, from wherever it lies. Sealane aligns as TensorFlow does.
+  // Shorter tensors travel in the daemon's ring, from any memory. Sealane aligns as TensorFlow does.
   if (bytes > kInlineBytes && alignment <= Allocator::kAllocatorAlignment) {
     if (void* memory = AllocateShared(bytes)) return memory;
   }
@@ -119,7 +119,7 @@ absl::Status MakeDevices(const tensorflow::ConfigProto& config, const std::strin
   return absl::OkStatus();
 }
 
-// Memory that a tensor came in, given back with the last tensor over it.
+// Memory of a received tensor, freed with the last tensor over it.
 class KeptBuffer : public TensorBuffer {
  public:
   KeptBuffer(ArenaAllocator* arena, sealane_tensor* came, const void* data, size_t bytes)

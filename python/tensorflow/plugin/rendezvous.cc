@@ -34,7 +34,7 @@ bool OnHost(const tensorflow::DeviceNameUtils::ParsedName& device, const tensorf
   return attributes.on_host() || device.type == tensorflow::DEVICE_CPU;
 }
 
-// A key that was parsed before. Where it is needed seldom, it is not kept: its parts are strings of their own.
+// Parses a key that was parsed before: a ParsedKey owns strings, so rare uses do not keep one.
 ParsedKey Parsed(const std::string& key) {
   ParsedKey parsed;
   TF_CHECK_OK(tensorflow::Rendezvous::ParseKey(key, &parsed));
@@ -56,7 +56,7 @@ class Rendezvous : public tensorflow::BaseRemoteRendezvous {
   absl::Status SendByGrpc(const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead) {
     return BaseRemoteRendezvous::Send(key, args, tensor, dead);
   }
-  // `over`, if it is not null, is called when it has ended.
+  // `over`, unless null, is called when the call has ended.
   void AskByGrpc(const ParsedKey& key, const Args& args, Device* device, DoneCallback done, std::function<void()> over);
   absl::Status FindDevice(absl::string_view name, Device** device);
 
@@ -81,12 +81,15 @@ absl::Status Rendezvous::FindDevice(absl::string_view name, Device** device) {
 
 // --- Sending ----------------------------------------------------------------------------------------------------------------------------
 
-// Keeps the rendezvous, as one of TensorFlow's is kept by what waits in it.
+// Holds the rendezvous, as items waiting in TensorFlow's own do.
 class RendezvousSending : public Sending {
  public:
   RendezvousSending(Rendezvous* rendezvous, const ParsedKey& key, const Args& args, const Tensor& tensor, bool dead)
       : Sending(key.FullKey(), tensor, dead), rendezvous_(rendezvous), args_(args) {
-    if (!dead && args.device_context != nullptr && !OnHost(key.src, args.alloc_attrs)) found_ = rendezvous->FindDevice(key.src_device, &device_);
+    if (!dead && args.device_context != nullptr && !OnHost(key.src, args.alloc_attrs)) {
+      found_ = rendezvous->FindDevice(key.src_device, &device_);
+      endpoint_ = rendezvous->step()->endpoint();
+    }
     rendezvous_->Ref();
     if (args_.device_context != nullptr) args_.device_context->Ref();
   }
@@ -97,7 +100,7 @@ class RendezvousSending : public Sending {
   void Stage(std::function<void(const absl::Status&)> done) override;
 
   void LeaveForGrpc() override {
-    // It fails if the step was aborted, which the consumer hears from the rendezvous.
+    // Fails if the step was aborted, which the consumer learns from the rendezvous.
     rendezvous_->SendByGrpc(Parsed(key), args_, original_.value_or(tensor), dead).IgnoreError();
   }
 
@@ -106,10 +109,12 @@ class RendezvousSending : public Sending {
  private:
   Rendezvous* const rendezvous_;
   const Args args_;
-  // Where the tensor is, if not on the host. It is staged later, when the step may have ended and the rendezvous be gone.
+  // The tensor's device, unless it is on the host, and whose arena it is copied to. Found early: at staging, the step may have ended and
+  // the rendezvous be gone.
   Device* device_ = nullptr;
+  std::shared_ptr<Endpoint> endpoint_;
   absl::Status found_;
-  std::optional<Tensor> original_;  // On the device, where `tensor` is a copy.
+  std::optional<Tensor> original_;  // On the device; `tensor` is the host copy.
 };
 
 void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
@@ -117,14 +122,14 @@ void RendezvousSending::Stage(std::function<void(const absl::Status&)> done) {
   tensorflow::AllocatorAttributes host;
   host.set_on_host(true);
   host.set_gpu_compatible(true);
-  // Where it is sent from without another copy, if the device can copy there as fast.
-  ArenaAllocator* arena = rendezvous_->step()->endpoint()->arena();
+  // The arena, if the device copies there as fast: it is sent from there without another copy.
+  ArenaAllocator* arena = endpoint_->arena();
   tensorflow::Allocator* allocator = device_->GetAllocator(host);
   if (arena->Pinned(device_->parsed_name().id)) allocator = arena;
   original_ = tensor;
   tensor = Tensor(allocator, original_->dtype(), original_->shape());
   if (!tensor.IsInitialized()) return done(NoMemory(key, original_->TotalBytes()));
-  // Of lists, which are on the host, it copies what they are of.
+  // Lists are on the host; this copies their elements.
   CopyDeviceToHost(&*original_, allocator, allocator, key, device_, &tensor, args_.device_context, std::move(done));
 }
 
@@ -138,26 +143,26 @@ absl::Status Rendezvous::Send(const ParsedKey& key, const Args& args, const Tens
 }
 
 void Rendezvous::StartAbort(const absl::Status& status) {
-  BaseRemoteRendezvous::StartAbort(status);  // Cancels what is asked for.
+  BaseRemoteRendezvous::StartAbort(status);  // Cancels pending recvs.
   if (!step_->ended()) step_->endpoint()->TellAborted(*step_, status);
   step_->End();
 }
 
 // --- Asking -----------------------------------------------------------------------------------------------------------------------------
 
-// By gRPC, as without Sealane.
+// A recv by gRPC, as without Sealane.
 class GrpcCall : public BaseRecvTensorCall {
  public:
   void Start(std::function<void()> done) override {
     response.InitAlloc(device, args.alloc_attrs);
-    // The callback may come before RecvTensorAsync returns, and deletes this: it waits until the look below is over.
+    // The callback may run before RecvTensorAsync returns, and deletes this: it waits until the check below is done.
     auto looked = std::make_shared<absl::Notification>();
     worker->RecvTensorAsync(&options, &request, &response, [this, looked, done = std::move(done)](const absl::Status& status) {
       looked->WaitForNotification();
       Fail(status);
       done();
     });
-    if (!status().ok()) options.StartCancel();  // Aborted before there was anything to cancel.
+    if (!status().ok()) options.StartCancel();  // Aborted before there was a call to cancel.
     looked->Notify();
   }
   void StartAbort(const absl::Status& status) override {
@@ -229,7 +234,7 @@ void Rendezvous::AskByGrpc(const ParsedKey& key, const Args& args, Device* devic
   }
 }
 
-// By Sealane.
+// A recv by Sealane.
 class RendezvousAsking : public Asking, public BaseRecvTensorCall {
  public:
   RendezvousAsking(Rendezvous* rendezvous, const ParsedKey& key, const Args& args, Device* device, DoneCallback done)
@@ -242,7 +247,7 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
     rendezvous_->Ref();
   }
 
-  void Start(std::function<void()>) override {}  // Step::Ask does.
+  void Start(std::function<void()>) override {}  // Step::Ask starts it.
   void StartAbort(const absl::Status& status) override {
     {
       std::lock_guard lock(mu_);
@@ -266,9 +271,9 @@ class RendezvousAsking : public Asking, public BaseRecvTensorCall {
   ~RendezvousAsking() override { rendezvous_->Unref(); }
 
   absl::Status Parse(const Incoming& incoming, tensorflow::TensorProto* proto);
-  // The tensor in host memory. Takes `came` over.
+  // Makes the tensor in host memory. Takes ownership of `came`.
   absl::Status Make(const Incoming& incoming, sealane_tensor* came, Tensor* tensor);
-  // The tensor on the device, of a TensorProto.
+  // Makes the tensor on the device from a TensorProto.
   void MakeOnDevice(std::shared_ptr<const tensorflow::TensorProto> proto);
   void End(const absl::Status& status, const Tensor& tensor, bool dead) {
     DoneCallback done = std::move(done_);
@@ -291,10 +296,10 @@ absl::Status RendezvousAsking::Parse(const Incoming& incoming, tensorflow::Tenso
 
 void RendezvousAsking::MakeOnDevice(std::shared_ptr<const tensorflow::TensorProto> proto) {
   Ref();
-  // It waits for the copy, as nothing else that comes may.
+  // MakeTensorFromProto waits for the copy, which must not hold up other arrivals.
   tensorflow::Env::Default()->SchedClosure([this, proto] {
     Tensor tensor;
-    const absl::Status status = device_->MakeTensorFromProto(*proto, args_.alloc_attrs, &tensor);  // Checks it.
+    const absl::Status status = device_->MakeTensorFromProto(*proto, args_.alloc_attrs, &tensor);  // Validates the proto.
     End(status, tensor, false);
     Unref();
   });
@@ -312,7 +317,7 @@ absl::Status RendezvousAsking::Make(const Incoming& incoming, sealane_tensor* ca
   } else if (incoming.type == tensorflow::DT_INVALID) {
     tensorflow::TensorProto proto;
     status = Parse(incoming, &proto);
-    if (status.ok()) status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Checks it.
+    if (status.ok()) status = device_->MakeTensorFromProto(proto, args_.alloc_attrs, tensor);  // Validates the proto.
   } else if (rendezvous_->step()->endpoint()->arena()->Keep(came, incoming.type, incoming.shape, incoming.data, incoming.bytes, tensor)) {
     came = nullptr;
   } else {
@@ -343,7 +348,7 @@ void RendezvousAsking::Received(const absl::Status& received, const Incoming& in
     sealane_tensor_free(came);
   }
   if (!status.ok() || dead || args_.device_context == nullptr || on_host_) return End(status, *tensor, dead);
-  // To the device, as TensorFlow does it for what comes from another task.
+  // To the device, as TensorFlow does with tensors of other tasks.
   auto on_device = std::make_unique<Tensor>(device_->GetAllocator(args_.alloc_attrs), tensor->dtype(), tensor->shape());
   if (!on_device->IsInitialized()) return End(NoMemory(key, incoming.bytes), Tensor(), false);
   Ref();
@@ -380,7 +385,7 @@ void RendezvousMgr::RecvLocalAsync(int64_t step, const ParsedKey& key, DoneCallb
 }
 
 void RendezvousMgr::Cleanup(int64_t step) {
-  // What consumers have, but this side has not heard of yet, keeps the rendezvous: it is not to be aborted for that.
+  // A send that its consumer has, but that has not completed here yet, keeps the rendezvous: it must not be aborted for that.
   for (auto& each : endpoint_->Steps(step))
     if (each->of() == Step::Of::kRendezvous) each->End();
   BaseRendezvousMgr::Cleanup(step);

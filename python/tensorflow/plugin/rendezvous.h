@@ -15,10 +15,10 @@ class RendezvousMgr : public tensorflow::BaseRendezvousMgr {
   RendezvousMgr(const tensorflow::WorkerEnv* env, std::shared_ptr<Endpoint> endpoint)
       : BaseRendezvousMgr(env), endpoint_(std::move(endpoint)) {}
 
-  // A consumer asks by gRPC.
+  // A consumer's recv by gRPC.
   void RecvLocalAsync(int64_t step, const tensorflow::Rendezvous::ParsedKey& key, tensorflow::Rendezvous::DoneCallback done) override;
   void Cleanup(int64_t step) override;
-  // Not hidden by the above: the callers of BaseRendezvousMgr's go there.
+  // Keeps BaseRendezvousMgr's visible to its callers.
   using BaseRendezvousMgr::RecvLocal;
 
  protected:

@@ -15,7 +15,6 @@ namespace sealane_tensorflow {
 namespace {
 
 
-// The servers of this process, for Report.
 struct Servers {
   std::mutex mu;
   std::vector<std::weak_ptr<Endpoint>> endpoints ABSL_GUARDED_BY(mu);
@@ -42,7 +41,7 @@ std::string AddressOf(const tensorflow::ServerDef& def) {
 }  // namespace
 
 absl::Status Server::Init(const tensorflow::ServerDef& def, tensorflow::DeviceMgr* devices) {
-  // Checked before devices are made, which end the process where a task's number makes no sense.
+  // Checked before making devices, which abort the process on an invalid task index.
   std::string host;
   int port;
   TF_RETURN_IF_ERROR(GetHostAndPort(def, &host, &port));
@@ -59,7 +58,7 @@ absl::Status Server::Init(const tensorflow::ServerDef& def, tensorflow::DeviceMg
   options.local_device_mgr = devices;
   options.rendezvous_mgr_func = [endpoint = endpoint_](const tensorflow::WorkerEnv* env) { return new RendezvousMgr(env, endpoint); };
   UseForCollectives(name, endpoint_, &options);
-  // gRPC first: it says what is wrong with the addresses, and has the port to itself.
+  // gRPC first: it reports bad addresses, and has the port to itself.
   TF_RETURN_IF_ERROR(GrpcServer::Init(options));
   endpoint_->Attach();
   std::lock_guard lock(Servers::Get()->mu);

@@ -12,7 +12,7 @@
 
 namespace sealane_tensorflow {
 
-// What outlives the server: the base class below still uses it when it is destroyed.
+// Outlives the base class GrpcServer, whose destructor still uses it.
 struct Devices {
   std::unique_ptr<tensorflow::DeviceMgr> devices_;
 };
@@ -34,7 +34,7 @@ class Server : private Devices, public tensorflow::GrpcServer {
   std::shared_ptr<Endpoint> endpoint_;
 };
 
-// For the protocols grpc+sealane and, as scripts of DeepRec have it, grpc++.
+// For the protocols grpc+sealane and grpc++, as DeepRec's scripts call it.
 class Factory : public tensorflow::ServerFactory {
  public:
   bool AcceptsOptions(const tensorflow::ServerDef& def) override;

@@ -24,9 +24,9 @@ uint8_t Step::NumberOf(absl::string_view key) {
 }
 
 void Step::CountOne(absl::string_view key) {
-  // Collectives have keys without an end in a step that never ends: see Spoil.
+  // Collectives have unboundedly many keys in a step that never ends: see Spoil.
   if (of_ != Of::kRendezvous) return;
-  // Eager jobs have steps that never end, too; their keys never come again.
+  // Eager jobs, too, have steps that never end; their keys never come again.
   constexpr size_t kNumbered = 1 << 20;
   const size_t hash = absl::HashOf(key);
   if (numbers_.size() < kNumbered || numbers_.contains(hash)) ++numbers_[hash];
@@ -58,7 +58,7 @@ void Step::End() {
       if (lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
     }
   }
-  // What others of the same number still send and ask for would end with it: the last one cleans up.
+  // Cleaning up would end sends and recvs of other steps with this id: the last one does it.
   if (endpoint_->Leave(this, unclean)) CleanUp();
   for (Sending* sending : over) {
     sending->Ended(absl::AbortedError("Sealane: the step has ended"));

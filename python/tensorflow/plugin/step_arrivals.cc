@@ -1,4 +1,4 @@
-// The bundles that a step asks for, and what comes in them.
+// Bundles that a step receives, and their entries.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,10 +10,10 @@
 
 namespace sealane_tensorflow {
 
-// The most that may come unasked in a step from a device, so that a peer cannot fill this task's memory.
+// Limit on what may come unasked from one device in a step, so that a peer cannot fill this task's memory.
 constexpr size_t kParkedBytes = 64 << 20;
 
-// How often a bundle is asked for again of which there is no telling whether gRPC would do, and how soon.
+// How often, and after how long, a bundle is asked for again while it is unknown whether gRPC would do.
 constexpr int kPostponed = 50;
 constexpr int64_t kPostponeMs = 20;
 
@@ -71,7 +71,7 @@ void Step::ReceiveDone(void* context, const sealane_error* error, sealane_tensor
   receiving->step->Unref();
 }
 
-// So many tensors at once are handed out by the pool that runs what they go to: its threads would be woken for each of them otherwise.
+// From this many tensors on, the pool that runs their consumers hands them out: else its threads would be woken for each.
 constexpr size_t kPooled = 8;
 
 void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, bool asked) {
@@ -90,18 +90,18 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, 
       status = absl::ResourceExhaustedError(absl::StrCat("Sealane: more than ", kParkedBytes, " bytes came unasked"));
     }
     refused = std::exchange(lane->refused, false);
-    // No room for it, or another call of the same key has not quite ended.
+    // No room, or another call of the same key has not quite ended.
     by_grpc = refused || (came == nullptr && (absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status)));
-    // This task's daemon is away: nothing has come from the producer, which has it all.
+    // This task's daemon is away: nothing has come, and the producer still has everything.
     if (!asked && absl::IsUnavailable(status)) by_grpc = true;
-    // Some of its entries may be lost, whoever asks for them.
+    // Some of its entries may be lost, no matter who asks for them.
     if (!status.ok() && !by_grpc && !absl::IsCancelled(status)) aborted_by_.try_emplace(lane->from, status);
     if (!status.ok() || refused) {
       for (auto& [key, asking] : askings_) {
         if (asking->lane != lane || asking->entry != Asking::Entry::kAwaited) continue;
         if (by_grpc) {
           std::lock_guard asking_lock(asking->mu);
-          // It may be here, alone, and gone from its producer: the bundle is asked for again.
+          // It may have come alone, and be gone from its producer: the bundle is asked for again.
           if (asking->wait.started() && !asking->data.ended && lane->postponed < kPostponed) {
             postpone = true;
             asking->entry = Asking::Entry::kNone;
@@ -119,7 +119,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, 
     if (lane->asked == 0 && lane->parked.empty()) lane->by_sealane = false;
   }
   sealane_call_free(call);
-  // The next is on its way while this one's tensors are made. After an error, whoever asks next asks for it.
+  // The next bundle travels while this one's tensors are made. After an error, the next recv asks for it.
   if (status.ok() && !refused) Receive(lane);
   const bool many = matched.size() >= kPooled && pool_ != nullptr;
   auto hand_out = [this, matched = std::move(matched), came] {
@@ -137,7 +137,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, 
     hand_out();
   }
   if (!asked && absl::IsUnavailable(status)) endpoint_->routes().Lost(lane->route, status.message());
-  // The producer reports what made it give up.
+  // Derived, as the producer reports the original error.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   for (Asking* asking : lost) {
     if (by_grpc) {
@@ -155,7 +155,7 @@ void Step::BundleCame(AskLane* lane, absl::Status status, sealane_tensor* came, 
 void Step::Postpone(AskLane* lane) {
   Ref();
   Keeper::Get()->After(kPostponeMs, [this, lane] {
-    // Not on the keeper's thread: what goes by gRPC then starts there.
+    // Not on the keeper's thread: this may start gRPC calls.
     tensorflow::Env::Default()->SchedClosure([this, lane] {
       AwaitAll(lane);
       Unref();
@@ -165,7 +165,7 @@ void Step::Postpone(AskLane* lane) {
 
 bool Step::Takes(Asking* asking, uint8_t number) {
   if (asking->entry == Asking::Entry::kAwaited) return asking->number == number;
-  // Another one waits for bundles, and this one's entry comes with them.
+  // Another recv awaits bundles, and they bring this one's entry too.
   std::lock_guard lock(asking->mu);
   return asking->begun && asking->entry == Asking::Entry::kNone && asking->number == number;
 }

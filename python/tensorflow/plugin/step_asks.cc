@@ -9,8 +9,8 @@
 namespace sealane_tensorflow {
 namespace {
 
-// The error of asking a peer, in the words that TensorFlow's gRPC client adds: its coordinators tell by them whether a parameter server
-// failed or a worker (_RPC_ERROR_FROM_PS in cluster_coordinator.py), and wait without an end for a worker that is well.
+// Words a peer's error as TensorFlow's gRPC client does: coordinators tell by that text whether a parameter server or a worker failed
+// (_RPC_ERROR_FROM_PS in cluster_coordinator.py), and else wait forever for a healthy worker.
 absl::Status ErrorFrom(const Peer& peer, absl::Status status) {
   tensorflow::errors::AppendToMessage(&status, "Additional GRPC error information from remote target ", peer.name,
                                       ": none, its tensors go by Sealane");
@@ -60,7 +60,7 @@ void Step::Ask(absl::string_view pair, const PeerOf& peer, Asking* asking) {
 }
 
 void Step::Start(AskLane* lane, Asking* asking, Way way) {
-  // What ends here may be what keeps the step.
+  // What ends here may hold the last reference to the step.
   Ref();
   tensorflow::core::ScopedUnref unref(this);
   asking->Ref();
@@ -81,12 +81,12 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
     if (!over.ok()) {
       next = kEnd;
     } else if (parked.has_value() && !(unsent && parked->arrival().announced)) {
-      next = kTake;  // Its producer may no longer have it.
+      next = kTake;  // The producer may no longer have it.
       asking->entry = Asking::Entry::kCame;
     } else if (unsent) {
       next = kByGrpc;
     } else if (lane->spoiled && (lane->receiving || lane->awaited > 0)) {
-      next = kWait;  // It may come with the bundles that those before it wait for.
+      next = kWait;  // It may come with the bundles that earlier recvs await.
       lane->unsettled.push_back(asking);
     } else if (lane->spoiled || lane->blind > 0 || way == Way::kGrpc) {
       next = kBlind;
@@ -95,7 +95,7 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
       next = lane->refused || std::exchange(lane->settling, true) ? kWait : kSettle;
       lane->unsettled.push_back(asking);
     } else {
-      // Under the lock: AwaitAll comes after what is known was doubted.
+      // Read under the lock: AwaitAll follows AloneAsks::Doubt, and finds recvs that still saw the old state.
       known = lane->route->alone([&](AloneAsks& alone) { return alone.Of(asking->key); });
       if (!known.agreed) {
         asking->entry = Asking::Entry::kAwaited;
@@ -125,7 +125,7 @@ void Step::Start(AskLane* lane, Asking* asking, Way way) {
 }
 
 void Step::AskAlone(AskLane* lane, Asking* asking) {
-  asking->Ref();  // For its place.
+  asking->Ref();  // For `sized`.
   {
     std::lock_guard lock(mu_);
     lane->sized.push_back(asking);
@@ -186,7 +186,7 @@ std::optional<Parked> Step::TakeParked(AskLane* lane, const Asking& asking) {
   std::vector<Parked>& parked = found->second;
   for (auto each = parked.begin(); each != parked.end() && !taken.has_value();) {
     const uint8_t behind = static_cast<uint8_t>(asking.number - each->arrival().number);
-    if (behind > INT8_MAX) {  // It is for a later asking: the producer left the one before for gRPC.
+    if (behind > INT8_MAX) {  // For a later recv: the producer left the one before for gRPC.
       ++each;
       continue;
     }
@@ -208,7 +208,7 @@ void Step::Await(AskLane* lane, Asking* asking) {
     parked = TakeParked(lane, *asking);
     {
       std::lock_guard asking_lock(asking->mu);
-      // As long as no part of it was taken, its producer has it.
+      // The producer has it until all its parts are taken.
       by_grpc = !parked.has_value() && (lane->blind > 0 || lane->spoiled || !lane->by_sealane) && (!asking->wait.started() || asking->came != nullptr);
     }
     if (parked.has_value()) {
@@ -278,13 +278,13 @@ void Step::Flush(AskLane* lane) {
           std::lock_guard lock(mu_);
           alone = asking->entry == Asking::Entry::kNone;
         }
-        // Or asked for again when it is announced.
+        // Otherwise it is asked for again when announced.
         if (alone) NoRoom(asking, bytes, status);
         continue;
       }
       {
         std::lock_guard lock(asking->mu);
-        // Or a bundle has said the size meanwhile.
+        // A bundle may have given the size meanwhile.
         if (asking->ended || !asking->wait.Begin(bytes)) {
           sealane_free(memory);
           continue;
@@ -301,7 +301,7 @@ void Step::Flush(AskLane* lane) {
 void Step::AskFor(AskLane* lane, const std::vector<sealane_wanted>& wanted) {
   for (const sealane_wanted& each : wanted) {
     auto* asking = static_cast<Asking*>(each.context);
-    asking->Ref();  // Its callback's, and one until its call is noted.
+    asking->Ref();  // One for its callback, one until its call is noted.
     asking->Ref();
     Ref();
   }
@@ -359,7 +359,7 @@ void Asking::Cancel(const absl::Status& status) {
     CancelCall();
     of = step;
   }
-  // Else it ends as soon as it is asked for.
+  // Otherwise it ends as soon as it is asked for.
   if (of != nullptr) of->EndSoon(this);
 }
 
@@ -372,7 +372,7 @@ void Step::EndSoon(Asking* asking) {
       std::lock_guard lock(asking->mu);
       begun = asking->begun;
     }
-    // Else it ends when its turn comes.
+    // Otherwise it ends when its turn comes.
     if (begun) {
       EndByGrpc(asking);
     } else {
@@ -409,7 +409,7 @@ void Step::Refused(absl::string_view pair) {
   auto found = ask_lanes_.find(pair);
   if (found == ask_lanes_.end() || !found->second->by_sealane) return;
   AskLane* lane = found->second.get();
-  // What comes with the bundle that is under way is used: its producer no longer has it.
+  // What comes with the bundle under way is used: its producer no longer has it.
   lane->refused = lane->receiving || lane->awaited > 0;
   lane->by_sealane = false;
   if (lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
@@ -476,7 +476,7 @@ void Step::AbortedBy(absl::string_view producer, const absl::Status& status) {
 void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* came) {
   auto* asking = static_cast<Asking*>(context);
   absl::Status status = StatusOf(error);
-  // The producer reports what made it give up.
+  // Derived, as the producer reports the original error.
   if (absl::IsCancelled(status) || absl::IsAborted(status)) status = tensorflow::StatusGroup::MakeDerived(status);
   Step* step;
   sealane_call* handle;
@@ -492,7 +492,7 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
     over = asking->ended;
     if (!status.ok() && asking->cancelled.ok()) {
       unsent = asking->unsent;
-      // It has grown since the step before, and is still to be had.
+      // It has grown since the step before; the producer still has it.
       if (!over && !unsent && absl::IsInvalidArgument(status)) {
         next = asking->wait.TooShort(asking->lane->route->alone([&](AloneAsks& alone) { return alone.Of(asking->key).room; }));
         bytes = asking->wait.asked();
@@ -521,15 +521,15 @@ void Step::DataDone(void* context, const sealane_error* error, sealane_tensor* c
 }
 
 void Step::NoRoom(Asking* asking, size_t bytes, const absl::Status& why) {
-  // As text: some releases of TensorFlow do not show us how absl's log writes numbers.
+  // As text: some TensorFlow releases do not export how absl's log writes numbers.
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor of " << absl::StrCat(bytes) << " bytes from " << asking->lane->route->peer->name
                                << " comes by gRPC: " << why.message();
-  EndByGrpc(asking);  // Which has no such limit.
+  EndByGrpc(asking);  // gRPC has no such limit.
 }
 
 void Step::AskForData(Asking* asking, size_t bytes) {
   void* memory = nullptr;
-  const absl::Status status = endpoint_->arena()->AllocateShared(std::max<size_t>(bytes, 1), &memory);  // Announced ones may be empty.
+  const absl::Status status = endpoint_->arena()->AllocateShared(std::max<size_t>(bytes, 1), &memory);  // Announced tensors may be empty.
   if (!status.ok()) return NoRoom(asking, bytes, status);
   const std::string key = DataKey(asking->key, asking->number);
   AskFor(asking->lane, {{TextOf(key), {memory, bytes, sealane_free, memory}, asking}});
@@ -564,7 +564,7 @@ Asking* Step::TakeAway(Asking* asking, bool counts) {
   AskLane* lane = asking->lane;
   if (asking->entry == Asking::Entry::kAwaited) --lane->awaited;
   asking->entry = Asking::Entry::kCame;
-  // Where nothing is asked for, the next asking looks again which way to go, unless some of it may be here already.
+  // With nothing left to ask for, the next recv settles the way again, unless part of it may be here already.
   if (--lane->asked == 0 && !lane->receiving && lane->parked.empty()) lane->by_sealane = false;
   askings_.erase(asking->key);
   if (asking->next != nullptr) askings_.try_emplace(asking->next->key, asking->next);
@@ -581,7 +581,7 @@ void Step::StartUnsettledIfSpoiled(AskLane* lane) {
   {
     std::lock_guard lock(mu_);
     if (!lane->spoiled || lane->unsettled.empty()) return;
-    // Nobody awaits it any more.
+    // Nobody awaits the bundle any more.
     if (lane->awaited == 0 && lane->bundle != nullptr) sealane_error_free(sealane_call_cancel(lane->bundle));
   }
   StartUnsettled(lane, Way::kUnsettled);
@@ -651,7 +651,7 @@ void Step::EndWith(Asking* asking, const absl::Status& ended, const Incoming& in
   if (status.ok()) {
     lane->route->peer->by_sealane.received.Add(incoming.bytes);
   } else {
-    // This step fails, since a tensor may be lost. The next goes another way.
+    // This step fails, as a tensor may be lost. The next one goes another way.
     if (!cancelled && (absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsPermissionDenied(status))) {
       endpoint_->routes().Lost(lane->route, status.message());
     }

@@ -53,7 +53,7 @@ void Step::Send(absl::string_view pair, const PeerOf& peer, std::unique_ptr<Send
   Start(lane, sending.release());
 }
 
-// With the use of its staging.
+// Takes over the use counted for staging.
 void Step::Start(SendLane* lane, Sending* sending) {
   Ref();
   sending->Stage([this, lane, sending](const absl::Status& status) {
@@ -71,7 +71,7 @@ absl::Status Step::Prepare(Sending* sending, Form form) {
   sending->data_key = form == Form::kWhole ? "" : DataKey(sending->key, sending->number);
   Outgoing& outgoing = sending->outgoing;
   if (form == Form::kWhole || outgoing.bytes() <= kInlineBytes || endpoint_->arena()->Shares(outgoing.data())) return absl::OkStatus();
-  // Sealane would wait for room in the arena, which what is kept there may never make.
+  // Allocated here: Sealane would wait for room in the arena, which tensors kept there may never make.
   void* memory = nullptr;
   absl::Status status = endpoint_->arena()->AllocateShared(outgoing.bytes(), &memory);
   if (status.ok()) outgoing.MoveTo(memory);
@@ -100,12 +100,12 @@ void Step::Staged(SendLane* lane, Sending* sending, absl::Status status) {
       sending->state = Sending::State::kLeft;
       TakeAway(sending, &next);
     } else if (!ended_ && status.ok()) {
-      if (FormOf(lane, *sending) != form) continue;  // A word of the consumer's came meanwhile.
+      if (FormOf(lane, *sending) != form) continue;  // A message from the consumer has changed it.
       sending->state = Sending::State::kReady;
       sending->form = form;
       sending->out = {/*entry=*/form != Form::kAlone, /*data=*/form != Form::kWhole};
       if (lane->bundling && form == Form::kWhole) {
-        lane->unbundled.push_back(sending);  // The end of the bundle that is under way takes it along.
+        lane->unbundled.push_back(sending);  // Goes along when the bundle under way ends.
       } else {
         lane->ready.push_back(sending);
         flush = !std::exchange(lane->flushing, true);
@@ -143,13 +143,13 @@ void Step::Flush(SendLane* lane) {
       }
     }
     const std::string to = endpoint_->routes().ConsumerOf(lane->route);
-    // First, as it is short, and says what to make room for.
+    // First: it is short, and tells the consumer what to make room for.
     SendBundle(lane, to);
     if (!data.empty()) SendData(to, data);
   }
 }
 
-// What callbacks of Sealane's are called with: the step, which they keep, and the sending of which they have a use.
+// Context of Sealane's callbacks: holds a reference to the step and a use of the sending.
 struct Step::Part {
   Step* step;
   Sending* sending;
@@ -231,7 +231,7 @@ void Step::SendBundle(SendLane* lane, const std::string& to) {
 
 absl::Status Step::HandOver(const BundleWriter& writer, const std::string& to, Bundle* bundle) {
   const size_t bytes = writer.bytes();
-  // A short one is copied when it is sent.
+  // A short bundle is copied when sent.
   alignas(uint64_t) char small[kInlineBytes];
   const bool lent = bytes > sizeof small;
   void* memory = small;
@@ -271,7 +271,7 @@ void Step::PartEnded(Sending* sending, bool Parts::*part, const absl::Status& st
     } else {
       sending->failed = true;
     }
-    // What has come with its type and shape is waited for no more, though it was announced since.
+    // Bytes sent with type and shape complete it, even if it was announced since.
     const bool taken = sending->described ? !sending->out.data : !sending->out.entry && !sending->out.data;
     if (taken && !sending->failed && sending->state == Sending::State::kSent) {
       sending->route->peer->by_sealane.sent.Add(sending->outgoing.bytes());
@@ -306,7 +306,7 @@ void Step::Fail(Sending* sending, const absl::Status& status) {
     if (!sending->leave) CountLeft(sending->key);
   }
   LOG_EVERY_N_SEC(WARNING, 10) << "Sealane: a tensor for " << sending->route->peer->name << " goes by gRPC: " << status.message();
-  // The consumer may ask for it as soon as it is told, and finds it then.
+  // The consumer may ask as soon as it is told, and must find it then.
   const uint8_t number = sending->number;
   const std::string key = sending->key, to = endpoint_->routes().ConsumerOf(sending->route);
   Leave(lane, sending, next);
@@ -403,7 +403,7 @@ void Step::Settled(absl::string_view pair) {
       sending->state = Sending::State::kStaging;
       ++sending->uses;
     }
-    // What goes alone is announced after all, as a consumer that was started anew does not know of it.
+    // A restarted consumer does not know what goes alone: that is announced after all.
     for (auto& [key, place] : sendings_) {
       Sending* sending = place.second;
       const bool ready = sending->state == Sending::State::kReady, sent = sending->state == Sending::State::kSent;
@@ -418,7 +418,7 @@ void Step::Settled(absl::string_view pair) {
 }
 
 void Step::Agree(absl::string_view pair, absl::string_view key, const std::shared_ptr<void>& agreement) {
-  std::shared_ptr<void> before;  // Of an earlier hello; gone where no lock is held, as it says something then.
+  std::shared_ptr<void> before;  // Of an earlier hello; released without the lock, as its deleter sends a message.
   std::lock_guard lock(mu_);
   auto lane = send_lanes_.find(pair);
   auto found = sendings_.find(key);
@@ -428,7 +428,7 @@ void Step::Agree(absl::string_view pair, absl::string_view key, const std::share
   if (out && sending->form == Form::kWhole) before = std::exchange(sending->agreement, agreement);
 }
 
-// Those that were out in so many sweeps are told of. The first sweep comes at any time.
+// Tensors are reported once out for this many sweeps. The first sweep may come at any time.
 constexpr int kHeldSweeps = 2;
 
 void Step::TellHeld() {
@@ -444,7 +444,7 @@ void Step::TellHeld() {
     }
   }
   for (auto& [lane, tensors] : held) {
-    // Where there are more than are told at once, each has its turn.
+    // If there are more than are told at once, they take turns.
     std::sort(tensors.begin(), tensors.end());
     std::rotate(tensors.begin(), std::upper_bound(tensors.begin(), tensors.end(), lane->told), tensors.end());
     const size_t told = endpoint_->TellHeld(endpoint_->routes().ConsumerOf(lane->route), *this, lane->route->pair, tensors);

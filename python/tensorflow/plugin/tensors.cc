@@ -123,7 +123,7 @@ absl::Status Read(const sealane_view& view, Incoming* incoming) {
                                  static_cast<int>(view.meta.bits), " bits and ", view.meta.lanes, " lanes"));
   }
   TF_RETURN_IF_ERROR(ShapeOf(view.meta, &incoming->shape));
-  // Dividing, because the product may not fit.
+  // Divides, as the product may overflow.
   size_t element = view.meta.bits / 8;
   if (view.bytes % element != 0 || static_cast<uint64_t>(incoming->shape.num_elements()) != view.bytes / element) {
     return BadBytes(absl::StrCat(view.bytes, " bytes for shape ", incoming->shape.DebugString()));

@@ -1,4 +1,4 @@
-// What a tensor looks like to Sealane, and what a peer's bytes must be before TensorFlow sees them.
+// Tensors as Sealane sees them, and checks of a peer's bytes before TensorFlow sees them.
 #ifndef SEALANE_TENSORFLOW_TENSORS_H_
 #define SEALANE_TENSORFLOW_TENSORS_H_
 
@@ -14,15 +14,16 @@
 
 namespace sealane_tensorflow {
 
-// A DLPack type for those of TensorFlow's that are sent as their bytes; nothing for strings, resources, variants, quantised and 4-bit
-// types, which travel as gRPC has them: as a TensorProto, in bytes of the type SEALANE_OPAQUE.
+// The DLPack type of a TensorFlow type sent as its bytes; none for strings, resources, variants, quantised and 4-bit types, which go as in
+// gRPC: as a TensorProto, in bytes of the type SEALANE_OPAQUE.
 struct PlainType {
   uint8_t code;
   uint8_t bits;
 };
 std::optional<PlainType> PlainTypeOf(tensorflow::DataType type);
 
-// A tensor as it goes to Sealane, by itself or in a bundle: type, shape, bytes. Holds what those point into. Not copied or moved: `source` points at `dims_`.
+// A tensor as given to Sealane, by itself or in a bundle: type, shape, bytes. Owns what those point into. Not copied or moved, as sources
+// point into it.
 class Outgoing {
  public:
   Outgoing() = default;
@@ -38,9 +39,9 @@ class Outgoing {
   // Whether Sealane knows its type.
   bool plain() const { return meta_.code != SEALANE_OPAQUE; }
   const void* data() const { return data_; }
-  // Copies the bytes to memory of as many, which is freed by sealane_free.
+  // Moves the bytes to `memory`, which must hold bytes() and is freed with sealane_free.
   void MoveTo(void* memory);
-  // The memory must stay as it is until the release was called. `described`: with its type and shape, which an announcement has said else.
+  // The memory must not change until `release` is called. `described`: with type and shape, which an announcement has told otherwise.
   sealane_source Source(bool described, sealane_release release, void* context) const;
 
  private:
@@ -53,7 +54,7 @@ class Outgoing {
   uint64_t bytes_ = 0;
 };
 
-// What came, checked: its length is what type and shape say.
+// A received tensor, checked: its length matches type and shape.
 struct Incoming {
   bool dead = false;
   tensorflow::DataType type = tensorflow::DT_INVALID;  // DT_INVALID: it is a TensorProto.
@@ -63,10 +64,10 @@ struct Incoming {
 };
 absl::Status Read(const sealane_view& view, Incoming* incoming);
 
-// The key under which the bytes of a tensor come that was announced. `number`: see Step::NumberOf.
+// The key under which the bytes of an announced tensor come. `number`: see Step::NumberOf.
 std::string DataKey(absl::string_view key, uint8_t number);
 
-// Bytes up to this travel in the daemon's ring, copied when they are sent.
+// Up to this many bytes travel in the daemon's ring, copied when sent.
 constexpr size_t kInlineBytes = 512;
 
 absl::Status StatusOf(const sealane_error* error);

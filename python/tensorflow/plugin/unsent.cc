@@ -42,7 +42,7 @@ void Unsent::Forget(int64_t step) {
       for (const Note& note : found->second) said->second.bytes -= BytesOf(note);
       said->second.steps.erase(found);
     }
-    // The iterator stays valid, as elements of a flat map do not move when one is erased.
+    // The iterator stays valid: erasing does not move elements of a flat map.
     if (said->second.steps.empty()) {
       producers_.erase(said++);
     } else {

@@ -1,4 +1,4 @@
-// What producers could not send, until it is asked for, which is by gRPC then.
+// Tensors that producers could not send, noted until they are asked for, then by gRPC.
 #ifndef SEALANE_TENSORFLOW_UNSENT_H_
 #define SEALANE_TENSORFLOW_UNSENT_H_
 
@@ -18,14 +18,14 @@ namespace sealane_tensorflow {
 
 class Unsent {
  public:
-  // What is noted of one producer, in bytes. A producer says so where a daemon or a link was lost, so that most steps end soon.
+  // Limit on the notes of one producer, in bytes. They follow the loss of a daemon or a link, after which most steps end soon.
   static constexpr size_t kProducerBytes = 1 << 20;
-  // What a note takes beside its key.
+  // What a note takes besides its key.
   static constexpr size_t kNoteBytes = 128;
 
-  // False if this producer says too much: all that it has said is forgotten.
+  // False if this producer says too much: all its notes are forgotten.
   bool Add(absl::string_view producer, int64_t step, absl::string_view key, uint8_t number);
-  // Whether the producer has said so; once.
+  // Whether the producer has said so; true once.
   bool Take(absl::string_view producer, int64_t step, absl::string_view key, uint8_t number);
   // The step is over.
   void Forget(int64_t step);
@@ -40,7 +40,7 @@ class Unsent {
 
   std::atomic<bool> any_{false};
   std::mutex mu_;
-  absl::flat_hash_map<std::string, Producer> producers_ ABSL_GUARDED_BY(mu_);  // The endpoint map, which names them all, bounds it.
+  absl::flat_hash_map<std::string, Producer> producers_ ABSL_GUARDED_BY(mu_);  // Bounded by the endpoint map, which names them all.
 };
 
 }  // namespace sealane_tensorflow

@@ -33,7 +33,7 @@ fn intersection(cpus: Vec<usize>, set: &[usize]) -> Vec<usize> {
     if both.is_empty() { cpus } else { both }
 }
 
-/// The cpuset of the control group that `membership` names, from the first file that has one.
+/// The cpuset of the control group that `membership` names, from the first file that contains one.
 fn cpuset(membership: &Path, root: &Path) -> Option<Vec<usize>> {
     let membership = fs::read_to_string(membership).ok()?;
     files(&membership, root).iter().find_map(|file| {
@@ -42,7 +42,7 @@ fn cpuset(membership: &Path, root: &Path) -> Option<Vec<usize>> {
     })
 }
 
-/// Where the cpuset may be told, in both versions of control groups. A container sees its own group as the root.
+/// Files that may contain the cpuset, in both versions of control groups. A container sees its own group as the root.
 fn files(membership: &str, root: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in membership.lines() {

@@ -48,7 +48,7 @@ impl CpuClaim {
         self.file.try_clone().map(OwnedFd::from).map_err(failed)
     }
 
-    /// Shares the claim of another process, of which `descriptor` is a [duplicate](Self::duplicate). Its file names the other
+    /// Shares the claim of another process: `descriptor` is a [duplicate](Self::duplicate) of its lock. The file names the other
     /// process until [`take_over`](Self::take_over).
     ///
     /// # Errors
@@ -62,29 +62,29 @@ impl CpuClaim {
         if (found.dev(), found.ino()) != (wanted.dev(), wanted.ino()) {
             return Err(failed(io::Error::other("another file was handed over in its place")));
         }
-        // Locks the open file that has the lock already.
+        // Locks the open file that already has the lock.
         lock(&file, cpu, &path)?;
         Ok(CpuClaim { cpu, file })
     }
 
-    /// Has the file name this process, which from now on holds the claim alone or will soon.
+    /// Writes this process into the file: it holds the claim alone now, or will soon.
     pub fn take_over(&self) {
-        // For people alone.
+        // Its contents only inform people, so a failure does not matter.
         let _ = sign(&self.file);
     }
 }
 
 impl Drop for CpuClaim {
     fn drop(&mut self) {
-        // Only so that the file names nobody; closing it is what ends the claim. One that names another process is shared.
+        // Only clears the name in the file; closing it ends the claim. A file that names another process is shared.
         if holder(&self.file) == Some(std::process::id()) {
             let _ = self.file.set_len(0);
         }
     }
 }
 
-/// Claims CPUs among those that this process may use, all or none: first of those in `held`, and then others. It takes one
-/// hardware thread of every core before the second of any.
+/// Claims CPUs among those that this process may use, all or none: those in `held` first, then others. It takes one hardware thread
+/// of every core before the second of any.
 ///
 /// `directory` must be the same for all runtimes that are to avoid each other; it is created if missing.
 ///
@@ -121,7 +121,7 @@ pub fn claim_cpus(
                 }
                 match claim(directory, cpu) {
                     Ok(claim) => claims.push(claim),
-                    // Another user's file counts as taken: its owner may be at work.
+                    // Another user's file counts as taken: that user may be running.
                     Err(RuntimeError::CpuClaimed { .. } | RuntimeError::ClaimFile { .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -135,10 +135,9 @@ pub fn claim_cpus(
     }
 }
 
-/// Makes the directory, open to every user and, like `/tmp`, with files that only their owner can remove.
-/// The CPUs that are claimed in a directory, in order, each with the process that holds it where its file says so. Claims nothing: a
-/// file that names nobody is nobody's, and any other is tried with a lock that is gone at once. A runtime that claims such a CPU in that
-/// moment finds it taken, which can only happen where another died without cleaning up.
+/// The CPUs that are claimed in a directory, in order, each with the process that holds it where its file says so. Claims nothing:
+/// a file that names no process counts as unclaimed, and any other is tried with a lock that is released at once. A runtime that
+/// claims such a CPU at that moment finds it taken, which can only happen where another died without cleaning up.
 ///
 /// # Errors
 /// The directory or a lock file in it cannot be read. Where there is no directory, nothing is claimed.
@@ -152,7 +151,7 @@ pub fn claimed_cpus(directory: &Path) -> io::Result<Vec<(usize, Option<u32>)>> {
         let name = entry?.file_name();
         let cpu = name.to_str().and_then(|name| name.strip_prefix("cpu-")?.strip_suffix(".lock")?.parse().ok());
         let Some(cpu) = cpu else { continue };
-        // Opening a pipe could wait.
+        // Opening a pipe could block.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(lock_file(directory, cpu))?;
         if file.metadata()?.len() == 0 {
@@ -168,6 +167,7 @@ pub fn claimed_cpus(directory: &Path) -> io::Result<Vec<(usize, Option<u32>)>> {
     Ok(claimed)
 }
 
+/// Makes the directory, open to every user and, like `/tmp`, with files that only their owner can remove.
 fn prepare(directory: &Path) -> Result<(), RuntimeError> {
     let failed = |source| RuntimeError::ClaimFile { path: directory.into(), source };
     match fs::metadata(directory) {
@@ -219,7 +219,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
     match options.create_new(true).mode(0o666).open(path) {
         Ok(file) => {
-            // The process's umask took bits off.
+            // The process's umask removed bits.
             file.set_permissions(Permissions::from_mode(0o666))?;
             Ok(file)
         }

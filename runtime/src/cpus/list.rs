@@ -2,7 +2,7 @@
 
 /// The numbers of a list of CPUs or ports, `0-3,8,10-11`, in ascending order; none where the list cannot be read.
 pub fn parse_list(text: &str) -> Option<Vec<usize>> {
-    /// More than any kernel supports, and than there are ports; keeps a broken file from filling the memory.
+    /// More than any kernel supports, and more than there are ports; keeps a broken file from filling the memory.
     const NUMBER_MAX: usize = 1 << 16;
     let mut numbers = Vec::new();
     for range in text.trim().split(',').filter(|range| !range.is_empty()) {

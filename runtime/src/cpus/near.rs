@@ -1,4 +1,4 @@
-//! The CPUs that are as near to some memory as a given one is: those of its NUMA node.
+//! The CPUs that are as near to memory as a given one: those of its NUMA node.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ pub(crate) fn near_cpus(cpu: usize, allowed: &[usize]) -> Vec<usize> {
     if both.is_empty() { allowed.to_vec() } else { both }
 }
 
-/// The CPUs of the node of which a CPU's directory has a link.
+/// The CPUs of the NUMA node that the CPU's directory links to.
 fn of_node(root: &Path, cpu: usize) -> Option<Vec<usize>> {
     let entries = fs::read_dir(root.join(format!("cpu{cpu}"))).ok()?;
     let is_node = |name: &str| name.strip_prefix("node").is_some_and(|number| number.parse::<usize>().is_ok());

@@ -19,24 +19,24 @@ pub(crate) struct RunQueue {
     ready: RefCell<VecDeque<Rc<Task>>>,
 }
 
-/// A task, and whether it waits for its turn.
+/// A task, and whether it is queued.
 pub(crate) struct Task {
-    /// None once it has ended.
+    /// `None` once it has ended.
     future: RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>,
     is_queued: Cell<bool>,
     queue: Rc<RunQueue>,
 }
 
 impl RunQueue {
-    /// Polls the root future and the tasks that can run in turn, until the root future ends. The root future is polled
-    /// whether it was woken or not: it sleeps by blocking, see [`Wait`](super::Wait).
+    /// Polls the root future and the runnable tasks in turn, until the root future ends. The root future is polled whether it was
+    /// woken or not: it sleeps by blocking, see [`Wait`](super::Wait).
     pub(super) fn run(&self, root: impl Future<Output = ()>) {
         let mut root = pin!(root);
         let mut context = Context::from_waker(Waker::noop());
         while root.as_mut().poll(&mut context).is_pending() {
             self.run_round();
         }
-        // What is left can run no more, and owns what it waits for.
+        // The tasks left can run no more, and own what they wait for.
         drop(self.ready.take());
     }
 
@@ -54,7 +54,7 @@ impl RunQueue {
         self.ready.borrow().is_empty()
     }
 
-    /// Polls once each task that can run now; those that are woken by that have their turn in the next round.
+    /// Polls each task once that can run now; tasks woken meanwhile run in the next round.
     fn run_round(&self) {
         let count = self.ready.borrow().len();
         for _ in 0..count {
@@ -72,10 +72,10 @@ impl Task {
         }
     }
 
-    /// Nobody polls a task but the queue, so it is not borrowed here.
+    /// Only the queue polls a task, so it is not borrowed here.
     fn run(&self) {
         let mut future = self.future.borrow_mut();
-        // A task is woken by its own name, see `Tasks`, and never through this context.
+        // A task is woken by its key, see `Tasks`, and never through this context.
         let mut context = Context::from_waker(Waker::noop());
         if future.as_mut().is_some_and(|running| running.as_mut().poll(&mut context).is_ready()) {
             *future = None;
@@ -96,7 +96,7 @@ mod tests {
         diary.borrow_mut().push(entry);
     }
 
-    /// A task that writes its name at each of so many polls.
+    /// A task that writes its name at each of `polls` polls.
     fn writer(diary: &Diary, name: &'static str, polls: usize) -> impl Future<Output = ()> + 'static {
         let (diary, mut left) = (Rc::clone(diary), polls);
         poll_fn(move |_| {
@@ -122,7 +122,7 @@ mod tests {
             note(&diary, "root");
             assert!(queue.is_idle());
             yield_now().await;
-            // One that has ended is woken in vain.
+            // Waking a task that has ended does nothing.
             Task::wake(&a);
             Task::wake(&b);
             yield_now().await;
@@ -157,7 +157,7 @@ mod tests {
             let task = queue.spawn(async move { drop(ends) });
             yield_now().await;
             assert_eq!(Rc::strong_count(&owned), 2);
-            // The name of a task that has ended holds nothing.
+            // The handle of an ended task holds nothing.
             drop(task);
             drop(queue.spawn(async move {
                 let _waits = waits;

@@ -1,5 +1,5 @@
-//! Runs a shard's tasks and lets its thread sleep: one of two executors, chosen when the runtime starts. Both run on the
-//! shard's thread; neither bounds the number of tasks.
+//! Runs a shard's tasks and lets its thread sleep: one of two executors, chosen when the runtime starts. Both run on the shard's
+//! thread; neither bounds the number of tasks.
 //!
 //! The reactor is the root future. It takes turns and yields between them, and every runnable task runs once before its next
 //! turn. When idle, it waits for the shard's epoll set, which contains everything that can wake the shard: sockets, the
@@ -48,10 +48,10 @@ pub enum ExecutorKind {
 }
 
 impl ExecutorKind {
-    /// Finds out, once and before threads are made, whether the kernel forbids it.
+    /// Checks, once and before threads are started, that the kernel allows this kind.
     ///
     /// # Errors
-    /// [`RuntimeError::IoUring`] where that is so.
+    /// [`RuntimeError::IoUring`] if it does not.
     pub(crate) fn probe(self) -> Result<(), RuntimeError> {
         match self {
             Self::IoUring => io_uring::probe(),
@@ -76,7 +76,7 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
-    /// Makes one, of a kind that was probed.
+    /// Makes an executor of a kind that was probed.
     ///
     /// # Errors
     /// [`RuntimeError::IoUring`] where that cannot be used.
@@ -87,7 +87,6 @@ impl Executor {
         }
     }
 
-    /// What starts tasks on it.
     pub(crate) fn spawner(&self) -> Spawner {
         match self {
             Self::IoUring(_) => Spawner::IoUring,
@@ -95,7 +94,6 @@ impl Executor {
         }
     }
 
-    /// What the root future waits in.
     pub(crate) fn wait(&self) -> Wait {
         match self {
             Self::IoUring(_) => Wait::IoUring(io_uring::ReadinessWait::default()),
@@ -103,7 +101,6 @@ impl Executor {
         }
     }
 
-    /// Runs tasks until the root future ends.
     pub(crate) fn run(self, root: impl Future<Output = ()>) {
         match self {
             Self::IoUring(executor) => executor.run(root),
@@ -112,14 +109,13 @@ impl Executor {
     }
 }
 
-/// Starts tasks on a thread's executor.
 pub(crate) enum Spawner {
     IoUring,
     Epoll(Rc<epoll::RunQueue>),
 }
 
 impl Spawner {
-    /// Starts a task, which does not run inside this call. It must see to its own panics.
+    /// Starts a task, which does not run inside this call and must handle its own panics.
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + 'static) -> Task {
         match self {
             Self::IoUring => Task::IoUring(io_uring::spawn(future)),
@@ -128,14 +124,13 @@ impl Spawner {
     }
 }
 
-/// A task as its executor knows it.
 pub(crate) enum Task {
     IoUring(io_uring::Task),
     Epoll(Rc<epoll::Task>),
 }
 
 impl Task {
-    /// Has the task polled once more, unless it has ended. It is not polled inside this call.
+    /// Has the task polled once more, unless it has ended. Does not poll it inside this call.
     pub(crate) fn wake(&self) {
         match self {
             Self::IoUring(task) => task.wake(),
@@ -144,15 +139,14 @@ impl Task {
     }
 }
 
-/// The root future's way to sleep.
 pub(crate) enum Wait {
     IoUring(io_uring::ReadinessWait),
     Epoll(Rc<epoll::RunQueue>),
 }
 
 impl Wait {
-    /// Ready when the set has something to report, which the next look at it then finds; it may be ready once without
-    /// a reason. Must be given the same set each time. While it is pending, tasks run.
+    /// Ready when the epoll set has something to report, which the next look at it then finds; it may be ready once without a
+    /// reason. Must be given the same set each time. Tasks run while it is pending.
     ///
     /// # Errors
     /// Where the kernel refuses the wait.
@@ -165,7 +159,7 @@ impl Wait {
     }
 }
 
-/// Gives way once: to everything that can run, from any task.
+/// Yields once to everything that can run; callable from any task.
 pub(crate) async fn yield_now() {
     let mut has_yielded = false;
     poll_fn(|context| {

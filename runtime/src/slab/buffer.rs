@@ -1,4 +1,4 @@
-//! A buffer: bytes with one owner, in itself, from a slab, from the heap or lent; any thread, bounded by its slab.
+//! A buffer: bytes with one owner, stored inline, in a slab, on the heap or lent; any thread, bounded by its slab.
 #![allow(unsafe_code)]
 
 use std::{
@@ -16,19 +16,19 @@ use crate::device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind, OnDe
 use crate::dma_buf::DmaBuf;
 use crate::volatile::{VolatileSlice, VolatileSliceMut};
 
-/// Who lends memory that is no slab's, and hears when it is no longer used.
+/// Lends memory that does not belong to a slab, and is told when it is no longer used.
 pub trait Lender: std::any::Any + Send + Sync {
-    /// The buffer that was lent as `token` is dropped: nobody uses its bytes any more. Called on whichever thread drops
-    /// it, and wherever: it must not call back into what owns the buffer.
+    /// The buffer that was lent as `token` is dropped: nobody uses its bytes any more. Called on the thread that drops it, at any
+    /// point: it must not call back into what owns the buffer.
     fn give_back(&self, token: u64);
 }
 
-/// Bytes with one owner, which go back to their slab when dropped, from whichever thread.
+/// Bytes with one owner, which return to their slab when dropped, from any thread.
 ///
-/// A buffer from a [`Slab`](super::Slab) is 64-byte aligned and exactly as long as was asked for; one made by
-/// [`from_vec`](Self::from_vec) lies on the heap; a few bytes lie in the buffer itself, and move with it, if it was made by
-/// [`copy_of`](Self::copy_of). The default is empty and owns nothing. One made by [`on_device`](Self::on_device) is in the
-/// memory of a device: it is copied by [`read`](Self::read) and [`write`](Self::write), and is no slice.
+/// A buffer from a [`Slab`](super::Slab) is 64-byte aligned and exactly as long as was asked for. One made by
+/// [`from_vec`](Self::from_vec) lies on the heap. [`copy_of`](Self::copy_of) stores a few bytes in the buffer itself, where they
+/// move with it. The default is empty and owns nothing. One made by [`on_device`](Self::on_device) is in the memory of a device: it
+/// is copied by [`read`](Self::read) and [`write`](Self::write), and cannot be a slice.
 pub struct Buffer(Storage);
 
 const OWN_WORDS: usize = Buffer::OWN_BYTES / 8;
@@ -42,20 +42,20 @@ enum Storage {
     Part { start: NonNull<u8>, len: usize, of: Arc<Whole> },
 }
 
-/// A buffer that was [split](Buffer::split): nobody uses its bytes but through the parts.
+/// A buffer that was [split](Buffer::split): its bytes are used only through the parts.
 struct Whole {
     buffer: Buffer,
     start: NonNull<u8>,
 }
 
-// SAFETY: the address is only read, to be compared and to find a part's own bytes.
+// SAFETY: the address is only compared and used to find a part's own bytes.
 unsafe impl Send for Whole {}
 // SAFETY: as above.
 unsafe impl Sync for Whole {}
 
 // SAFETY: a buffer is the only one to access its bytes, and `give_back` may be called from any thread.
 unsafe impl Send for Buffer {}
-// SAFETY: a shared buffer gives out nothing but `&[u8]` and the address of bytes that are only copied.
+// SAFETY: a shared buffer gives out only `&[u8]` and the address of bytes that are only copied.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -70,18 +70,18 @@ impl Buffer {
         Self(Storage::Heap(bytes))
     }
 
-    /// Most bytes that a buffer holds itself: a row of 16 floats. More would make every move of a tensor dearer; fewer would
-    /// miss the tensors that are sent in the largest numbers.
+    /// Most bytes that a buffer stores inline: a row of 16 floats. More would make every move of a tensor dearer; fewer would miss
+    /// the tensors that are sent in the largest numbers.
     pub const OWN_BYTES: usize = 64;
 
-    /// A buffer with a copy of `bytes`: within itself if they are few, so that nothing is allocated, else on the heap.
-    /// Aligned to 8 bytes.
+    /// A buffer with a copy of `bytes`: stored inline if they are few, so that nothing is allocated, else on the heap. Aligned to 8
+    /// bytes.
     #[inline]
     pub fn copy_of(bytes: &[u8]) -> Self {
         Self::copy_of_volatile(bytes.into())
     }
 
-    /// The same of bytes that others may write to at any time.
+    /// Like [`copy_of`](Self::copy_of), for bytes that others may write at any time.
     #[inline]
     pub fn copy_of_volatile(bytes: VolatileSlice<'_>) -> Self {
         if bytes.len() > Self::OWN_BYTES {
@@ -92,7 +92,7 @@ impl Buffer {
         buffer
     }
 
-    /// A buffer of `len` zeros, kept as [`copy_of`](Self::copy_of) keeps its bytes.
+    /// A buffer of `len` zeros, stored as by [`copy_of`](Self::copy_of).
     pub fn of_len(len: usize) -> Self {
         if len > Self::OWN_BYTES {
             return Self::from_vec(vec![0; len]);
@@ -109,17 +109,17 @@ impl Buffer {
         Self(Storage::Lent { start, len, token, lender, is_foreign: false })
     }
 
-    /// The same over memory that others may write at any time, as another process does that shares it: it has
-    /// [`volatile`](Self::volatile) bytes alone, and is no slice.
+    /// Like [`lent`](Self::lent), for memory that others may write at any time, such as another process that shares it: it has only
+    /// [`volatile`](Self::volatile) bytes, and cannot be a slice.
     ///
     /// # Safety
-    /// The `len` bytes at `start` stay readable and writable as long as `lender` lives, and this process uses them through
-    /// such buffers alone.
+    /// The `len` bytes at `start` stay readable and writable as long as `lender` lives, and this process uses them only through
+    /// such buffers.
     pub unsafe fn foreign(start: NonNull<u8>, len: usize, token: u64, lender: Arc<dyn Lender>) -> Self {
         Self(Storage::Lent { start, len, token, lender, is_foreign: true })
     }
 
-    /// A buffer over all of a device's memory. It is the only one to write there.
+    /// A buffer over all of a device's memory. Only this buffer may write there.
     pub fn on_device(memory: Arc<dyn DeviceMemory>) -> Self {
         let len = memory.size();
         Self(Storage::Device(OnDevice { memory, len, copy: None }))
@@ -142,8 +142,8 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// What kind of memory the bytes are in. Those of a device are in the host's as long as they have a
-    /// [copy](Self::set_host_copy) there.
+    /// What kind of memory the bytes are in. A device's bytes count as host memory while they have a [copy](Self::set_host_copy)
+    /// there.
     #[inline]
     pub fn memory(&self) -> MemoryKind {
         match &self.0 {
@@ -153,7 +153,7 @@ impl Buffer {
         }
     }
 
-    /// The device's memory that it is in, if it is.
+    /// The device memory that contains the bytes, if any.
     #[inline]
     pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
         match &self.0 {
@@ -162,8 +162,8 @@ impl Buffer {
         }
     }
 
-    /// The exported memory of a device that the bytes are in, and their address for a device that has registered it; `None` if
-    /// they are elsewhere, or have a [copy](Self::set_host_copy) in the host's memory.
+    /// The exported memory of a device that contains the bytes, and their address for a device that has registered it; `None` if
+    /// they are elsewhere, or have a [copy](Self::set_host_copy) in host memory.
     #[inline]
     pub fn direct(&self) -> Option<(&Arc<DmaBuf>, u64)> {
         match &self.0 {
@@ -172,10 +172,10 @@ impl Buffer {
         }
     }
 
-    /// Makes what a link has written itself visible to the [device](DeviceMemory::flush) that it is in, if it is in one.
+    /// If the bytes are in a device's memory, makes what a link has written there visible to the [device](DeviceMemory::flush).
     ///
     /// # Errors
-    /// The device could not.
+    /// The device could not flush.
     #[inline]
     pub fn flush(&self) -> Result<(), DeviceError> {
         match &self.0 {
@@ -184,7 +184,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes, if they lie in host memory that only this buffer uses; `None` if they are lent, or in a device's.
+    /// The bytes, if they lie in host memory that only this buffer uses; `None` if they are lent or in a device's memory.
     #[inline]
     pub fn private_bytes(&self) -> Option<&[u8]> {
         match &self.0 {
@@ -193,7 +193,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes, wherever in host memory they lie; `None` if they are in a device's alone.
+    /// The bytes, wherever in host memory they lie; `None` if they are only in a device's memory.
     #[inline]
     pub fn host_bytes(&self) -> Option<VolatileSlice<'_>> {
         match &self.0 {
@@ -204,7 +204,7 @@ impl Buffer {
         }
     }
 
-    /// [`host_bytes`](Self::host_bytes), where they are known to be there.
+    /// [`host_bytes`](Self::host_bytes), for bytes that are known to be in host memory.
     ///
     /// # Panics
     /// If they are not.
@@ -213,7 +213,7 @@ impl Buffer {
         self.host_bytes().expect(DEVICE)
     }
 
-    /// The bytes to be written, wherever in host memory they lie; `None` if they are in a device's.
+    /// The bytes for writing, wherever in host memory they lie; `None` if they are in a device's memory.
     #[inline]
     pub fn host_bytes_mut(&mut self) -> Option<VolatileSliceMut<'_>> {
         match &mut self.0 {
@@ -224,7 +224,7 @@ impl Buffer {
         }
     }
 
-    /// [`host_bytes_mut`](Self::host_bytes_mut), where they are known to be there.
+    /// [`host_bytes_mut`](Self::host_bytes_mut), for bytes that are known to be in host memory.
     ///
     /// # Panics
     /// If they are not.
@@ -233,13 +233,13 @@ impl Buffer {
         self.host_bytes_mut().expect(DEVICE)
     }
 
-    /// Copies the bytes from offset `from` on into all of `to`, whatever memory they are in.
+    /// Copies bytes from offset `from` until `to` is full, whatever memory they are in.
     ///
     /// # Errors
-    /// The device could not.
+    /// The device could not copy.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the buffer has not as many.
     pub fn read(&self, from: usize, mut to: VolatileSliceMut<'_>) -> Result<(), DeviceError> {
         if let Storage::Device(device) = &self.0 {
             return device.read(from, to);
@@ -249,10 +249,10 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies `bytes` to offset `to`, whatever memory that is in.
+    /// Copies `bytes` to offset `to`, whatever memory the buffer is in.
     ///
     /// # Errors
-    /// The device could not.
+    /// The device could not copy.
     ///
     /// # Panics
     /// If there is no room for all of them.
@@ -265,7 +265,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// A copy on the heap or in the buffer itself; or, of a device's memory, another handle to the same.
+    /// A copy on the heap or inline; for device memory, another handle to the same memory.
     pub fn duplicate(&self) -> Buffer {
         match &self.0 {
             Storage::Device(OnDevice { memory, len, .. }) => {
@@ -275,17 +275,17 @@ impl Buffer {
         }
     }
 
-    /// Keeps a copy of a device's bytes with it, to be read in their place until it is [dropped](Self::drop_host_copy).
+    /// Stores a host copy of a device's bytes, which is read instead of them until it is [dropped](Self::drop_host_copy).
     ///
     /// # Panics
-    /// If the buffer is not a device's, or the copy has another length.
+    /// If the buffer is not in device memory, or the copy has another length.
     pub fn set_host_copy(&mut self, copy: HostCopy) {
         let Storage::Device(device) = &mut self.0 else { panic!("only a device's memory is read by a copy") };
         assert_eq!(copy.buffer.len(), device.len, "a copy has the length of what is copied");
         device.copy = Some(Arc::new(copy));
     }
 
-    /// Drops the copy in host memory, if there is one: the bytes are the device's again.
+    /// Drops the host copy, if there is one: the bytes are in the device's memory again.
     #[inline]
     pub fn drop_host_copy(&mut self) {
         if let Storage::Device(device) = &mut self.0 {
@@ -293,10 +293,10 @@ impl Buffer {
         }
     }
 
-    /// The token of a lent buffer, which is not given back by this: the caller owes the bytes to the lender.
+    /// The token of a lent buffer. This does not give the memory back: the caller owes that to the lender.
     ///
     /// # Errors
-    /// The buffer itself where it is not lent.
+    /// The buffer itself if it is not lent.
     pub fn into_token(mut self) -> Result<u64, Self> {
         match std::mem::replace(&mut self.0, Storage::Heap(Vec::new())) {
             Storage::Lent { token, .. } => Ok(token),
@@ -307,7 +307,7 @@ impl Buffer {
         }
     }
 
-    /// Who lent the memory, and as what; `None` where it is not lent.
+    /// The lender of the memory and its token; `None` if it is not lent.
     pub fn lender(&self) -> Option<(&Arc<dyn Lender>, u64)> {
         match &self.0 {
             Storage::Lent { lender, token, .. } => Some((lender, *token)),
@@ -318,7 +318,7 @@ impl Buffer {
     /// The heap memory of a buffer that was made by [`from_vec`](Self::from_vec), without copying.
     ///
     /// # Errors
-    /// The buffer itself where it lies elsewhere.
+    /// The buffer itself if it lies elsewhere.
     pub fn into_vec(mut self) -> Result<Vec<u8>, Self> {
         match &mut self.0 {
             Storage::Heap(bytes) => Ok(std::mem::take(bytes)),
@@ -330,8 +330,8 @@ impl Buffer {
         }
     }
 
-    /// The buffer in parts of these lengths, each with one owner, one behind the other. Its memory is free again when the last
-    /// part is dropped; [`join`](Self::join) makes it whole again.
+    /// Splits the buffer into consecutive parts of these lengths, each with one owner. The memory is freed when the last part is
+    /// dropped; [`join`](Self::join) makes it whole again.
     ///
     /// # Panics
     /// If the lengths do not add up to that of the buffer, or it is not in the [host's own memory](MemoryKind::Host).
@@ -339,14 +339,14 @@ impl Buffer {
         assert!(self.device().is_none(), "{DEVICE}");
         assert_eq!(lens.iter().sum::<usize>(), self.len(), "the parts are all there is");
         if let Storage::Own { .. } = self.0 {
-            // Its bytes move with it, and those of parts stay.
+            // Inline bytes move with the buffer, and those of parts must stay where they are.
             self = Self::from_vec(self.to_vec());
         }
         let start = NonNull::from(&mut *self).cast::<u8>();
         let of = Arc::new(Whole { buffer: self, start });
         let mut at = 0;
         let part = |&len: &usize| {
-            // SAFETY: it lies in the buffer, or one past its end, as the sum says.
+            // SAFETY: the address lies in the buffer, or one past its end, as the sum shows.
             let start = unsafe { start.add(at) };
             at += len;
             Self(Storage::Part { start, len, of: of.clone() })
@@ -354,17 +354,17 @@ impl Buffer {
         lens.iter().map(part).collect()
     }
 
-    /// The buffer that these are all parts of, in their order and at their full lengths.
+    /// The whole buffer, if these are all its parts, in order and at full length.
     ///
     /// # Errors
-    /// The parts, where they are not.
+    /// The parts, if they are not.
     pub fn join(parts: Vec<Buffer>) -> Result<Buffer, Vec<Buffer>> {
         let Some(Buffer(Storage::Part { of: whole, .. })) = parts.first() else { return Err(parts) };
         let whole = whole.clone();
         let mut at = 0;
         let follows = |part: &Buffer| {
             let Storage::Part { start, len, of } = &part.0 else { return false };
-            // SAFETY: it lies in the buffer, or one past its end: `at` is what the parts before have, which lie there.
+            // SAFETY: the address lies in the buffer, or one past its end: `at` is the length of the parts before, which lie there.
             let fits = Arc::ptr_eq(of, &whole) && *start == unsafe { whole.start.add(at) };
             at += if fits { *len } else { 0 };
             fits
@@ -373,11 +373,11 @@ impl Buffer {
             return Err(parts);
         }
         drop(parts);
-        // One without bytes may be elsewhere, and is no reason to lose the rest.
+        // A part without bytes may be elsewhere, and is no reason to lose the rest.
         Arc::try_unwrap(whole).map(|whole| whole.buffer).map_err(|_| Vec::new())
     }
 
-    /// Shortens the buffer to `len` bytes; does nothing where it is not longer. The block stays taken as a whole.
+    /// Shortens the buffer to `len` bytes; does nothing if it is not longer. The whole block stays taken.
     pub fn truncate(&mut self, len: usize) {
         match &mut self.0 {
             Storage::Heap(bytes) => bytes.truncate(len),
@@ -393,7 +393,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         match &self.0 {
-            // SAFETY: the block went to this buffer alone, which nobody can use any more.
+            // SAFETY: the block belongs to this buffer alone, which nobody can use any more.
             Storage::Slab { block, home, .. } => unsafe { home::give_back(*home, *block) },
             Storage::Lent { token, lender, .. } => lender.give_back(*token),
             Storage::Heap(_) | Storage::Own { .. } | Storage::Device(_) | Storage::Part { .. } => {}
@@ -401,7 +401,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Why a buffer is not looked at. It is a fault of the program, never of the memory's owner.
+/// Panic message for using such a buffer as a slice: a fault of the program, never of the memory's owner.
 const FOREIGN: &str = "memory that others write at any time is no slice";
 const DEVICE: &str = "memory of a device is copied before its bytes are used";
 
@@ -414,8 +414,8 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Storage::Heap(bytes) => bytes,
-            // SAFETY: the block lies in a mapping that outlives the buffer, has at least `len` bytes, all of them
-            // initialised (zeroed by the kernel or written since), and is accessed through this buffer alone.
+            // SAFETY: the block lies in a mapping that outlives the buffer, has at least `len` bytes, all of them initialised
+            // (zeroed by the kernel or written since), and is accessed only through this buffer.
             Storage::Slab { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
             Storage::Lent { start, len, is_foreign, .. } => {
                 assert!(!is_foreign, "{FOREIGN}");
@@ -599,7 +599,7 @@ mod tests {
             }
             let whole = Buffer::join(parts).unwrap();
             assert_eq!((&whole[..3], &whole[3..]), (&[0; 3][..], &vec![2; len - 3][..]));
-            // Out of order, cut short, one of another, not all: none of them is the whole.
+            // In the wrong order, cut short, from another buffer, or incomplete: none of these is the whole.
             let mut parts = whole.split(&[3, len - 3]);
             parts.swap(0, 1);
             let mut parts = Buffer::join(parts).unwrap_err();

@@ -19,12 +19,11 @@ const EXTENT_MAX: usize = 256 * 1024;
 const BITMAP_WORDS: usize = 4;
 const _: () = assert!(EXTENT_MIN / BLOCK_MIN <= BITMAP_WORDS * 64);
 
-/// No extent.
 const NONE: u32 = u32::MAX;
-/// The class of an extent that is one large block.
+/// The class of an extent that consists of one large block.
 const LARGE: u8 = CLASSES as u8;
 
-/// A block that is out: its place, and the extent that it belongs to.
+/// An allocated block: its place, and the extent that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub(super) offset: usize,
@@ -38,8 +37,8 @@ impl Block {
     }
 }
 
-/// Which bytes of a piece of memory are free: the bookkeeping behind every [`Slab`](super::Slab), for memory that is
-/// not a slab's, such as what two processes share. Takes about 1 % of what it keeps the books of.
+/// Tracks which bytes of a piece of memory are free: the bookkeeping behind every [`Slab`](super::Slab), also for memory that is
+/// not a slab's, such as memory shared by two processes. Takes about 1 % of the memory that it tracks.
 #[derive(Debug)]
 pub struct Extents {
     pages: Allocator<u32>,
@@ -47,7 +46,7 @@ pub struct Extents {
     vacant: Vec<u32>,
     /// For each class, the first extent with a free block.
     with_space: [u32; CLASSES],
-    /// Extents of small blocks without a block in use; they are given back when pages run out.
+    /// Extents of small blocks with no block in use; they are freed when pages run out.
     idle: usize,
     in_use_bytes: usize,
     blocks_out: usize,
@@ -77,14 +76,14 @@ fn class_of(len: usize) -> usize {
 }
 
 impl Extents {
-    /// Bookkeeping for `bytes`, of which only whole pages of 4 KiB count; nothing is in use.
+    /// Bookkeeping for `bytes`, rounded down to whole pages of 4 KiB; nothing is in use.
     ///
     /// # Panics
     /// With more than 2^32 pages.
     pub fn new(bytes: usize) -> Self {
         let pages = u32::try_from(bytes / PAGE).expect("no more than 2^32 pages");
         Self {
-            // Every page may be an extent of its own, and the allocator keeps a node for each used and free run.
+            // Every page may be an extent of its own, and the allocator keeps a node for each used and each free run.
             pages: Allocator::with_max_allocs(pages, pages.saturating_add(8).min(u32::MAX / 2)),
             table: Vec::with_capacity(pages as usize),
             vacant: Vec::with_capacity(pages as usize),
@@ -95,12 +94,12 @@ impl Extents {
         }
     }
 
-    /// Bytes in blocks that are out, counted in whole blocks.
+    /// Bytes in allocated blocks, counted in whole blocks.
     pub fn in_use_bytes(&self) -> usize {
         self.in_use_bytes
     }
 
-    /// Blocks that are out.
+    /// Number of allocated blocks.
     pub fn blocks_out(&self) -> usize {
         self.blocks_out
     }
@@ -133,10 +132,10 @@ impl Extents {
         Some(block)
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Panics
-    /// When the block is not one that is in use: freed twice, or its name was overwritten.
+    /// If the block is not in use: it was freed twice, or its name was overwritten.
     pub fn free(&mut self, block: Block) {
         let extent = self.table.get_mut(block.extent as usize).expect("a block names its extent");
         assert!(extent.pages.is_some() && block.offset >= extent.start, "a block lies in its extent");
@@ -159,7 +158,7 @@ impl Extents {
         }
         if free_blocks == blocks {
             self.idle += 1;
-            // One idle extent a class stays, so that a single block going out and in costs no page work.
+            // One idle extent a class is kept, so that allocating and freeing a single block repeatedly causes no page work.
             let extent = &self.table[block.extent as usize];
             if extent.previous != NONE || extent.next != NONE {
                 self.retire(block.extent);
@@ -178,7 +177,7 @@ impl Extents {
         Some(Block { offset: extent.start, extent: index })
     }
 
-    /// A new extent of small blocks, listed; a single block where there is no room for more.
+    /// Adds an extent of small blocks to its list; one with a single block if there is no room for more.
     fn grow(&mut self, class: usize) -> Option<u32> {
         let block_bytes = BLOCK_MIN << class;
         let preferred = (block_bytes * 16).clamp(EXTENT_MIN, EXTENT_MAX);
@@ -191,7 +190,7 @@ impl Extents {
         Some(index)
     }
 
-    /// A new extent of `bytes`, all of its blocks free; gives idle extents back if pages have run out.
+    /// A new extent of `bytes` with all blocks free; frees idle extents if pages have run out.
     fn extent(&mut self, bytes: usize, block_bytes: usize, class: u8) -> Option<u32> {
         let pages = u32::try_from(bytes / PAGE).ok()?;
         let allocation = match self.pages.allocate(pages) {
@@ -241,7 +240,7 @@ impl Extents {
         debug_assert_eq!(self.idle, 0);
     }
 
-    /// Gives an idle extent of small blocks back.
+    /// Frees an idle extent of small blocks.
     fn retire(&mut self, index: u32) {
         self.unlist(index);
         self.idle -= 1;

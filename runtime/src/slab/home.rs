@@ -1,8 +1,8 @@
-//! Where blocks come from and go back to, and when the memory may go; the owner thread allocates, any thread frees.
+//! Where blocks are allocated and freed, and when the memory is released; the owner thread allocates, any thread frees.
 //!
-//! No reference count is touched on the way out or back. The owner counts its blocks without atomics; when it
-//! leaves, it closes the return stack and hands the number of blocks still out to a counter that the remaining
-//! frees count down. The thread that brings that counter to zero frees the memory.
+//! Allocating and freeing touch no reference count. The owner counts its blocks without atomics; when it leaves, it closes the
+//! return stack and adds the number of allocated blocks to a counter that the remaining frees count down. The thread that brings
+//! that counter to zero frees the memory.
 #![allow(unsafe_code)]
 
 use std::{
@@ -22,18 +22,18 @@ use crate::return_stack::{Handle, ReturnStack};
 /// of which the topmost is kept free for the stack's own marks.
 pub(super) const BYTES_MAX: usize = BLOCK_MIN << 31;
 
-/// The slab's shared part. It lives in a box of its own until the last block is back and the owner is gone.
+/// The slab's shared part. It lives in its own box until the last block is returned and the owner is gone.
 pub(super) struct Home {
     region: Region,
     returns: ReturnStack,
-    /// Blocks out after the owner left; below zero while the owner is leaving.
+    /// Allocated blocks after the owner left; below zero while the owner is leaving.
     orphans: AtomicIsize,
-    /// The token of the thread that may touch `local`.
+    /// The token of the thread that may access `local`.
     owner: u64,
     local: UnsafeCell<Local>,
 }
 
-/// What only the owner's thread touches.
+/// What only the owner's thread accesses.
 struct Local {
     extents: Extents,
     closed: bool,
@@ -66,19 +66,19 @@ impl Home {
         unsafe { self.region.base().add(offset) }
     }
 
-    /// Writes the link of a block that is on its way back.
+    /// Writes the link of a block that is being returned.
     fn write_link(&self, at: Block, link: u64) {
-        // SAFETY: the block has at least 64 bytes, is 64-byte aligned, and belongs to the one who returns it.
+        // SAFETY: the block has at least 64 bytes, is 64-byte aligned, and belongs to the thread that returns it.
         unsafe { self.address(at.offset).cast::<u64>().write(link) };
     }
 
-    /// Reads the link of a block that was taken off the return stack.
+    /// Reads the link of a block taken off the return stack.
     fn read_link(&self, handle: Handle) -> u64 {
         // SAFETY: as in `write_link`; the stack's RETURN pair made the write visible, and the block is the owner's.
         unsafe { self.address(block(handle).offset).cast::<u64>().read() }
     }
 
-    /// Takes back what other threads returned.
+    /// Frees the blocks that other threads returned.
     fn drain(&self, local: &mut Local) {
         self.returns.take(|handle| self.read_link(handle), |handle| local.extents.free(block(handle)));
     }
@@ -90,7 +90,7 @@ impl Home {
 /// `home` gave out `at` and has not got it back; nobody uses the block any more.
 pub(super) unsafe fn give_back(home: NonNull<Home>, at: Block) {
     {
-        // SAFETY: a home lives at least until its last block is back, which is this one at the earliest.
+        // SAFETY: a home lives at least until its last block is returned, which is this one at the earliest.
         let home = unsafe { home.as_ref() };
         if home.owner == thread_token() {
             // SAFETY: `local` is touched on the owner's thread alone, which this is, and never across a call that
@@ -103,8 +103,8 @@ pub(super) unsafe fn give_back(home: NonNull<Home>, at: Block) {
         } else if home.returns.push(handle(at), |link| home.write_link(at, link)).is_ok() {
             return;
         }
-        // The owner has left. ORPHAN: Release gives up this thread's uses of the memory, Acquire takes everyone
-        // else's over for the one who frees it.
+        // The owner has left. ORPHAN: Release publishes this thread's uses of the memory, Acquire takes over everyone else's for
+        // the thread that frees it.
         if home.orphans.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
@@ -113,7 +113,7 @@ pub(super) unsafe fn give_back(home: NonNull<Home>, at: Block) {
     drop(unsafe { Box::from_raw(home.as_ptr()) });
 }
 
-/// The owner's handle; `!Send` by its pointer, because the free bitmaps behind it belong to one thread.
+/// The owner's handle; `!Send` because of its pointer, since the free bitmaps behind it belong to one thread.
 #[derive(Debug)]
 pub(super) struct Owner(NonNull<Home>);
 
@@ -134,7 +134,7 @@ impl Owner {
         unsafe { self.0.as_ref() }
     }
 
-    /// Runs `f` on the owner's part, after what other threads returned has been taken back.
+    /// Runs `f` on the owner's part, after freeing the blocks that other threads returned.
     fn with_local<R>(&self, f: impl FnOnce(&mut Local) -> R) -> R {
         let home = self.home();
         // SAFETY: this handle cannot leave the owner's thread, and neither `drain` nor the closures passed here
@@ -174,7 +174,7 @@ impl Drop for Owner {
             home.returns.close(|handle| home.read_link(handle), |handle| local.extents.free(block(handle)));
             local.closed = true;
             let out = local.extents.blocks_out() as isize;
-            // ORPHAN: see `give_back`. Frees that came between the close and here have made the counter negative.
+            // ORPHAN: see `give_back`. Frees between the close and here have made the counter negative.
             home.orphans.fetch_add(out, Ordering::AcqRel) + out == 0
         };
         if last {

@@ -1,9 +1,8 @@
 //! A shard's memory for tensors in flight: populated once, reused forever, bounded by its size.
 //!
-//! The thread that made a slab allocates from it; its buffers may travel to any thread and come back by
-//! themselves when dropped. On the owner's thread that is a bit in a bitmap; on any other it is a push onto a
-//! lock-free stack that the owner empties when it next looks. The memory stays until the last buffer is gone,
-//! also when the slab itself is dropped before.
+//! The thread that made a slab allocates from it; its buffers may go to any thread and return by themselves when dropped. On the
+//! owner's thread that is a bit in a bitmap; on any other it is a push onto a lock-free stack that the owner empties when it next
+//! looks. The memory stays until the last buffer is gone, even if the slab itself is dropped before.
 
 mod buffer;
 mod extents;

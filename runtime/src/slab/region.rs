@@ -19,7 +19,7 @@ pub(super) struct Region {
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Maps `bytes`, a multiple of the page, zeroed; with `populate` every page is there when this returns.
+    /// Maps `bytes`, a multiple of the page, zeroed; with `populate` every page is present when this returns.
     pub(super) fn map(bytes: usize, populate: bool) -> Result<Self, RuntimeError> {
         let failed = |operation| RuntimeError::System { operation, source: io::Error::last_os_error() };
         // SAFETY: a new anonymous private mapping at an address that the kernel chooses aliases nothing.
@@ -48,7 +48,7 @@ impl Region {
         Ok(region)
     }
 
-    /// First touch costs a page fault and a zeroed page, 10 to 15 times the price of a copy: pay it once, here.
+    /// The first touch costs a page fault and a zeroed page, 10 to 15 times as much as a copy: pay for it once, here.
     fn populate(&self) -> Result<(), RuntimeError> {
         // SAFETY: the range is this mapping; populating it changes no byte.
         let answer = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes, libc::MADV_POPULATE_WRITE) };
@@ -59,7 +59,7 @@ impl Region {
         if error.raw_os_error() != Some(libc::EINVAL) {
             return Err(RuntimeError::System { operation: "populating the slab", source: error });
         }
-        // The kernel is older than 5.14.
+        // The kernel is older than 5.14 and does not know the advice.
         for at in (0..self.bytes).step_by(PAGE) {
             // SAFETY: `at` is inside the mapping, which is zeroed and not yet handed out.
             unsafe { self.base.add(at).write_volatile(0) };

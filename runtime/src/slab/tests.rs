@@ -1,4 +1,4 @@
-//! What the slab promises: no overlap, every byte back from any thread, memory that outlives its slab.
+//! The slab's guarantees: no overlap, every byte comes back from any thread, and memory outlives its slab.
 
 use std::{sync::mpsc, thread};
 
@@ -97,7 +97,7 @@ fn buffers_dropped_on_other_threads_come_back() {
     let thread = thread::spawn(move || receiver.into_iter().map(|buffer| buffer[0] as usize).sum());
     let mut sent = 0_usize;
     for round in 0..20_000_usize {
-        // A full slab waits for the other thread: blocks must come back while it works.
+        // A full slab waits for the other thread: its blocks must come back while it works.
         let mut buffer = loop {
             match slab.allocate(1 + round % 5000) {
                 Ok(buffer) => break buffer,
@@ -122,7 +122,7 @@ fn the_memory_outlives_the_slab() {
         buffer
     };
     let is_intact = |buffer: &Buffer, number: u8| buffer.iter().all(|byte| *byte == number);
-    // None, some or all of the buffers are left to the owner's thread, before and after the others.
+    // None, some or all of the buffers are dropped on the owner's thread, before and after the others.
     for here in 0..=4_u8 {
         let slab = slab(64 * KIB);
         let (mine, theirs): (Vec<_>, Vec<_>) =
@@ -187,7 +187,7 @@ proptest! {
                 _ => {}
             }
         }
-        // Every buffer was filled with its own number: an overlap shows as another's.
+        // Every buffer was filled with its own number: an overlap shows a different number.
         for (number, buffer) in &held {
             prop_assert!(buffer.iter().all(|byte| byte == number));
         }

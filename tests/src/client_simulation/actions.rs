@@ -1,4 +1,4 @@
-//! What happens: one thing after the other, drawn at random.
+//! The random actions of a run, one after the other.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use sealane::{Buffer, RecvOptions, SendOptions, Tensor};
 use super::ledger::{Call, KEYS, Recv, Send, Spot, tensor};
 use super::world::World;
 
-/// So many a run.
+/// Actions of one run.
 pub(super) const ACTIONS: usize = 400;
-/// A step is new every so many.
+/// A new step begins every so many actions.
 const ACTIONS_PER_STEP: usize = 50;
-/// Steps in which calls are made at any time.
+/// Number of consecutive steps that calls are drawn from at any time.
 const STEPS: i64 = 3;
 const BYTES_MAX: usize = 40 << 10;
-/// Without a timeout, in milliseconds; what clients are told.
+/// The timeout of calls that name none, in milliseconds; clients are configured with it.
 const TIMEOUT: u64 = 60_000;
-/// Records that a shard may leave unread: far less than fill a ring, for which a caller would wait.
+/// Records that a shard may leave unread: far fewer than fill a ring, since a caller would wait for a full one.
 const UNREAD_MAX: usize = 40;
-/// Received tensors that are kept for a while.
+/// Received tensors that are kept for a while before they are dropped.
 const KEPT_MAX: usize = 3;
 
 impl World {
@@ -70,7 +70,7 @@ impl World {
         (self.actions / ACTIONS_PER_STEP) as i64 + self.random.random_range(0..STEPS)
     }
 
-    /// Where a call is made, most often where another waits for it.
+    /// Draws the spot of a call, preferably one where a matching call waits.
     fn draw_spot(&mut self, is_send: bool, seat: usize) -> Spot {
         let is_own = |spot: &Spot| if is_send { spot.from == seat } else { spot.to == seat };
         let waiting: Vec<Spot> = match is_send {
@@ -106,14 +106,14 @@ impl World {
         }
     }
 
-    /// Memory of the task's arena, or if that is full or is not wanted, of the process.
+    /// Memory from the task's arena, or from the heap if the arena is full or not wanted.
     fn memory(&mut self, seat: usize, bytes: usize) -> Buffer {
         let is_arena = self.random.random_bool(0.4);
         let client = self.seats[seat].client.as_ref().filter(|_| is_arena);
         client.and_then(|client| client.task.alloc(bytes).ok()).unwrap_or_else(|| Buffer::from_vec(vec![0; bytes]))
     }
 
-    /// Sends, many with one call if they are for one step.
+    /// Sends tensors: in one call for many where they belong to one step.
     fn send(&mut self, seat: usize, at_most: usize) {
         if self.seats[seat].client.is_none() {
             return;
@@ -150,7 +150,7 @@ impl World {
         self.seats[seat].unread += at_most;
     }
 
-    /// Receives, likewise.
+    /// Receives tensors, likewise.
     fn recv(&mut self, seat: usize, at_most: usize) {
         if self.seats[seat].client.is_none() {
             return;
@@ -188,7 +188,7 @@ impl World {
         self.ledger.recvs.push(Recv { call, fails_if_gone, is_narrow, receiving: None });
     }
 
-    /// A plain recv, which takes what has come.
+    /// Makes a plain recv, which takes a tensor that has already come.
     pub(super) fn claim(&mut self, spot: Spot) -> usize {
         self.enter_recv(spot, None, (false, None));
         let number = self.ledger.recvs.len() - 1;
@@ -198,7 +198,7 @@ impl World {
         number
     }
 
-    /// A recv is given up.
+    /// Gives up an open recv.
     fn cancel(&mut self) {
         if !self.ledger.open_recvs.is_empty() {
             let index = self.random.random_range(0..self.ledger.open_recvs.len());
@@ -217,7 +217,7 @@ impl World {
         self.report.cancelled += 1;
     }
 
-    /// Nobody waits for a send any more, which goes on.
+    /// Stops waiting for an open send; the send itself goes on.
     fn stop_caring(&mut self) {
         if !self.ledger.open_sends.is_empty() {
             let index = self.random.random_range(0..self.ledger.open_sends.len());
@@ -249,7 +249,8 @@ impl World {
         Ok(())
     }
 
-    /// A client that is not there attaches; one that is goes, now and then. If that is in a quiet moment, all hear of it who wait for it.
+    /// Attaches a client if there is none; kills the one there is now and then. If nothing else goes on meanwhile, every recv that waits
+    /// for it must hear.
     fn live_or_die(&mut self, seat: usize) -> Result<(), String> {
         if self.seats[seat].client.is_none() {
             return self.attach(seat);

@@ -1,11 +1,11 @@
-//! What a call may be told, and when: the promises of sends and recvs, checked as each ends.
+//! What a call may report, and when: the promises of sends and recvs, checked as each ends.
 //!
-//! - A recv ends with the bytes and the shape of a tensor that was sent to that very spot and that no other recv has, or with an error that
+//! - A recv ends with the bytes and the shape of a tensor that was sent to that very spot and went to no other recv, or with an error that
 //!   what happened explains.
-//! - A tensor whose send has failed is not delivered. (Where the two are on different nodes, one whose step has ended or whose time was
-//!   over may have been on its way.)
-//! - What is sent after another send has ended well is not received before that one's tensor, unless a recv was given up there: its tensor
-//!   is for the next recv, whenever that is made.
+//! - A tensor whose send has failed is not delivered. (Between two nodes, one whose step has ended or whose deadline has passed may have
+//!   been on its way.)
+//! - A tensor sent after another send has ended well is not received before that other send's tensor, unless a recv was given up there:
+//!   then the earlier tensor goes to the next recv, whenever that is made.
 
 use sealane::{Code, Error, RecvOutcome, SendOutcome, Tensor};
 
@@ -13,7 +13,7 @@ use super::ledger::{Call, End, is_whole, number_of};
 use super::world::World;
 
 impl World {
-    /// Hears what the calls of a task have come to, or of all.
+    /// Collects the outcomes of the calls of one task, or of all tasks.
     pub(super) fn look(&mut self, seat: Option<usize>) -> Result<(), String> {
         let mut open = std::mem::take(&mut self.ledger.open_recvs);
         let mut told = Ok(());
@@ -31,7 +31,7 @@ impl World {
         });
         self.ledger.open_recvs.append(&mut open);
         told?;
-        // What ended well was received: after the recvs.
+        // Recvs first: a send that ended well must have been received by then.
         let mut open = std::mem::take(&mut self.ledger.open_sends);
         let mut told = Ok(());
         open.retain(|&number| {
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// A recv has a tensor.
+    /// Checks a tensor that a recv got.
     fn received(&mut self, number: usize, event: u64, tensor: Tensor) -> Result<(), String> {
         let recv = &self.ledger.recvs[number];
         let Some(of) = number_of(&tensor).filter(|of| *of < self.ledger.sends.len()) else {
@@ -94,7 +94,7 @@ impl World {
         }
         self.check_order(of, number)?;
         let bytes = send.bytes;
-        // A tensor that came before its recv was made, for one that was given up.
+        // The tensor came before this recv was made, for one that was given up.
         let claimed = matches!(send.call.ended, Some((ended, End::Ok)) if ended < recv.call.began);
         self.report.delivered += 1;
         self.report.claimed += usize::from(claimed);
@@ -104,10 +104,10 @@ impl World {
         Ok(())
     }
 
-    /// What came before `of` in its spot has been received, or is not after it.
+    /// Checks that no send made after `of` had ended well was received before it.
     fn check_order(&self, of: usize, number: usize) -> Result<(), String> {
         let (send, recv) = (&self.ledger.sends[of].call, &self.ledger.recvs[number].call);
-        // A tensor that has no room where a recv wants it stays, too, and another that has room may come first.
+        // A tensor too large for the recv's memory stays, too, and a later one that fits may come first.
         let is_narrow = self.ledger.recvs.iter().any(|recv| recv.call.spot == send.spot && recv.is_narrow);
         if is_narrow || self.ledger.given_up.contains(&send.spot) {
             return Ok(());
@@ -148,17 +148,17 @@ impl World {
         if is_explained { Ok(()) } else { Err(format!("nothing explains why send {number} failed: {error}")) }
     }
 
-    /// A send that ended so has surely not been delivered.
+    /// True if a send that ended this way cannot have been delivered.
     fn is_undelivered(&self, call: &Call, end: End) -> bool {
         match end {
             End::Failed(Code::InvalidArgument | Code::ResourceExhausted) => true,
             End::Failed(Code::Aborted | Code::DeadlineExceeded) => self.is_local(call),
-            // Of one whose task is gone, nobody knows.
+            // Nobody knows what became of a send whose task is gone.
             End::Failed(_) | End::Ok | End::Unknown => false,
         }
     }
 
-    /// Whether both are on one node.
+    /// True if both tasks are on one node.
     fn is_local(&self, call: &Call) -> bool {
         self.seats[call.spot.from].host == self.seats[call.spot.to].host
     }

@@ -1,4 +1,4 @@
-//! Direct lanes as the daemon gives and ends them. Each side opens its end when its driver comes to it.
+//! Direct lanes as the daemon creates and ends them. Each side opens its end when its driver next runs.
 
 use std::os::fd::AsFd;
 
@@ -7,16 +7,15 @@ use sealane_transport::shm::{ClientBell, DirectLane, LaneKeeper, Side};
 
 use super::world::World;
 
-/// The lane of two tasks, the lower first.
+/// The lane between two tasks, the lower seat first.
 struct Lane {
     pair: [usize; 2],
     keeper: LaneKeeper,
     given: [bool; 2],
 }
 
-/// See the module.
 pub(super) struct Lanes {
-    /// Whether there are any in this run.
+    /// Whether this run has lanes at all.
     pub(super) are_given: bool,
     lanes: Vec<Lane>,
 }
@@ -26,7 +25,7 @@ impl Lanes {
         Lanes { are_given, lanes: Vec::new() }
     }
 
-    /// A client has gone, as the others see in their lanes.
+    /// A client has gone: ends its side of all its lanes, so that their other sides notice.
     pub(super) fn end_of(&mut self, seat: usize) {
         for Lane { pair, keeper, .. } in self.lanes.extract_if(.., |lane| lane.pair.contains(&seat)) {
             keeper.end(if pair[0] == seat { Side::First } else { Side::Second });
@@ -35,14 +34,14 @@ impl Lanes {
 }
 
 impl World {
-    /// A client is given its end of the lane with another of its host, which is made if there is none.
+    /// Gives a client its end of the lane to another client on its host, and makes the lane if there is none.
     pub(super) fn open_lane(&mut self, seat: usize, peer: usize) -> Result<(), String> {
         let is_lane = self.lanes.are_given && seat != peer && self.seats[seat].host == self.seats[peer].host;
         let both = [seat, peer].map(|seat| self.seats[seat].client.is_some());
         if !is_lane || both != [true; 2] {
             return Ok(());
         }
-        // One that has a lane which has ended knows that before it asks for another.
+        // A client whose lane has ended notices that before it asks for another.
         self.drive(seat)?;
         let (pair, side) = if seat < peer { ([seat, peer], Side::First) } else { ([peer, seat], Side::Second) };
         self.lanes.lanes.retain(|lane| lane.pair != pair || !lane.keeper.has_ended());
@@ -64,7 +63,7 @@ impl World {
         Ok(())
     }
 
-    /// The daemon ends a lane, as it does when one of the two asks for a new one.
+    /// Ends a lane, as the daemon does when one side asks for a new one.
     pub(super) fn end_lane(&mut self, index: usize) {
         if self.lanes.lanes.is_empty() {
             return;

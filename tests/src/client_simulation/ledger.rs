@@ -1,11 +1,11 @@
-//! Every send and recv of a run: what was asked, what was told, and which send's tensor each recv got. Events are numbered, for what came
-//! before what.
+//! Every send and recv of a run: what was asked, how it ended, and which send's tensor each recv got. Events are numbered to tell their
+//! order.
 
 use std::collections::BTreeSet;
 
 use sealane::{Buffer, Code, DType, Receiving, Sending, Tensor, TensorMeta};
 
-/// Keys of a step and a pair of tasks.
+/// Keys in use for each step and pair of tasks.
 pub(super) const KEYS: usize = 4;
 
 /// Where a send and a recv meet.
@@ -19,7 +19,7 @@ pub(super) struct Spot {
 
 impl Spot {
     pub(super) fn key(&self) -> &'static str {
-        // The last is so long that there is little room for it anywhere.
+        // So long that it hardly fits anywhere.
         const LONG: &str = "a/layer/with/a/name/that/goes/on/and/on/until/it/takes/more/than/one/slot/of/a/ring/kernel";
         ["w", "bias", "", LONG][self.key]
     }
@@ -29,23 +29,22 @@ impl Spot {
     }
 }
 
-/// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Ok,
     Failed(Code),
-    /// Its time was over while its tensor was on its way.
+    /// Its deadline passed while its tensor was on its way.
     Unknown,
 }
 
-/// What sends and recvs have alike.
+/// What sends and recvs have in common.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) spot: Spot,
     pub(super) began: u64,
-    /// When its time is over, in milliseconds of the run.
+    /// Its deadline, in milliseconds of the run.
     pub(super) due: u64,
-    /// The lives of its sender and its receiver when it was made.
+    /// The `life` of the sender's and the receiver's seats when it was made.
     pub(super) lives: [u32; 2],
     pub(super) ended: Option<(u64, End)>,
 }
@@ -53,29 +52,26 @@ pub(super) struct Call {
 pub(super) struct Send {
     pub(super) call: Call,
     pub(super) bytes: usize,
-    /// The recv that got it, and when.
+    /// When it was delivered, and to which recv.
     pub(super) delivered: Option<(u64, usize)>,
-    /// `None` once it has ended, or if its caller does not care.
+    /// `None` once it has ended, or if its caller does not wait for it.
     pub(super) sending: Option<Sending>,
 }
 
 pub(super) struct Recv {
     pub(super) call: Call,
     pub(super) fails_if_gone: bool,
-    /// Its destination may be too small.
+    /// Its destination may be too small for the tensor.
     pub(super) is_narrow: bool,
-    /// The same of a recv.
     pub(super) receiving: Option<Receiving>,
 }
 
-/// A step that a task has ended.
 struct Ended {
     event: u64,
     seat: usize,
     step: i64,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Ledger {
     pub(super) events: u64,
@@ -84,9 +80,9 @@ pub(super) struct Ledger {
     pub(super) open_sends: Vec<usize>,
     pub(super) open_recvs: Vec<usize>,
     ended: Vec<Ended>,
-    /// Clients that have died, and when.
+    /// Event and seat of each client that has died.
     deaths: Vec<(u64, usize)>,
-    /// Where a recv was given up: what it may have got is another's, whatever was sent after it.
+    /// Spots where a recv was given up: the tensor it may have got goes to another recv, whatever was sent after it.
     pub(super) given_up: BTreeSet<Spot>,
 }
 
@@ -106,24 +102,24 @@ impl Ledger {
         self.deaths.push((event, seat));
     }
 
-    /// Whether one of the two tasks of a spot has ended its step, `since` then.
+    /// True if one of the two tasks of a spot has ended its step at event `since` or later.
     pub(super) fn step_ended(&self, spot: Spot, since: u64) -> bool {
         self.ended.iter().any(|ended| ended.event >= since && ended.step == spot.step && spot.is_of(ended.seat))
     }
 
-    /// Whether one of the two has died, `since` then.
+    /// True if one of the two tasks has died at event `since` or later.
     pub(super) fn one_died(&self, spot: Spot, since: u64) -> bool {
         self.deaths.iter().any(|(event, seat)| *event >= since && spot.is_of(*seat))
     }
 
-    /// The open calls of a task, for a person.
+    /// Describes an open call of a task, for an error message.
     pub(super) fn open_of(&self, seat: usize) -> Option<String> {
         let send = self.open_sends.iter().find(|send| self.sends[**send].call.spot.from == seat);
         let recv = self.open_recvs.iter().find(|recv| self.recvs[**recv].call.spot.to == seat);
         send.map(|send| format!("send {send}")).or_else(|| recv.map(|recv| format!("recv {recv}")))
     }
 
-    /// Whether another call of the same kind was open in the spot at some time while this one was.
+    /// True if another call of the same kind was open in the same spot while this one was.
     pub(super) fn overlaps<'c>(&self, call: &Call, mut others: impl Iterator<Item = &'c Call>) -> bool {
         others.any(|other| {
             other.spot == call.spot
@@ -133,7 +129,7 @@ impl Ledger {
     }
 }
 
-/// The number of a send is in its tensor: in its bytes, or in its shape if it has none.
+/// Writes the number of a send into its tensor's bytes; a tensor without bytes has it in its shape.
 pub(super) fn fill(number: usize, memory: &mut [u8]) {
     for (index, byte) in memory.iter_mut().enumerate() {
         *byte = (number * 31 + index * 7 + index / 251) as u8;
@@ -155,7 +151,7 @@ pub(super) fn meta(number: usize, bytes: usize) -> TensorMeta {
     TensorMeta::new(DType::U8, shape).expect("a shape")
 }
 
-/// Which send a tensor is of.
+/// The number of the send that a tensor comes from.
 pub(super) fn number_of(tensor: &Tensor) -> Option<usize> {
     match tensor.bytes() {
         [] => tensor.shape().get(1).map(|number| *number as usize),
@@ -163,14 +159,13 @@ pub(super) fn number_of(tensor: &Tensor) -> Option<usize> {
     }
 }
 
-/// Whether a tensor is what was sent, to the last byte.
+/// True if a tensor is exactly what was sent.
 pub(super) fn is_whole(number: usize, bytes: usize, tensor: &Tensor) -> bool {
     let mut wanted = vec![0; bytes];
     fill(number, &mut wanted);
     tensor.bytes() == wanted && tensor.meta() == &meta(number, bytes)
 }
 
-/// A tensor of that number in some memory.
 pub(super) fn tensor(number: usize, mut memory: Buffer) -> Tensor {
     let bytes = memory.len();
     fill(number, &mut memory);

@@ -1,11 +1,11 @@
-//! Attached client processes on virtual time: two or three real [`Task`](sealane::Task)s, each on the shard of its node, two of them
-//! on one, with direct lanes that come and go. They send and receive at random, one call, one turn of a shard and one turn of a client's driver
-//! after the other; they end steps, give calls up, die and come back, and a ledger knows what each of them may be told.
+//! Attached client processes on virtual time: two or three real [`Task`](sealane::Task)s, each on the shard of its node, two of them on one
+//! node, with direct lanes that come and go. They make random sends and recvs; calls, turns of a shard and turns of a client's driver
+//! alternate. Tasks end steps, give calls up, die and come back, and a ledger knows what each call may report.
 //!
-//! One thread, no clock and no socket that is waited for; everything that happens follows from the seed. A run is bounded by
-//! `ACTIONS`. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
+//! One thread, no clock, and no waiting on sockets; everything that happens follows from the seed. A run is bounded by `ACTIONS`.
+//! [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
 //!
-//! Nodes that break, links that fail and all that needs no client are in [`simulation`](crate::simulation).
+//! Broken nodes, failing links and everything that needs no client are in [`simulation`](crate::simulation).
 
 mod actions;
 mod ends;
@@ -20,28 +20,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use world::World;
 
-/// What a run came to.
+/// Totals of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
-    /// A hash over all that happened: the same seed gives the same.
+    /// A hash over everything that happened: the same seed gives the same hash.
     pub trace_hash: u64,
     /// Tensors that were received.
     pub delivered: usize,
-    /// Those of them that came by a direct lane, at least.
+    /// At least so many of them came by a direct lane.
     pub by_lane: u64,
     /// Recvs that were given up.
     pub cancelled: usize,
-    /// Tensors that came for a recv which was given up, and that the next one got.
+    /// Tensors that came for a recv which was given up, and that the next recv got.
     pub claimed: usize,
     /// Calls that ended because their step had.
     pub aborted: usize,
     /// Calls that found no room.
     pub exhausted: usize,
-    /// Calls whose time was over.
+    /// Calls that timed out.
     pub late: usize,
     /// Calls that ended because a task had gone.
     pub gone: usize,
-    /// Lanes that were ended while both of its clients were there.
+    /// Lanes that were ended while both clients were attached.
     pub lanes_ended: usize,
     /// Clients that died.
     pub deaths: usize,
@@ -50,11 +50,11 @@ pub struct Report {
 /// A promise that was broken.
 #[derive(Debug)]
 pub struct Violation {
-    /// The seed that shows it again.
+    /// The seed that reproduces it.
     pub seed: u64,
-    /// Which promise, and by whom.
+    /// Which promise, and who broke it.
     pub what: String,
-    /// What happened last before it, oldest first.
+    /// The last lines of the trace before it, oldest first.
     pub recent: Vec<String>,
 }
 
@@ -69,13 +69,12 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Lines of the trace that a violation shows.
+/// Trace lines that a violation shows.
 pub const TRACE_LINES: usize = 40;
 
-/// Runs one seed from the first call to the last, and checks every promise. A violation shows the last `lines` lines of the trace.
-///
+/// Runs one seed from start to end and checks every promise. A violation shows the last `lines` lines of the trace.
 /// # Errors
-/// The first promise that was broken; a panic of the code under test is one too.
+/// The first broken promise; a panic of the code under test counts as one.
 pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
     let fails = |what, recent| Box::new(Violation { seed, what, recent });
     let mut world = World::new(seed, lines).map_err(|what| fails(what, Vec::new()))?;
@@ -84,7 +83,7 @@ pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
         Err(format!("panic: {text}"))
     });
-    // Tasks say goodbye to daemons that have hung up: they wait for nothing, and see the time of the system again.
+    // The daemons have hung up, so that tasks wait for no answer to their goodbye; then they see the system's time again.
     world.seats.iter().filter_map(|seat| seat.client.as_ref()).for_each(|client| client.hands.hang_up());
     sealane::by_hand::set_time(None);
     run.map_err(|what| fails(what, world.trace.recent()))

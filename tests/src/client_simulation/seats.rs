@@ -1,4 +1,4 @@
-//! Tasks, and the client processes that are attached as them, one after the other.
+//! Tasks, and the client processes that attach as them, one after the other.
 
 use std::collections::BTreeSet;
 
@@ -10,33 +10,31 @@ use sealane_transport::Handle;
 
 use super::world::World;
 
-/// The tasks, by seat.
+/// Task names, by seat.
 pub(super) const TASKS: [&str; 3] = ["a:1", "b:1", "c:1"];
 
-/// Turns after which no link uses the memory of a client that is gone.
+/// Turns after which no link uses the memory of a client that has gone.
 const TURNS_TO_LET_GO: usize = 8;
 
-/// A task.
 pub(super) struct Seat {
     pub(super) name: &'static str,
     pub(super) host: usize,
-    /// Its number at its node.
+    /// The task's number at its node.
     place: u16,
     pub(super) arena_bytes: u64,
     area_bytes: u64,
     backlog: Option<Backlog>,
-    /// The client that is attached, and how many were before.
+    /// The attached client; `life` counts the ones before it.
     pub(super) client: Option<Client>,
     pub(super) life: u32,
-    /// Steps that it has aborted, and not cleaned up.
+    /// Steps that it has aborted but not cleaned up.
     pub(super) aborted: BTreeSet<i64>,
-    /// Records that it may have written which its shard has not read.
+    /// Upper bound of the records it has written that its shard has not read yet.
     pub(super) unread: usize,
-    /// What it received by the lanes of clients before.
+    /// Tensors that its earlier clients received by lanes.
     pub(super) came_before: u64,
 }
 
-/// A client process.
 pub(super) struct Client {
     pub(super) task: Task,
     pub(super) hands: Hands,
@@ -70,7 +68,7 @@ impl Seat {
 }
 
 impl World {
-    /// A process attaches as a task.
+    /// Attaches a new process as a task.
     pub(super) fn attach(&mut self, seat: usize) -> Result<(), String> {
         let Seat { name, host, place, arena_bytes, area_bytes, backlog, .. } = self.seats[seat];
         let attached = self.hosts[host].clients.attach(place, arena_bytes, area_bytes);
@@ -83,8 +81,8 @@ impl World {
         Ok(())
     }
 
-    /// The process of a task is killed. What the library does here when its task is dropped, nobody sees any more: the others hear of it
-    /// from their daemon and in their lanes.
+    /// Kills a task's process. Nobody sees what the library still does here when its `Task` is dropped: the others hear of the death from
+    /// their daemon and in their lanes.
     pub(super) fn die(&mut self, seat: usize) -> Result<(), String> {
         let Some(client) = self.seats[seat].client.take() else { return Ok(()) };
         let (name, host) = (self.seats[seat].name, self.seats[seat].host);
@@ -111,7 +109,7 @@ impl World {
         }
     }
 
-    /// What the driver of a client does when it is awake.
+    /// Runs a client's driver as if it had been woken.
     pub(super) fn drive(&mut self, seat: usize) -> Result<(), String> {
         let Some(Client { hands, handle, .. }) = &self.seats[seat].client else { return Ok(()) };
         hands.turn();

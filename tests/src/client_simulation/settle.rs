@@ -1,5 +1,5 @@
-//! The end of a run: everybody is there and does what is left to do. Then calls that fit have ended, nothing was lost, and when all steps
-//! are over nothing is left.
+//! The end of a run: every client is attached and does what is left to do. Then all calls that match have ended, nothing was lost, and once
+//! all steps are over nothing is left.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use super::ledger::{End, Spot};
 use super::world::World;
 
-/// Longer than a send waits in a lane, in rounds.
+/// Rounds that take longer than a send waits in a lane.
 const ROUNDS: usize = 300;
-/// Milliseconds of one.
+/// Milliseconds of one round.
 const ROUND: u64 = 2;
 
 impl World {
-    /// Time passes, shards and drivers have turns, and calls end.
+    /// Lets time pass while shards and drivers take turns and calls end.
     pub(super) fn rounds(&mut self, rounds: usize) -> Result<(), String> {
         for _ in 0..rounds {
             self.pass(ROUND);
@@ -44,7 +44,7 @@ impl World {
         Ok(())
     }
 
-    /// No send and recv of one spot wait for each other.
+    /// Checks that no send waits while a recv of its spot does.
     fn check_partners(&self) -> Result<(), String> {
         for &send in self.ledger.open_sends.iter().filter(|send| !self.may_wait_for_room(**send)) {
             let spot = self.ledger.sends[send].call.spot;
@@ -56,15 +56,15 @@ impl World {
         Ok(())
     }
 
-    /// Whether a send may wait in its process, as others that nobody receives have all the room of its arena.
+    /// True if a send may have to wait in its process because sends that nobody receives fill its arena.
     fn may_wait_for_room(&self, number: usize) -> bool {
         let send = &self.ledger.sends[number];
         let client = self.seats[send.call.spot.from].client.as_ref();
         send.bytes > INLINE_BYTES_MAX && client.is_some_and(|client| client.hands.has_backlog())
     }
 
-    /// Of a step that a task has aborted, no call of it waits, and no recv from it. (A send to it that comes after the word of that may
-    /// wait until somebody asks for its tensor, which nobody does.)
+    /// Checks that a task that aborted a step has no call of its own waiting in it, and nobody waits to receive from it. (A send to it that
+    /// arrives after word of the abort may wait until somebody asks for its tensor, which nobody does.)
     fn check_aborted(&self) -> Result<(), String> {
         let sends = self.ledger.open_sends.iter().filter(|send| !self.may_wait_for_room(**send));
         let sends = sends.map(|send| ("send", send, &self.ledger.sends[*send].call));
@@ -79,12 +79,12 @@ impl World {
         Ok(())
     }
 
-    /// What was sent well and that no recv has is there for the next ones.
+    /// Checks that every tensor that was sent well and not received yet goes to the next recv.
     fn claim_all(&mut self) -> Result<(), String> {
         let kept: Vec<usize> = (0..self.ledger.sends.len()).filter(|send| self.must_be_kept(*send)).collect();
         for &send in &kept {
             let spot = self.ledger.sends[send].call.spot;
-            // A recv may wait beside what has no room in its memory.
+            // A recv may wait beside a tensor that does not fit its memory.
             let waits = self.ledger.open_recvs.iter().find(|recv| {
                 let recv = &self.ledger.recvs[**recv];
                 recv.call.spot == spot && !recv.is_narrow
@@ -92,7 +92,7 @@ impl World {
             if let Some(recv) = waits {
                 return Err(format!("send {send} ended well, and recv {recv} waits for it: {spot:?}"));
             }
-            // Others of which nobody has heard may come first.
+            // Tensors of sends with no known outcome may come first.
             while self.ledger.sends[send].delivered.is_none() {
                 let recv = self.claim(spot);
                 self.rounds(10)?;
@@ -104,8 +104,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether the tensor of a send has to be somewhere: it has arrived, and neither was its step ended nor its receiver. (Where a recv was
-    /// given up and the step was cleaned up after that, it may have come between the two as the shard heard of them.)
+    /// True if a send's tensor must still be kept: it has arrived, and its step was not ended nor did its receiver go. (Where a recv was
+    /// given up and the step cleaned up after that, the tensor may have come between the two as the shard heard of them.)
     fn must_be_kept(&self, number: usize) -> bool {
         let send = &self.ledger.sends[number];
         let is_sent = matches!(send.call.ended, Some((_, End::Ok))) && send.delivered.is_none();
@@ -115,7 +115,7 @@ impl World {
         is_sent && is_there && !self.ledger.step_ended(send.call.spot, since)
     }
 
-    /// All give up and clean up: nothing is left of all this.
+    /// Every task gives up its calls and cleans up; nothing may be left.
     fn end_all(&mut self) -> Result<(), String> {
         while !self.ledger.open_recvs.is_empty() {
             self.cancel_at(0);

@@ -23,16 +23,15 @@ use crate::simulation::trace::Trace;
 use crate::two_nodes::hear;
 
 const SLAB_BYTES: usize = 1 << 20;
-/// Nothing is late between nodes here.
+/// A deadline between nodes that is never reached here.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node with its clients, and its links to the other.
+/// A node with its clients and its links to the other node.
 pub(super) struct Host {
     pub(super) clients: Clients,
     links: Vec<Handle>,
 }
 
-/// See the module.
 pub(super) struct World {
     pub(super) random: SmallRng,
     pub(super) trace: Trace,
@@ -44,16 +43,15 @@ pub(super) struct World {
     pub(super) lanes: Lanes,
     pub(super) ledger: Ledger,
     pub(super) report: Report,
-    /// What was received and is not dropped yet.
+    /// Received tensors that are not dropped yet.
     pub(super) kept: Vec<Tensor>,
-    /// So many so far.
     pub(super) actions: usize,
 }
 
 impl World {
     pub(super) fn new(seed: u64, lines: usize) -> Result<World, String> {
         let mut random = SmallRng::seed_from_u64(seed);
-        // By seat, the number of its host.
+        // The host of each seat.
         let places: &[usize] = match random.random_range(0..10) {
             0..5 => &[0, 0],
             5..9 => &[0, 0, 1],
@@ -107,7 +105,6 @@ impl World {
         self.base + Duration::from_millis(self.now)
     }
 
-    /// One turn of a shard.
     pub(super) fn turn(&mut self, host: usize) -> Result<(), String> {
         while let Some(order) = self.hosts[host].clients.node.poll_order() {
             if let ConnectOrder::Dial { peer, hello, .. } = order {
@@ -125,7 +122,7 @@ impl World {
         Ok(())
     }
 
-    /// A call, its answer and its welcome, one after the other.
+    /// Connects two nodes: call, answer and welcome, one after the other.
     fn connect(&mut self, from: usize, peer: Handle, hello: &Hello) -> Result<(), String> {
         let (now, to) = (self.instant(), 1 - from);
         let there = &mut self.hosts[to].clients.node;
@@ -143,7 +140,7 @@ impl World {
     }
 }
 
-/// A node that serves the tasks whose place is `host`.
+/// A node that serves the tasks placed on `host`.
 fn node(host: usize, places: &[usize]) -> Result<Node, String> {
     let address = |host: usize| format!("10.0.0.{}:7000", host + 1);
     let lines = places.iter().zip(TASKS).map(|(place, task)| format!("{task}={}\n", address(*place)));

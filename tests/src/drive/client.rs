@@ -1,5 +1,5 @@
-//! Steps of one client of a shard, which sends to itself: records into the client's ring, the shard's turns, and records out of it,
-//! by hand or by the calls of the client library.
+//! Steps of one client of a shard that sends to itself: records into the client's ring, turns of the shard, and records out of its ring,
+//! written by hand or through calls of the client library.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -22,9 +22,9 @@ const TASK: &str = "ps:1";
 /// The other client, where there are two.
 const OTHER: &str = "worker:1";
 const BYTES: [u8; 64] = [7; 64];
-/// The client's number of its peer.
+/// The client's number for its peer.
 const PEER: u16 = 0;
-/// Turns of one step at most.
+/// Most turns of one step.
 const TURNS_MAX: usize = 1_000;
 
 fn attachment() -> Result<(Attachment, Attached), String> {
@@ -32,7 +32,8 @@ fn attachment() -> Result<(Attachment, Attached), String> {
     made.map_err(|error| error.to_string())
 }
 
-/// Sends and receives all tensors of a step at once, each by a record of its own or all in lists; each is short enough to travel in the rings.
+/// Sends and receives all tensors of a step at once, each with a record of its own or all in lists; the tensors are short enough to travel
+/// in the rings.
 pub(super) fn exchanges(tensors: usize, steps: i64, together: bool) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     let (mut shard, Attached { mut shards, .. }) = attachment()?;
@@ -91,7 +92,7 @@ pub(super) fn exchanges(tensors: usize, steps: i64, together: bool) -> Result<()
     Ok(())
 }
 
-/// The same by the calls of the client library, one for each tensor.
+/// As `exchanges`, through calls of the client library, one for each tensor.
 pub(super) fn calls(tensors: usize, steps: i64) -> Result<(), String> {
     let (mut library, mut receivings, mut sendings) = (Library::new()?, Vec::new(), Vec::new());
     let keys = keys(tensors);
@@ -109,7 +110,7 @@ pub(super) fn calls(tensors: usize, steps: i64) -> Result<(), String> {
     Ok(())
 }
 
-/// The same by its calls for many tensors.
+/// As `calls`, through calls for many tensors.
 pub(super) fn batches(tensors: usize, steps: i64) -> Result<(), String> {
     let (mut library, keys) = (Library::new()?, keys(tensors));
     for step in 0..steps {
@@ -123,7 +124,7 @@ pub(super) fn batches(tensors: usize, steps: i64) -> Result<(), String> {
     Ok(())
 }
 
-/// Two tasks of the client library, each attached to a shard that has nothing to do, and a lane between them.
+/// Two tasks of the client library, each attached to an idle shard, and a lane between them.
 pub(super) struct Neighbours {
     _shards: [Attachment; 2],
     sender: Task,
@@ -149,7 +150,7 @@ impl Neighbours {
     }
 }
 
-/// From one task to another by a direct lane, a call for each tensor.
+/// Sends from one task to the other by a direct lane, one call for each tensor.
 pub(super) fn direct_calls(tensors: usize, steps: i64) -> Result<(), String> {
     let (two, mut receivings, mut sendings) = (Neighbours::new()?, Vec::new(), Vec::new());
     let keys = keys(tensors);
@@ -166,7 +167,7 @@ pub(super) fn direct_calls(tensors: usize, steps: i64) -> Result<(), String> {
     Ok(())
 }
 
-/// The same by the calls for many tensors.
+/// As `direct_calls`, with calls for many tensors.
 pub(super) fn direct_batches(tensors: usize, steps: i64) -> Result<(), String> {
     let (two, keys) = (Neighbours::new()?, keys(tensors));
     for step in 0..steps {
@@ -178,7 +179,7 @@ pub(super) fn direct_batches(tensors: usize, steps: i64) -> Result<(), String> {
     Ok(())
 }
 
-/// A task of the client library that is attached to the shard.
+/// A task of the client library, attached to the shard.
 struct Library {
     shard: Attachment,
     task: Task,
@@ -194,7 +195,7 @@ impl Library {
         Ok(Library { shard, task, tensor, now: Instant::now() })
     }
 
-    /// A turn of the shard. All that was asked is in the ring and is carried out in it, so that no call waits.
+    /// A turn of the shard. Everything asked is in the ring and is carried out in this turn, so that no call waits.
     fn turn(&mut self) -> Result<(), String> {
         self.shard.turn(self.now);
         match self.shard.under_way() {

@@ -1,7 +1,7 @@
-//! The data path in one thread, step after step the same: what `cargo xtask instructions` counts the instructions of. No shard, no
-//! clock and no polling, so that a count depends on the code and the compiler alone.
+//! The data path in one thread, in identical steps, for `cargo xtask instructions` to count instructions of. No shard, no clock and no
+//! polling, so that a count depends on the code and the compiler alone.
 //!
-//! Tensors are 64 B. What a drive does beside (a buffer to receive into, a shared reference to what is sent) is counted with it.
+//! Tensors are 64 B. What a drive does itself (a buffer to receive into, a shared reference to what is sent) is counted, too.
 
 mod client;
 mod node;
@@ -9,19 +9,19 @@ mod wires;
 
 use wires::{Loop, Rdma, Tcp};
 
-/// One of the ways through the code.
+/// One path through the code.
 pub struct Drive {
-    /// As it is called in the table of counts.
+    /// Its name in the table of counts.
     pub name: &'static str,
-    /// What it does, in a line.
+    /// What it does, in one line.
     pub about: &'static str,
-    /// Tensors a step.
+    /// Tensors of each step.
     pub tensors: usize,
-    /// Takes so many steps.
+    /// Takes `steps` steps.
     steps: fn(tensors: usize, steps: i64) -> Result<(), String>,
 }
 
-/// All of them.
+/// All drives.
 pub const DRIVES: &[Drive] = &[
     Drive {
         name: "recv",
@@ -159,21 +159,20 @@ pub const DRIVES: &[Drive] = &[
 ];
 
 impl Drive {
-    /// The one of that name.
+    /// The drive of that name.
     pub fn named(name: &str) -> Option<&'static Drive> {
         DRIVES.iter().find(|drive| drive.name == name)
     }
 
-    /// Takes so many steps.
+    /// Takes `steps` steps.
     ///
     /// # Errors
-    /// A tensor that did not come, which none should.
+    /// A tensor did not come, which should not happen.
     pub fn run(&self, steps: i64) -> Result<(), String> {
         (self.steps)(self.tensors, steps)
     }
 }
 
-/// The keys of a step.
 fn keys(tensors: usize) -> Vec<String> {
     (0..tensors).map(|number| format!("layer_{number}/kernel")).collect()
 }

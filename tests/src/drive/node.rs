@@ -14,7 +14,7 @@ use super::keys;
 use crate::two_nodes::{DEADLINE, PS, QUEUE, TwoNodes, WORKER, Wire};
 
 const BYTES: usize = 64;
-/// A call whose outcome waits in the node until it is taken, as an attached client's does.
+/// A call whose outcome waits in the node until it is taken, as for an attached client.
 const CALL: ClientCall = ClientCall { client: Handle::NONE, call: Handle::NONE };
 
 fn tensor() -> Result<Tensor, String> {
@@ -55,7 +55,7 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     Ok(())
 }
 
-/// The same with one call for all sends of a step and one for all recvs, into memory of their own.
+/// As `recvs`, with one call for all sends of a step and one for all recvs, each into memory of its own.
 pub(super) fn batches(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
     let buffers: Vec<_> = (0..tensors).map(|_| Buffer::from_vec(vec![0; BYTES])).collect();
     recv_together(wire, (tensors, steps), buffers, BatchWaiter::Future, |worker, batch, buffers| {
@@ -67,7 +67,7 @@ pub(super) fn batches(wire: impl Wire, tensors: usize, steps: i64) -> Result<(),
     })
 }
 
-/// The same with tensors that are read where they lie.
+/// As `batches`, with tensors that are read where they lie.
 pub(super) fn views(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
     recv_together(wire, (tensors, steps), Vec::new(), BatchWaiter::Views, |worker, batch, _| {
         let Poll::Ready(received) = worker.poll_views(batch, Waker::noop()) else { return Ok(false) };
@@ -140,7 +140,7 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     Ok(())
 }
 
-/// Pushes all tensors of a step at once, given by reference, and looks at what has come.
+/// Pushes all tensors of a step at once, by reference, and looks at what arrived.
 pub(super) fn pushes(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
     let (tensor, mut batches) = (tensor()?, Vec::<AcceptedBatch>::new());
     let is_whole = |view: TensorView<'_>| view.bytes.first() == Some(&7) && view.bytes.len() == BYTES;
@@ -156,7 +156,7 @@ pub(super) fn pushes(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), 
     )
 }
 
-/// The same with tensors that are given away, and taken out one by one.
+/// As `pushes`, with tensors that are moved into the push and taken out one by one.
 pub(super) fn single_pushes(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), String> {
     let (tensor, mut items) = (tensor()?, Vec::<Accepted>::new());
     push_all(

@@ -1,4 +1,4 @@
-//! What joins the two nodes of a drive.
+//! The links between the two nodes of a drive.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
@@ -19,12 +19,11 @@ use socket2::Socket;
 
 use crate::two_nodes::Wire;
 
-/// What the RDMA devices are called.
 const HOSTS: [&str; 2] = ["one", "other"];
-/// Turns in which two ends settle upon verbs, many times what they need.
+/// Most turns until two ends settle on verbs: many times what they need.
 const SETTLING_TURNS: usize = 10_000;
 
-/// Memory.
+/// A link in memory.
 pub(super) struct Loop;
 
 impl Wire for Loop {
@@ -42,7 +41,7 @@ impl Wire for Loop {
     }
 }
 
-/// A TCP connection of this host's. What was written can be read when the write returns, or very soon.
+/// A TCP connection within this host. Written bytes can be read when the write returns, or very soon after.
 pub(super) struct Tcp;
 
 impl Wire for Tcp {
@@ -61,7 +60,6 @@ impl Wire for Tcp {
     }
 }
 
-/// Both ends of a TCP connection.
 fn connection() -> [TcpLink; 2] {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
     let one = TcpStream::connect(listener.local_addr().expect("a bound socket has an address")).expect("it listens");
@@ -73,7 +71,7 @@ fn connection() -> [TcpLink; 2] {
     })
 }
 
-/// RDMA devices in memory, which do what they are asked at once.
+/// RDMA devices in memory that carry out requests at once.
 pub(super) struct Rdma {
     ports: [Rc<Port>; 2],
 }
@@ -97,7 +95,7 @@ impl Rdma {
 }
 
 impl Wire for Rdma {
-    /// Links that have settled upon verbs: what is said on TCP before that is not counted.
+    /// Links that have settled on verbs: what is said over TCP before that is not counted.
     fn link(&self) -> (Box<dyn Link>, Box<dyn Link>) {
         let [one, other] = connection();
         let [of_one, of_other] = &self.ports;
@@ -124,7 +122,7 @@ impl Wire for Rdma {
     }
 }
 
-/// A link whose port is polled with it, in place of a shard that does so once a turn.
+/// A link that polls its port itself, in place of a shard that does so once a turn.
 struct Polled {
     link: SettledLink,
     port: Rc<Port>,
@@ -167,7 +165,7 @@ impl Link for Polled {
     }
 }
 
-/// Nothing is said before both are open.
+/// Receives nothing: nothing is said before both ends are open.
 struct Deaf;
 
 impl Receiver for Deaf {

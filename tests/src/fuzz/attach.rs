@@ -1,11 +1,11 @@
-//! The attaching conversation: what a client asks and what a daemon answers, JSON both.
+//! The attach conversation: a client's request and a daemon's answer, both as JSON.
 
 use sealane_transport::shm::attach::{AttachError, fuzzing};
 use sealane_transport::shm::segment_bytes;
 
 use super::assert_says;
 
-/// Reads the message as a request and as an answer; each is read again as its reader would write it.
+/// Reads the message as a request and as an answer; each is written again and must read the same.
 pub(super) fn run(input: &[u8]) {
     match fuzzing::request(input) {
         Err(error) => assert_says(&error),

@@ -1,5 +1,5 @@
-//! A whole shard and a client of one of its tasks that writes what it likes into its ring, while another task of the shard
-//! speaks with it. The shard goes on, or hangs up on the client; it harms nobody else, and nothing of it is left.
+//! A whole shard, and a client of one of its tasks that writes anything into its ring while another task of the shard talks to it. The
+//! shard goes on or hangs up on the client; it harms nobody else, and nothing of the client is left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,16 +22,16 @@ use super::node::{LAST_TURNS, PEERS, SIZES, STEPS, TASKS, shard};
 use super::records::fill;
 use super::script::Script;
 
-/// The task that is the client's, and the one beside it.
+/// The client's task, and the other one.
 const CLIENT: u16 = 0;
 const OTHER: u16 = 1;
 const ARENA_BYTES: u64 = 128 * 1024;
 const AREA_BYTES: u64 = 128 * 1024;
 /// Numbers of calls, plans and queues that the client uses.
 const NUMBERS: usize = 6;
-/// Steps in the life of a plan at most.
+/// Most steps in the life of a plan.
 const PLAN_STEPS_MAX: usize = 12;
-/// Bytes of a record that is no submission.
+/// Longest record that is not a submission, in bytes.
 const NOISE_BYTES_MAX: usize = 80;
 
 struct World {
@@ -39,17 +39,17 @@ struct World {
     end: ClientEnd,
     record: Record,
     now: Instant,
-    /// Blocks of the area that the client was given.
+    /// Blocks of the area that were handed to the client.
     tokens: Vec<u64>,
     /// Calls of the other task.
     sends: Vec<Outcome<SendOutcome>>,
     recvs: Vec<Outcome<RecvOutcome>>,
     queue: Option<(&'static str, Arc<AcceptQueue>)>,
-    /// The plan that leads a life of its own is open.
+    /// The plan of `lead_plan` is open.
     has_plan: bool,
 }
 
-/// Follows the input from word to word.
+/// Runs the script in the input, word by word.
 pub(super) fn run(input: &[u8]) {
     let (shard, attached) = Attachment::new(shard(), CLIENT, ARENA_BYTES, AREA_BYTES).expect("memory for a client");
     let Attached { mut shards, .. } = attached;
@@ -57,7 +57,7 @@ pub(super) fn run(input: &[u8]) {
     let (record, now) = (Record::new(), Instant::now());
     let (tokens, sends, recvs) = (Vec::new(), Vec::new(), Vec::new());
     let mut world = World { shard, end, record, now, tokens, sends, recvs, queue: None, has_plan: false };
-    // Without names there is nobody to speak to.
+    // Without names the client could address nobody.
     for (number, name) in (0..).zip(PEERS.into_iter().chain(TASKS)) {
         world.submit(&Submission::Peer { number, name });
     }
@@ -69,7 +69,7 @@ pub(super) fn run(input: &[u8]) {
 }
 
 impl World {
-    /// One word of the script.
+    /// Carries out one word of the script.
     fn go_on(&mut self, script: &mut Script<'_>) {
         match script.byte() {
             0..=139 => self.ask(script),
@@ -88,11 +88,11 @@ impl World {
 
     fn submit(&mut self, submission: &Submission<'_>) {
         submission.encode(&mut self.record).expect("within the limits");
-        // A full ring is the client's own affair.
+        // A full ring is the client's own problem.
         let _ = self.end.submissions.push(&self.record);
     }
 
-    /// A record of the kinds that a client writes, with numbers that may well be wrong.
+    /// Writes a record of the kinds that a client writes, with numbers that may be wrong.
     fn ask(&mut self, script: &mut Script<'_>) {
         let kind = script.below(23);
         let (call, number) = (script.below(NUMBERS) as u32, script.below(NUMBERS) as u32);
@@ -166,7 +166,7 @@ impl World {
         self.submit(&submission);
     }
 
-    /// A record of many small calls, of which some may have one number, and one that is in use.
+    /// Writes a record of many small calls, some of which may share a number or use one that is taken.
     fn ask_together(&mut self, script: &mut Script<'_>) {
         let (peer, step) = (script.below(PEERS.len() + TASKS.len() + 1) as u16, script.below(STEPS) as i64);
         let (timeout_ms, sends) = (script.one_of(&[0, 10, 5_000, NO_TIMEOUT]), script.yes());
@@ -185,12 +185,12 @@ impl World {
         });
     }
 
-    /// Steps in the life of a plan, mostly in one turn: it is opened with any number of keys, pulled, given up, closed, and
-    /// opened again under its number. No numbers are wrong here, so that a life may be long.
+    /// Steps in the life of a plan, mostly in one turn: it is opened with any number of keys, pulled, given up, closed, and opened again
+    /// under the same number. No numbers are wrong here, so that a plan may live long.
     fn lead_plan(&mut self, script: &mut Script<'_>) {
         let (plan, peer) = (NUMBERS as u32, script.below(PEERS.len() + TASKS.len()) as u16);
         for _ in 0..script.below(PLAN_STEPS_MAX) {
-            // A byte each, so that few changes of an input make another life.
+            // One byte per step, so that a small change of the input gives another life.
             let step = script.byte();
             let (call, keys, mut packed) =
                 (NUMBERS as u32 + u32::from(step >> 5), usize::from(step >> 3 & 3), Vec::new());
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    /// The client reads what it was answered, which must make sense.
+    /// The client reads its answers, which must make sense.
     fn read(&mut self) {
         while self.end.completions.pop(&mut self.record).expect("a shard keeps the ring whole") {
             let completion = Completion::decode(&self.record).expect("a shard writes what can be read");
@@ -248,7 +248,7 @@ impl World {
         self.end.completions.publish();
     }
 
-    /// The other task does something with the client's.
+    /// The other task does something with the client's task.
     fn act(&mut self, script: &mut Script<'_>) {
         let node = &mut self.shard.node;
         let pair = node.pair(OTHER, TASKS[usize::from(CLIENT)]).expect("both are on the map");
@@ -301,7 +301,7 @@ impl World {
         }
     }
 
-    /// The client goes, the shard stops: nothing may be left.
+    /// The client goes and the shard stops: nothing may be left.
     fn finish(mut self) {
         self.read();
         self.shard.turn(self.now);
@@ -325,7 +325,7 @@ impl World {
 pub(super) fn seeds() -> Vec<Vec<u8>> {
     const TURN: u8 = 255;
     const READ: u8 = 200;
-    // Kind, call, number, peer, step, key, size, timeout, where, and what the kind adds.
+    // Kind, call, number, peer, step, key, size, timeout, place, and what the kind adds.
     let ask = |kind: u8, peer: u8, size: u8, more: &[u8]| {
         [&[1, kind, 1, 1, peer, 1, 1, size, 2, 1, 4, 1, 1, 0, 0][..], more].concat()
     };

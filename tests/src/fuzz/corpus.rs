@@ -1,5 +1,5 @@
-//! The corpora: inputs that are kept because they reach something (`corpora/TARGET.tar`), or because they once broke something
-//! (`corpora/found/TARGET/NAME`, each a file with a name of its own).
+//! The corpora: inputs that are kept because they reach new code (`corpora/TARGET.tar`), or because they once broke a promise
+//! (`corpora/found/TARGET/NAME`, one file each).
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -11,12 +11,12 @@ use super::Target;
 pub type Inputs = Vec<(String, Vec<u8>)>;
 
 impl Target {
-    /// The archive of its corpus: in the sources, so that everyone has what one search has found.
+    /// The archive of its corpus; it is among the sources, so that everyone has what one search has found.
     pub fn corpus_archive(&self) -> PathBuf {
         corpora().join(self.name).with_extension("tar")
     }
 
-    /// The inputs of its archive.
+    /// The inputs in its archive.
     ///
     /// # Errors
     /// The archive cannot be read.
@@ -31,7 +31,7 @@ impl Target {
         Ok(inputs)
     }
 
-    /// The inputs that once broke a promise of it.
+    /// Inputs that once broke one of its promises.
     ///
     /// # Errors
     /// The directory, or a file in it, cannot be read.
@@ -49,7 +49,7 @@ impl Target {
         Ok(inputs)
     }
 
-    /// All inputs that are kept of it.
+    /// All inputs kept for it.
     ///
     /// # Errors
     /// They cannot be read.
@@ -58,12 +58,12 @@ impl Target {
     }
 }
 
-/// Where the corpora are.
+/// The directory of the corpora.
 pub fn corpora() -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "corpora"].iter().collect()
 }
 
-/// Writes an archive of these inputs: the same bytes whenever and by whomever it is written.
+/// Writes an archive of these inputs; the same inputs always give the same bytes.
 ///
 /// # Errors
 /// It cannot be written.

@@ -1,5 +1,5 @@
-//! What a connection must pass before its greeting, from both sides: bytes of an input alone, or what an honest side says, bent
-//! and cut by an input on its way.
+//! What a connection exchanges up to its greeting, on both sides: either bytes of the input alone, or what an honest side says, altered and
+//! cut by the input on its way.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -15,17 +15,17 @@ use socket2::{Domain, Socket, Type};
 use super::assert_says;
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// What a side reads at once, and may hold besides what it waits for.
+/// What a side reads at once, and may hold in addition to what it waits for.
 const READ_BYTES: usize = 16 * 1024;
-/// Times that a side may be asked to go on once nothing more can come.
+/// How often a side may be polled once nothing more can come.
 const LAST_POLLS: usize = 4;
 
-/// Of the first byte of an input: what is asked for, and how the rest is meant.
+/// Bits of an input's first byte: the kind of authentication, which side there is, and how the rest is used.
 const MEANS: u8 = 3;
 const CALLER: u8 = 4;
 const BENT: u8 = 8;
 
-/// Nothing, a secret and a certificate.
+/// Credentials: none, a secret, and a certificate.
 static SHOWN: LazyLock<[Authentication; 3]> = LazyLock::new(|| {
     let authority = Authority::new().expect("random numbers");
     let certified = authority.certify(&[], SystemTime::now() + DAY).expect("random numbers");
@@ -36,7 +36,7 @@ static SHOWN: LazyLock<[Authentication; 3]> = LazyLock::new(|| {
     ]
 });
 
-/// Most bytes pass as they are.
+/// Script bytes below this leave a byte as it is, which is most of them.
 const ALTERS: u8 = 0xe0;
 
 /// One side of a greeting.
@@ -55,7 +55,7 @@ impl Side {
         }
     }
 
-    /// Goes on as far as it can.
+    /// Makes as much progress as it can.
     fn poll(&mut self, held_max: usize) {
         *self = match std::mem::replace(self, Side::Over) {
             Side::Called(answering) => match answering.poll() {
@@ -86,7 +86,7 @@ impl Side {
         matches!(self, Side::Over)
     }
 
-    /// Nothing more comes: it has to end.
+    /// Nothing more comes: the side must end.
     fn end(&mut self, held_max: usize) {
         for _ in 0..LAST_POLLS {
             self.poll(held_max);
@@ -95,7 +95,7 @@ impl Side {
     }
 }
 
-/// The first byte says which sides there are, the second how what comes is cut; see [`alone`] and [`bent`] for the rest.
+/// Runs an input. Its first byte says which sides there are, the second how the bytes are cut; see [`alone`] and [`bent`] for the rest.
 pub(super) fn run(input: &[u8]) {
     let [kind, cut, rest @ ..] = input else { return };
     let shown = &SHOWN[usize::from(kind & MEANS) % SHOWN.len()];
@@ -106,11 +106,11 @@ pub(super) fn run(input: &[u8]) {
     }
 }
 
-/// Says `bytes` to one side.
+/// Sends `bytes` to one side.
 fn alone(is_caller: bool, shown: &Authentication, cut: usize, bytes: &[u8]) {
     let (socket, wire) = pair();
     let mut side = Side::new(socket, is_caller, shown);
-    // Nobody guesses the secret, or has a certificate.
+    // No input guesses the secret or has a certificate.
     let held_max = if shown.is_open() { PREFACE_BYTES + HELLO_BYTES_MAX } else { PREFACE_BYTES + PROOF_BYTES };
     let held_max = held_max + READ_BYTES;
     side.poll(held_max);
@@ -126,7 +126,7 @@ fn alone(is_caller: bool, shown: &Authentication, cut: usize, bytes: &[u8]) {
     side.end(held_max);
 }
 
-/// Carries what two honest sides say, cut into parts, a byte of `script` for each byte: one of [`ALTERS`] or more alters it.
+/// Carries what two honest sides say, cut into parts. Each byte has a byte of `script`; one of [`ALTERS`] or more alters it.
 fn bent(shown: &Authentication, cut: usize, script: &[u8]) {
     let ((caller, caller_wire), (called, called_wire)) = (pair(), pair());
     let mut sides = [Side::new(caller, true, shown), Side::new(called, false, shown)];
@@ -152,7 +152,7 @@ fn bent(shown: &Authentication, cut: usize, script: &[u8]) {
     sides.iter_mut().for_each(|side| side.end(held_max));
 }
 
-/// Says all of `bytes`; false if nobody hears. Without the signal that writing to nobody brings where it is not ignored.
+/// Sends all of `bytes`; false if the other side has closed. Without the signal (SIGPIPE) that such a write would raise.
 fn say(wire: &Socket, mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         match wire.send_with_flags(bytes, libc::MSG_NOSIGNAL) {

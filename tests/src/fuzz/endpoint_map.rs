@@ -4,7 +4,7 @@ use sealane_transport::endpoint_map::{EndpointMap, Severity, TaskName, Transport
 
 use super::assert_says;
 
-/// Parses the text; what the map holds must agree with itself and with the linter.
+/// Parses the text; the map must be consistent with itself and with the linter.
 pub(super) fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let diagnostics = lint(&text);

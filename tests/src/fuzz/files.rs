@@ -1,4 +1,4 @@
-//! Tensor files, `.npy` and `.safetensors`: a file that is read comes back the same when it is written.
+//! Tensor files, `.npy` and `.safetensors`: what is read from a file and written again must read the same.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn run(path: &Path, input: &[u8]) {
     let Some(first) = tensors.first() else { return };
     assert_eq!(decode(path, input.to_vec(), Some(&first.0)).map(|chosen| chosen.len()).ok(), Some(1));
     match encode(path, &tensors) {
-        // A file may hold types and names that this side does not write.
+        // A file may have types and names that are never written here.
         Err(error) => assert_says(&error),
         Ok(bytes) => {
             let again = decode(path, bytes, None).expect("its own file");

@@ -1,4 +1,4 @@
-//! Frames that a hostile peer makes up: every kind, with numbers that may well name something.
+//! Frames made up by a hostile peer: every kind, with numbers that may well exist.
 
 use sealane_transport::if_gone::IfGone;
 use sealane_transport::limits::TRANSFERS_MAX;
@@ -11,17 +11,17 @@ use sealane_transport::{Handle, Meta};
 
 use super::script::Script;
 
-/// Keys and queues that both sides speak of.
+/// Keys and queue names that both sides use.
 pub(super) const KEYS: [&str; 4] = ["w0", "w1", "dense/kernel", ""];
 
-/// Kinds of frames that [`forge`] knows.
+/// Number of frame kinds that [`forge`] knows.
 pub(super) const KINDS: usize = 31;
-/// Most entries of a frame of several.
+/// Most entries of a frame that has several.
 const ENTRIES_MAX: usize = 5;
-/// Longest payload, metadata or text that is made up, in bytes.
+/// Longest made-up payload, metadata or text, in bytes.
 const FIELD_BYTES_MAX: usize = 300;
 
-/// Metadata of a vector of so many bytes.
+/// Metadata of a vector of `bytes` bytes.
 pub(super) fn vector(bytes: u64) -> Meta {
     let mut meta = Meta::from_slice(&[1, 8, 1, 0, 0, 1, 0, 0]);
     meta.extend_from_slice(&bytes.to_le_bytes());
@@ -38,7 +38,7 @@ fn handle(script: &mut Script<'_>) -> Handle {
     }
 }
 
-/// A transfer: none, one of the first, or past the limit.
+/// A transfer number: none, one of the first, or past the limit.
 fn transfer(script: &mut Script<'_>) -> u16 {
     script.one_of(&[0, 0, 0, 1, 1, 1, 2, TRANSFERS_MAX as u16, TRANSFERS_MAX as u16 + 1])
 }
@@ -51,17 +51,17 @@ fn text<'a>(script: &mut Script<'a>) -> &'a str {
     }
 }
 
-/// Bytes of a payload: of a size that tensors have, or any.
+/// Length of a payload: one that tensors have, or any.
 fn payload_bytes(script: &mut Script<'_>) -> u64 {
     if script.yes() { script.one_of(&[0, 5, 600, 9_000, 12_288, 20_000, 50_000, 96 * 1024]) } else { script.number() }
 }
 
-/// Metadata: a vector of bytes of that length, or anything.
+/// Metadata: of a vector of that length, or any bytes.
 fn meta(script: &mut Script<'_>, payload_bytes: u64) -> Meta {
     if script.below(4) == 0 { Meta::from_slice(script.bytes(FIELD_BYTES_MAX)) } else { vector(payload_bytes) }
 }
 
-/// Writes one frame to `out`, of kind `kind` below [`KINDS`]. A payload that follows a frame is part of it most often.
+/// Writes a frame of kind `kind` (below [`KINDS`]) to `out`, most often with the payload that follows such a frame.
 pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
     let writer = &mut FrameWriter(out);
     match kind {

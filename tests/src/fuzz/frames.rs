@@ -1,4 +1,4 @@
-//! Frames of the wire, of every kind: what is read is written again and reads the same, and no field is over its limit.
+//! Wire frames of every kind: what is read and written again must read the same, and no field may exceed its limit.
 
 use sealane_transport::Handle;
 use sealane_transport::limits::{
@@ -12,7 +12,7 @@ use sealane_transport::wire::{
 
 use super::assert_says;
 
-/// Reads frame after frame.
+/// Reads one frame after the other.
 pub(super) fn run(mut input: &[u8]) {
     let mut written = Vec::new();
     loop {
@@ -34,7 +34,7 @@ pub(super) fn run(mut input: &[u8]) {
     }
 }
 
-/// Writes a frame as its sender would; false if no sender would write it.
+/// Writes a frame as a sender does; false if no sender would write it.
 fn write(frame: &Frame<'_>, writer: &mut FrameWriter<'_>) -> Result<bool, WireError> {
     match frame {
         Frame::Request(request) => {
@@ -129,7 +129,7 @@ fn write_pull(frame: &PullFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
             assert!(keys.iter().all(|key| key.len() <= KEY_BYTES_MAX));
             let ends = (set.consumer, set.producer);
             let told = writer.key_set(set.id, ends, (set.count, set.first), keys.iter().copied());
-            // A sender leaves room for the fixed part that a full frame of another may have filled.
+            // Our sender leaves room for the fixed part; another sender's full frame may have used that room.
             return Ok(told as usize == keys.len());
         }
         PullFrame::Forget { set } => writer.forget_set(*set),
@@ -172,7 +172,7 @@ fn write_push(frame: &PushFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
             writer.push(push);
         }
         PushFrame::Pushes(pushes) => {
-            // A sender leaves out metadata that repeats, which another may have written.
+            // Our sender omits repeated metadata; another sender may have written it.
             let mut group = writer.pushes(pushes.stream, pushes.first);
             let (mut last, mut as_written) = (None, true);
             for entry in pushes.records.iter() {
@@ -197,7 +197,7 @@ fn write_push(frame: &PushFrame<'_>, writer: &mut FrameWriter<'_>) -> Result<boo
     Ok(true)
 }
 
-/// Bytes of payload that follow a frame before the next.
+/// Length of the payload that follows a frame.
 pub(super) fn payload_behind(frame: &Frame<'_>) -> u64 {
     match frame {
         Frame::Response(response) if response.transfer == 0 => response.payload_bytes,

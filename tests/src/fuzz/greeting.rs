@@ -5,7 +5,7 @@ use sealane_transport::wire::{Greeting, Hello, PREFACE_BYTES, PROOF_BYTES, Rejec
 
 use super::assert_says;
 
-/// Reads one greeting, and what was read once more as this side would write it.
+/// Reads a greeting; it is written again and must read the same.
 pub(super) fn run(input: &[u8]) {
     let (greeting, length) = match Greeting::parse(input) {
         Ok(None) => return,

@@ -1,7 +1,7 @@
-//! Fuzz targets: what reads bytes from outside, each as a function of one input that panics where a promise is broken.
+//! Fuzz targets: everything that reads bytes from outside, each as a function of one input that panics if a promise is broken.
 //!
-//! The same functions run in three ways: over the corpora and inputs made at random in the suite (`tests/tests/fuzz.rs`),
-//! guided by coverage (`cargo xtask fuzz`), and on one input, to look into it (`cargo xtask fuzz TARGET --input FILE`).
+//! The same functions run in three ways: over the corpora and random inputs in the test suite (`tests/tests/fuzz.rs`), guided by coverage
+//! (`cargo xtask fuzz`), and on one input to examine it (`cargo xtask fuzz TARGET --input FILE`).
 
 mod attach;
 mod client;
@@ -26,22 +26,22 @@ mod verbs;
 
 use std::fmt::Display;
 
-/// The environment variable that names the target which a process of `tests/fuzz` runs.
+/// The environment variable with the name of the target that a process of `tests/fuzz` runs.
 pub const TARGET_VARIABLE: &str = "SEALANE_FUZZ_TARGET";
 
 /// Something that reads bytes from outside.
 pub struct Target {
-    /// Its name, and that of its corpus.
+    /// Its name, which is also that of its corpus.
     pub name: &'static str,
     /// What it reads, and where that comes from.
     pub reads: &'static str,
     /// Reads one input. Panics if that breaks a promise.
     pub run: fn(&[u8]),
-    /// Inputs that are as they should be, or nearly: where the search begins.
+    /// Valid or nearly valid inputs that the search starts from.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Longest input that is worth a try, in bytes.
+    /// Longest input worth trying, in bytes.
     pub input_bytes_max: usize,
-    /// Words that are unlikely to be found by chance.
+    /// Byte strings that are unlikely to be found by chance.
     pub words: &'static [&'static [u8]],
 }
 
@@ -249,7 +249,7 @@ pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// Every error has something to say.
+/// Checks that an error has a text.
 fn assert_says(error: &(impl Display + ?Sized)) {
     assert!(!error.to_string().is_empty());
 }

@@ -1,5 +1,5 @@
-//! A whole shard, its tasks at work, and peers that say what they like: greetings first, frames then. What the shard says
-//! must always be well-formed, every call of its tasks must end, and no memory may stay taken.
+//! A whole shard with working tasks, and peers that say anything: a greeting first, then frames. What the shard says must always be
+//! well-formed, every call of its tasks must end, and no memory may stay taken.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -25,23 +25,23 @@ use super::forge::{KEYS, KINDS, forge};
 use super::frames::payload_behind;
 use super::script::Script;
 
-/// Who serves what: the shard is that of the first address.
+/// Which address serves which task: the shard is the one at the first address.
 const MAP: &str = "ps:1=10.0.0.1:7000\nps:2=10.0.0.1:7000\nworker:1=10.0.0.2:7000\nworker:2=10.0.0.3:7000\n";
 pub(super) const TASKS: [&str; 2] = ["ps:1", "ps:2"];
-/// Whom the tasks speak to: two peers, each other, and nobody.
+/// Peers of the tasks' calls: two remote tasks, a task of the shard, and an unknown one.
 pub(super) const PEERS: [&str; 4] = ["worker:1", "worker:2", "ps:2", "elsewhere:1"];
-/// What peers call themselves.
+/// Addresses that peers claim to have.
 const ADDRESSES: [&str; 4] = ["10.0.0.2:7000", "10.0.0.3:7000", "10.0.0.9:7000", "no address"];
 pub(super) const STEPS: usize = 3;
 const SLAB_BYTES: usize = 256 * 1024;
 const TENSOR_BYTES_MAX: u64 = 64 * 1024;
-/// Sizes of tensors: without bytes, small, behind a frame, in chunks.
+/// Sizes of tensors: no bytes, small, beside a frame, in chunks.
 pub(super) const SIZES: [usize; 4] = [0, 40, 9_000, 30_000];
-/// Links that peers keep open.
+/// Most links that peers keep open.
 const LINKS_MAX: usize = 4;
-/// Bytes that a peer makes up at once.
+/// Most bytes that a peer makes up at once.
 const NOISE_BYTES_MAX: usize = 64;
-/// Turns in which a shard without peers must come to rest.
+/// Turns after which a shard without peers must be at rest.
 pub(super) const LAST_TURNS: usize = 50;
 
 /// A shard that serves [`TASKS`], with small limits.
@@ -76,7 +76,7 @@ pub(super) fn shard() -> Node {
     Node::new(settings, map, slab("send"), slab("receive")).expect("a shard")
 }
 
-/// A call of a task, whose outcome must come.
+/// A call of a task; it must end.
 enum Call {
     Send(Outcome<SendOutcome>),
     Recv(Outcome<RecvOutcome>),
@@ -93,11 +93,11 @@ impl Call {
     }
 }
 
-/// A peer's ear: it takes what a shard says, and finds fault with what it may not say.
+/// A peer's receiver: checks that what the shard says is well-formed.
 #[derive(Default)]
 struct Ear {
     greeted: bool,
-    /// Bytes of payload that come before the next frame.
+    /// Bytes of payload before the next frame.
     payload: u64,
 }
 
@@ -142,7 +142,7 @@ struct World {
     queues: Vec<(u16, &'static str, Arc<AcceptQueue>)>,
 }
 
-/// Follows the input from word to word.
+/// Runs the script in the input, word by word.
 pub(super) fn run(input: &[u8]) {
     let now = Instant::now();
     let mut world = World {
@@ -163,7 +163,7 @@ pub(super) fn run(input: &[u8]) {
 }
 
 impl World {
-    /// One word of the script.
+    /// Carries out one word of the script.
     fn go_on(&mut self, script: &mut Script<'_>) {
         match script.byte() {
             word @ 0..=115 => {
@@ -196,7 +196,7 @@ impl World {
         self.node.check_invariants();
     }
 
-    /// Bytes of a peer go to the shard.
+    /// Sends a peer's bytes to the shard.
     fn say(&mut self, script: &mut Script<'_>, bytes: &[u8]) {
         if self.peers.is_empty() {
             return;
@@ -211,7 +211,7 @@ impl World {
         self.node.turn(self.now);
         self.node.take_new_links(&mut Vec::new());
         for Peer { link, ear } in &mut self.peers {
-            // The shard may have hung up; what it said before is heard.
+            // The shard may have hung up; what it said before that is still received.
             while link.receive(ear, usize::MAX).is_ok_and(|heard| heard > 0) {}
         }
         let counters = self.node.counters();
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// A peer calls, or answers a call of the shard's.
+    /// A peer calls the shard, or answers its call.
     fn greet(&mut self, script: &mut Script<'_>) {
         let hello = Self::hello(script);
         if script.yes()
@@ -260,7 +260,6 @@ impl World {
         }
     }
 
-    /// A task does something.
     fn act(&mut self, script: &mut Script<'_>) {
         let local = script.below(TASKS.len()) as u16;
         let Ok(pair) = self.node.pair(local, script.one_of(&PEERS)) else { return };
@@ -357,7 +356,7 @@ impl World {
         }
     }
 
-    /// The peers go, the shard stops: nothing may be left.
+    /// The peers go and the shard stops: nothing may be left.
     fn finish(mut self) {
         self.peers.clear();
         self.node.shut_down(self.now, "it is over");
@@ -367,7 +366,7 @@ impl World {
         }
         for (local, name, queue) in self.queues.drain(..) {
             self.node.close_queue(local, name, &queue);
-            // What is not taken would wait for the next acceptor. A queue that is closed and empty says so.
+            // Tensors that are not taken would wait for the next acceptor. A queue that is closed and empty reports that.
             let _ = queue.take(usize::MAX, &mut Vec::new());
         }
         assert!(self.calls.iter().all(Call::has_ended), "a call stands");
@@ -387,7 +386,7 @@ impl World {
 }
 
 pub(super) fn seeds() -> Vec<Vec<u8>> {
-    // A caller with its tasks; then what the tasks of the shard and the caller do.
+    // A caller with its tasks; then the actions of the shard's tasks and of the caller.
     let hello = [180, 5, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0];
     let answered = [180, 5, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 1];
     let act = |what: u8, more: &[u8]| [&[130, 0, 0, 2, 1, 0, 1, what][..], more].concat();

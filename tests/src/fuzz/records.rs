@@ -1,5 +1,5 @@
-//! Records out of the rings between a client and the daemon: submissions, which the daemon reads, and completions, which
-//! the client reads. A record may hold anything.
+//! Records in the rings between a client and the daemon: submissions, which the daemon reads, and completions, which the client reads. A
+//! record may hold anything.
 
 use sealane_transport::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 use sealane_transport::named_rows::NamedRows;
@@ -12,7 +12,7 @@ use sealane_transport::{Error, Late, Operation, TensorMeta, tensor::DType};
 
 use super::assert_says;
 
-/// The record that an input stands for: kind, flags, and words, the last one filled up with zeros.
+/// Makes the record that an input stands for: kind, flags, and words, the last one padded with zeros.
 pub(super) fn fill(record: &mut Record, input: &[u8]) {
     let [kind, flags, content @ ..] = input else { return record.set(0, 0, &[]) };
     let mut words = [0; RECORD_WORDS_MAX];
@@ -26,21 +26,21 @@ pub(super) fn fill(record: &mut Record, input: &[u8]) {
     record.set(*kind, *flags, &words[..count]);
 }
 
-/// A record from an input, read as a submission.
+/// Reads an input as a submission.
 pub(super) fn run_submission(input: &[u8]) {
     let mut record = Record::new();
     fill(&mut record, input);
     check_submission(&record);
 }
 
-/// A record from an input, read as a completion.
+/// Reads an input as a completion.
 pub(super) fn run_completion(input: &[u8]) {
     let mut record = Record::new();
     fill(&mut record, input);
     check_completion(&record);
 }
 
-/// Reads a submission; what it says is within the limits and reads the same when it is written.
+/// Reads a submission; it must be within the limits, and read the same once written again.
 pub(super) fn check_submission(record: &Record) {
     let submission = match Submission::decode(record) {
         Err(malformed) => return assert_says(&malformed),
@@ -68,7 +68,7 @@ pub(super) fn check_submission(record: &Record) {
     assert_eq!(Submission::decode(&again), Ok(submission));
 }
 
-/// Every call of a list is within the limits.
+/// Checks that every call of a list is within the limits.
 fn check_calls(calls: CallList<'_>) {
     assert!(calls.len() <= NUMBERS_PER_RECORD);
     for SmallCall { key, meta, bytes, .. } in calls.iter() {
@@ -76,7 +76,7 @@ fn check_calls(calls: CallList<'_>) {
     }
 }
 
-/// Reads a completion; what it says is within the limits and reads the same when it is written.
+/// Reads a completion; it must be within the limits, and read the same once written again.
 pub(super) fn check_completion(record: &Record) {
     let completion = match Completion::decode(record) {
         Err(malformed) => return assert_says(&malformed),
@@ -102,13 +102,13 @@ pub(super) fn check_completion(record: &Record) {
     assert_eq!(Completion::decode(&again), Ok(completion));
 }
 
-/// What a record would be as an input.
+/// The input that stands for a record.
 fn input_of(kind_and_flags: [u8; 2], record: &Record) -> Vec<u8> {
     let words = record.content().iter().flat_map(|word| word.to_le_bytes());
     kind_and_flags.into_iter().chain(words).collect()
 }
 
-/// Two small calls.
+/// A list of two small calls.
 fn list(key: &str, meta: &[u8], bytes: &[u8]) -> CallListBuf {
     let mut calls = CallListBuf::default();
     let small = SmallCall { call: 1, key, meta, bytes };

@@ -1,5 +1,5 @@
-//! A ring in memory that the other side writes as it likes: the reader and the writer of an honest side go on or say what
-//! is broken, and never read or write past what there is.
+//! Rings in memory that the other side may overwrite at will: an honest reader or writer goes on or reports what is broken, and never reads
+//! or writes out of bounds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,11 +10,11 @@ use super::assert_says;
 use super::records::{check_completion, check_submission, fill};
 use super::script::Script;
 
-/// Slots of the ring: a record of the greatest length just fits.
+/// Slots of the ring: just enough for the longest record.
 const SLOTS: usize = 64;
-/// Bytes of a record that an honest side writes.
+/// Longest record that an honest side writes, in bytes.
 const RECORD_BYTES_MAX: usize = 600;
-/// Positions that a hostile side stores to: all of the first laps.
+/// Positions that a hostile side stores to: those of the first laps.
 const POSITIONS: usize = 4 * SLOTS;
 
 struct Heap {
@@ -34,12 +34,12 @@ impl RingMemory for &Heap {
     }
 }
 
-/// A commit word as a writer would store it at `position`, for a record of `words`.
+/// The commit word that a writer stores at `position` for a record of `words` words.
 fn commit_word(position: usize, words: u64, kind: u8, flags: u8) -> u64 {
     ((position / SLOTS) as u64 + 1) << 32 | words << 16 | u64::from(kind) << 8 | u64::from(flags)
 }
 
-/// One ring, read by an honest side, and another, written by one; the other side of each does what the input says.
+/// Two rings: an honest side reads one and writes the other; the other side of each does what the input says.
 pub(super) fn run(input: &[u8]) {
     let heap = || Heap {
         head: AtomicU64::new(0),
@@ -64,7 +64,7 @@ pub(super) fn run(input: &[u8]) {
             }
             2 => {
                 fill(&mut record, script.bytes(RECORD_BYTES_MAX));
-                // The head may have been overwritten, and the friend is then as confused as anyone.
+                // The head may have been overwritten, so that an honest writer is confused, too.
                 let _ = friend.push(&record);
             }
             3 => match reader.pop(&mut record) {

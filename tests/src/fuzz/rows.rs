@@ -1,4 +1,4 @@
-//! What clients read of tables: the numbers of rows as frames and records have them, where tables lie, and rows that were pushed.
+//! What clients read of tables: row numbers in frames and records, the places of tables, and rows that were pushed.
 
 use sealane::{Accepted, RowUpdate};
 use sealane_runtime::Buffer;
@@ -14,10 +14,10 @@ use sealane_transport::tensor::{DType, Tensor, TensorMeta};
 
 use super::assert_says;
 
-/// What pushed rows begin with.
+/// The first bytes of pushed rows.
 const MAGIC: &[u8] = b"SL-rows3";
 
-/// The first byte says which; the rest is read.
+/// The first byte selects what is read; the rest is read.
 pub(super) fn run(input: &[u8]) {
     match input.split_first() {
         Some((0, numbers)) => read_numbers(numbers),
@@ -25,7 +25,7 @@ pub(super) fn run(input: &[u8]) {
         Some((2, named)) => read_named(named),
         Some((3, answer)) => read_answer(answer),
         Some((4, answer)) => read_places(answer),
-        // With metadata of its own: as the target `tensor` has it.
+        // With metadata of its own, as in the target `tensor`.
         Some((_, rest)) => {
             let Some((&length, rest)) = rest.split_first() else { return };
             let (meta, data) = rest.split_at(usize::from(length).min(rest.len()));
@@ -71,7 +71,7 @@ fn read_named(bytes: &[u8]) {
     assert_eq!(again.as_rows().iter().count(), rows.len());
 }
 
-/// The first byte says of how many tables.
+/// Reads gathered rows; the first byte is the number of tables.
 fn read_answer(bytes: &[u8]) {
     let Some((&tables, answer)) = bytes.split_first() else { return };
     match gathered_rows::read(answer, tables.into()) {
@@ -86,7 +86,7 @@ fn read_answer(bytes: &[u8]) {
     }
 }
 
-/// The first byte says of how many tables.
+/// Reads places of tables; the first byte is the number of tables.
 fn read_places(bytes: &[u8]) {
     let Some((&tables, answer)) = bytes.split_first() else { return };
     match table_places::read(answer, tables.into()) {

@@ -1,13 +1,13 @@
-//! Decisions drawn from a fuzz input, front to back. An input that is used up says nothing but zeros.
+//! Decisions drawn from a fuzz input, front to back. A used-up input gives only zeros.
 
-/// What [`Script::number`] reads as the largest there are, without a sign and with one, and as the last ones before.
+/// Inputs for which [`Script::number`] gives the largest numbers, unsigned and signed, and the ones just below.
 pub const LIMITS: &[&[u8]] = &[b"\xf0\x00", b"\xf4\x00", b"\xf0\x01", b"\xf4\x01"];
 
-/// What is left of an input.
+/// The rest of an input.
 pub struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
-    /// All of an input.
+    /// A script of the whole input.
     pub fn new(input: &'a [u8]) -> Self {
         Self(input)
     }
@@ -24,7 +24,7 @@ impl<'a> Script<'a> {
         byte
     }
 
-    /// A yes or a no.
+    /// A random yes or no.
     pub fn yes(&mut self) -> bool {
         self.byte() & 1 == 1
     }
@@ -51,7 +51,7 @@ impl<'a> Script<'a> {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A number of the kinds that break things: small, next to a limit, or any.
+    /// A number that is likely to break something: small, near a limit, or any.
     pub fn number(&mut self) -> u64 {
         match self.byte() {
             small @ 0..=239 => u64::from(small),
@@ -62,7 +62,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// The next bytes, `max` at most.
+    /// The next bytes: a drawn count, at most `max`.
     pub fn bytes(&mut self, max: usize) -> &'a [u8] {
         let length = self.below(max + 1).min(self.0.len());
         let (bytes, rest) = self.0.split_at(length);

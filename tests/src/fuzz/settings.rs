@@ -1,4 +1,4 @@
-//! Text of a `sealane.toml`: every value typed, shown and with its source, or an error that names its place.
+//! Text of a `sealane.toml`: every value has its type, is shown with its source, or the error names its place.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use sealane_cli::settings::{Environment, Settings, Sources, TABLE};
 
 use super::assert_says;
 
-/// Reads settings from the text and nothing else.
+/// Reads settings from the text alone.
 pub(super) fn run(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let sources = Sources {

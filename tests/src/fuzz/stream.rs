@@ -1,11 +1,11 @@
-//! What peers push into the queue of a task's streams: an input is a window, then frames and reads in turn.
+//! What peers push into the queue of a task's streams: an input is a window, then frames mixed with reads.
 
 use sealane::far_end::{FarEnd, frame};
 
-/// A frame of no bytes stands for a read of this times the byte that follows.
+/// An empty frame stands for a read of this many bytes times the byte that follows.
 const READ_UNIT: usize = 16;
 
-/// Takes the frames as one end of a stream, until one ends it. What is read is what came, in order.
+/// Gives the frames to one end of a stream until one ends it. Reads must return what came, in order.
 pub(super) fn run(input: &[u8]) {
     let Some((window, mut script)) = input.split_first() else { return };
     let window = u64::from(*window) * 16 + 1;
@@ -33,7 +33,7 @@ pub(super) fn run(input: &[u8]) {
     }
 }
 
-/// What one end hears of a stream, in the order of a script.
+/// A script: a window, frames, and a read.
 fn script(window: u8, frames: &[Vec<u8>], read: u8) -> Vec<u8> {
     let mut input = vec![window];
     for frame in frames {

@@ -1,11 +1,11 @@
-//! A tensor's metadata and bytes as they come over the wire, strings among them.
+//! A tensor's metadata and bytes as they arrive over the wire, including strings.
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::{DType, Tensor, TensorMeta};
 
 use super::assert_says;
 
-/// The first two bytes say how long the metadata is, which follows; the rest are the tensor's bytes.
+/// The first two bytes are the length of the metadata, which follows; the rest are the tensor's bytes.
 pub(super) fn run(input: &[u8]) {
     let Some((length, rest)) = input.split_first_chunk() else { return };
     let (meta, data) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));

@@ -1,13 +1,13 @@
-//! What a verbs peer says: the words that settle upon a link, and the messages over it.
+//! What a verbs peer says: the words by which a link settles on verbs, and the messages over it.
 
 use sealane_transport::verbs::fuzzing;
 
 use super::assert_says;
 
-/// Longer than any message that is written from what was read of an input.
+/// Longer than any message written from what was read of an input.
 const ROOM_BYTES: usize = 64 * 1024;
 
-/// Reads word after word; each is read again as this side would write it.
+/// Reads one word after the other; each is written again and must read the same.
 pub(super) fn run_settling(mut input: &[u8]) {
     loop {
         match fuzzing::settling_word(input) {
@@ -22,7 +22,7 @@ pub(super) fn run_settling(mut input: &[u8]) {
     }
 }
 
-/// Reads a message; it is read again as this side would write it.
+/// Reads a message; it is written again and must read the same.
 pub(super) fn run_message(input: &[u8]) {
     let mut buffer = [0; ROOM_BYTES];
     match fuzzing::message(&input[..input.len().min(ROOM_BYTES / 2)], &mut buffer) {

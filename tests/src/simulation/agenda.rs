@@ -1,4 +1,4 @@
-//! What is to happen, by virtual time; what is entered first comes first among equals.
+//! Events to come, ordered by virtual time; of events at the same time, the one entered first comes first.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,47 +6,52 @@ use std::time::Duration;
 use super::network::CallId;
 use super::workload::Deed;
 
-/// How a process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
     /// It says goodbye.
     Graceful,
     /// Its sockets close.
     Crash,
-    /// Nothing is heard of its host any more.
+    /// Its host goes silent.
     PowerLoss,
 }
 
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A node's turn; void unless its number is still the seat's.
-    Turn { host: usize, shard: usize, number: u64 },
-    /// A caller's greeting reaches the host that it calls.
+    /// A node's turn; void unless its number is still the one its seat expects.
+    Turn {
+        host: usize,
+        shard: usize,
+        number: u64,
+    },
+    /// A caller's greeting reaches the called host.
     CallArrives(CallId),
-    /// The caller looks whether the welcome is there.
+    /// The caller checks for the welcome.
     CallPolled(CallId),
     /// The caller learns that the call failed.
     CallFails(CallId, sealane_fusion::node::DialFailureKind, &'static str),
-    /// A task does something.
     Deed(Deed),
-    /// Two hosts hear each other no more.
+    /// A route breaks: two hosts cannot reach each other.
     Part(usize, usize),
-    /// They do again.
+    /// The route works again.
     Heal(usize, usize),
-    /// Two hosts' calls of each other are denied: one has other credentials.
+    /// Calls between two hosts are denied: one has other credentials.
     Deny(usize, usize),
-    /// They are no more.
+    /// They are no longer denied.
     Trust(usize, usize),
-    /// Somebody introduces itself falsely to a host.
+    /// Someone introduces itself falsely to a host.
     Lie(usize),
     /// A host's process ends.
     Stop(usize, Ending),
     /// A host's process starts.
     Start(usize),
-    /// A host loads the endpoint map as it is now.
     Learn(usize),
-    /// A shard's turns come late until then.
-    Slow { host: usize, shard: usize, until: Duration },
+    /// A shard's turns come late until `until`.
+    Slow {
+        host: usize,
+        shard: usize,
+        until: Duration,
+    },
 }
 
 #[derive(Default)]

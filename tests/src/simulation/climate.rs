@@ -1,4 +1,4 @@
-//! What a seed chooses before anything happens: the cluster's size, its limits, and how bad the weather is.
+//! What a seed chooses before the run starts: the cluster's size, its limits, and how bad the weather is.
 
 use std::time::Duration;
 
@@ -8,48 +8,47 @@ use sealane_fusion::Fuse;
 use sealane_transport::SessionLimits;
 use sealane_transport::fault::Faults;
 
-/// A ping goes out after this silence.
+/// A ping is sent after this much silence.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-/// A link that is silent for this long is dead.
+/// A link that is silent for this long counts as dead.
 pub(super) const PEER_TIMEOUT: Duration = Duration::from_millis(400);
 /// Requests wait this long for a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Tensors stay lent this long to a peer without a link.
+/// How long tensors stay lent to a peer without a link.
 pub(super) const LEASE: Duration = Duration::from_millis(1000);
-/// Callers wait this long for a welcome.
+/// How long callers wait for a welcome.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(200);
-/// While things go wrong, and tasks work.
+/// How long faults occur and tasks work.
 pub(super) const STORM: Duration = Duration::from_millis(2500);
 /// Longest deadline of a task's own calls.
 pub(super) const DEADLINE_MAX: Duration = Duration::from_millis(2000);
-/// Largest tensor, in bytes: over what an outbox copies.
+/// Largest tensor, in bytes: more than an outbox copies.
 pub(super) const TENSOR_BYTES_MAX: usize = 40 * 1024;
-/// A node that finds nothing to do looks again after this long at the latest.
+/// An idle node takes its next turn after this long at the latest.
 pub(super) const IDLE_MAX: Duration = Duration::from_millis(20);
-/// Longest that a turn is withheld: shorter than [`PEER_TIMEOUT`] less [`HEARTBEAT`], or the peers would be right to
-/// take the shard for dead.
+/// Longest that a turn is withheld: shorter than [`PEER_TIMEOUT`] less [`HEARTBEAT`], or peers would rightly take the shard for dead.
 pub(super) const WITHHELD_MAX: Duration = Duration::from_millis(100);
-/// How late the end of a call may come: a deadline is seen in a turn.
+/// How late a call may end: deadlines are only noticed in a turn.
 pub(super) const LATENESS_MAX: Duration = Duration::from_millis(150);
 
-/// Until a shard finds what another thread tells it, usually and at most.
+/// Until a shard sees a job from another thread, usually and at most.
 const MAILBOX_TIME: Duration = Duration::from_micros(300);
 const MAILBOX_TIME_MAX: Duration = Duration::from_millis(8);
-/// Jobs that a mailbox holds where that is not to be met.
+/// Capacity of a mailbox where that limit is not meant to be reached.
 const MAILBOX_SLOTS: usize = 1 << 14;
 
-/// Keys that a store has room for where limits are not to be met: more than tasks use, and few enough to fill it for a look.
+/// Keys that a store holds where limits are not meant to be reached: more than tasks use, and few enough to fill a store for a check.
 const PUBLISHED_MAX: usize = 256;
-/// How long after a map was loaded somebody may still go by the map before: over what a dead link takes to be found out.
+/// How long after a map was loaded others may still use the one before: longer than it takes to notice a dead link.
 pub(super) const MAP_SPREADS: Duration = Duration::from_millis(1000);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weather {
-    /// Nothing goes wrong: every call that is met ends well.
+    /// Nothing goes wrong: every call that has its counterpart ends well.
     Calm,
     /// Links break, stall and fall silent; hosts and routes stand.
     Flaky,
-    /// And processes restart, routes part, calls are refused.
+    /// As `Flaky`, and processes restart, routes break, calls are refused.
     Storm,
 }
 
@@ -59,7 +58,7 @@ pub(super) struct Climate {
     pub(super) hosts: usize,
     pub(super) shards_max: usize,
     pub(super) tasks_per_host: usize,
-    /// Limits are so small that they are met.
+    /// Limits are so small that they are reached.
     pub(super) scarce: bool,
     pub(super) limits: SessionLimits,
     pub(super) pending_sends_max: usize,
@@ -68,28 +67,26 @@ pub(super) struct Climate {
     pub(super) slab_receive_bytes: usize,
     pub(super) fuse: Fuse,
     pub(super) faults: Faults,
-    /// Receives in a thousand that see only the first bytes of what there is.
+    /// Receives in a thousand that see only the first bytes of what is there.
     pub(super) piecemeal: u32,
-    /// Calls in a thousand that come to nothing on their way.
+    /// Calls in a thousand that are lost on their way.
     pub(super) calls_lost: u32,
-    /// Turns are withheld now and then.
+    /// Turns are withheld at times.
     pub(super) slow: bool,
-    /// Jobs of other threads that wait for a shard at most; and how late it finds one, at most.
+    /// Capacity of a shard's mailbox, and the longest time until the shard sees a job in it.
     pub(super) mailbox_slots: usize,
     pub(super) mailbox_time: Duration,
-    /// Somebody introduces itself falsely.
+    /// Someone introduces itself falsely.
     pub(super) liar: bool,
-    /// Tensors that are sent, roughly.
+    /// Approximate number of tensors that are sent.
     pub(super) exchanges: usize,
     /// Fused receives.
     pub(super) batches: usize,
-    /// Plans that are opened.
     pub(super) plans: usize,
-    /// Pulls of rows of tables.
     pub(super) row_pulls: usize,
     /// Queues that are pushed into.
     pub(super) queues: usize,
-    /// The last task joins while the others work, and each host learns of it by itself.
+    /// The last task joins while the others work; each host learns of it on its own.
     pub(super) grows: bool,
 }
 
@@ -117,9 +114,9 @@ impl Climate {
                 queued_requests_max: if scarce { 6 } else { 4096 },
                 parked_requests_max: if scarce { random.random_range(1..=3) } else { 4096 },
                 plan_keys_max: if scarce { random.random_range(8..=64) } else { 4096 },
-                // Room for the probes, which name a key or two of every task once more.
+                // Leaves room for the probes, which name another key or two of every task.
                 peer_name_bytes_max: if scarce { random.random_range(3_000..20_000) } else { 1 << 20 },
-                // From far below a frame, so that a tensor comes in dozens of chunks, to above every tensor.
+                // From far below a frame, so that a tensor comes in dozens of chunks, to larger than any tensor.
                 chunk_bytes: if random.random_bool(0.7) { random.random_range(200..20_000) } else { 1 << 20 },
                 in_flight_bytes_max: if random.random_bool(0.3) {
                     random.random_range(1000..80_000)
@@ -127,7 +124,7 @@ impl Climate {
                     256 << 20
                 },
                 tensor_bytes_max: if scarce { 30 * 1024 } else { 1 << 20 },
-                // Between a message and a write as large as there is.
+                // From the size of one message to that of the largest write.
                 turn_bytes: if random.random_bool(0.3) { random.random_range(1..5_000) } else { 256 << 10 },
                 turn_payloads: if random.random_bool(0.3) { random.random_range(1..4) } else { 64 },
                 heartbeat: HEARTBEAT,
@@ -159,7 +156,7 @@ impl Climate {
         }
     }
 
-    /// Links made once the weather is fine again.
+    /// Sets fine weather: no faults on new links, and nothing lost or late.
     pub(super) fn fine(&mut self) {
         self.faults = Faults::default();
         self.calls_lost = 0;

@@ -1,4 +1,4 @@
-//! Carries out what tasks do, and enters it in the ledger.
+//! Carries out what tasks do, and records it in the ledger.
 
 use std::time::Duration;
 
@@ -117,13 +117,13 @@ impl Simulation {
         Ok(())
     }
 
-    /// The shard that serves a pair on a host, and the pair's number there; `None` while the host is down or has not heard of
-    /// one of the two.
+    /// The shard that serves a pair on a host, and the pair's number there; `None` while the host is down or does not know one of the two
+    /// tasks.
     pub(super) fn seat_of(&mut self, host: usize, local: usize, peer: usize) -> Result<Option<(usize, u32)>, String> {
         self.seat_after(0, host, (local, peer), Node::pair)
     }
 
-    /// The same of the shard that is `stripe` after it, with the number that it has for pulls.
+    /// As `seat_of`, for the shard `stripe` places after it, with the pair's number for pulls.
     pub(super) fn pulling_seat_of(
         &mut self,
         stripe: usize,
@@ -156,7 +156,7 @@ impl Simulation {
         }
     }
 
-    /// Sends; the number of the send, unless the host is down or has no memory for the tensor.
+    /// Sends a tensor; returns the send's number, or `None` if the host is down or has no memory for the tensor.
     pub(super) fn send(&mut self, at: Spot, bytes: usize, timeout: Duration) -> Result<Option<usize>, String> {
         let host = self.host_of(at.producer);
         let Some((shard, pair)) = self.seat_of(host, at.producer, at.consumer)? else { return Ok(None) };
@@ -170,7 +170,7 @@ impl Simulation {
         Ok(Some(number))
     }
 
-    /// Makes a tensor to be sent from a shard, and enters it into the ledger; `None` if there is no memory.
+    /// Makes a tensor to be sent from a shard and records it in the ledger; `None` if there is no memory.
     pub(super) fn enter_send(
         &mut self,
         (host, shard): (usize, usize),
@@ -190,7 +190,7 @@ impl Simulation {
         Ok(Some((number, tensor)))
     }
 
-    /// Receives; the number of the recv, unless the host is down.
+    /// Receives a tensor; returns the recv's number, or `None` if the host is down.
     pub(super) fn recv(&mut self, at: Spot, room: Option<usize>, timeout: Duration) -> Result<Option<usize>, String> {
         let host = self.host_of(at.consumer);
         let Some((shard, pair)) = self.seat_of(host, at.consumer, at.producer)? else { return Ok(None) };
@@ -242,7 +242,7 @@ impl Simulation {
         self.settle(host, shard)
     }
 
-    /// A process is gone, and its calls with it.
+    /// A process has ended, and its calls with it.
     pub(super) fn end_calls_of_process(&mut self, host: usize) {
         self.forget_batches_of(host);
         self.forget_groups_of(host);

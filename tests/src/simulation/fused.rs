@@ -1,7 +1,7 @@
-//! Fused receives: each asks for many tensors at once and ends once, each tensor of it as a recv of its own in the ledger.
+//! Fused receives: each asks for many tensors at once and ends once. In the ledger, each of its tensors is a recv of its own.
 //!
-//! A batch that is told one by one is held to what single recvs are held to. One that is told together hears late what
-//! came early, so that its tensors' sends may have ended by then; all other promises are the same.
+//! A batch whose outcomes are told one by one must keep the promises of single recvs. One whose outcomes are told together reports early
+//! ones late, so that the sends of its tensors may have ended by then; all other promises are the same.
 
 use std::collections::HashMap;
 use std::task::{Context, Poll, Waker};
@@ -22,11 +22,11 @@ struct Batch {
     shard: usize,
     handle: Handle,
     told: Told,
-    /// Its recvs in the ledger, in the order of their keys.
+    /// Its recvs in the ledger, in key order.
     recvs: Vec<usize>,
 }
 
-/// A fused receive, as its task asks it.
+/// A fused receive, as its task asks for it.
 pub(super) struct Fusing {
     pub(super) batch: usize,
     pub(super) producer: usize,
@@ -38,7 +38,7 @@ pub(super) struct Fusing {
     pub(super) timeout: Duration,
 }
 
-/// Those that have not ended, by host, in the order in which they were asked; and the latest of each number.
+/// Batches that have not ended, by host in the order they were asked; and the latest batch of each number.
 #[derive(Default)]
 pub(super) struct Batches {
     open: Vec<(u64, Batch)>,
@@ -51,7 +51,7 @@ impl Batches {
         self.asked
     }
 
-    /// One that never ended.
+    /// Any batch that never ended.
     pub(super) fn left(&self) -> Option<u64> {
         self.open.first().map(|(number, _)| *number)
     }
@@ -126,12 +126,12 @@ impl Simulation {
         }
     }
 
-    /// A process is gone; the ledger ends the recvs.
+    /// A process has ended; the ledger ends the recvs.
     pub(super) fn forget_batches_of(&mut self, host: usize) {
         self.batches.open.retain(|(_, batch)| batch.host != host);
     }
 
-    /// Hears what the fused receives of a host have come to.
+    /// Collects the outcomes of a host's fused receives.
     pub(super) fn look_at_batches(&mut self, host: usize) -> Result<(), String> {
         let mut open = std::mem::take(&mut self.batches.open);
         let mut outcome = Ok(());

@@ -1,5 +1,5 @@
-//! The endpoint map grows while tasks work: its last task joins, and each host loads the new map in its own time. Maps are
-//! also loaded again as they are.
+//! The endpoint map grows while tasks work: its last task joins, and each host loads the new map at a time of its own. Unchanged maps are
+//! loaded again, too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use super::climate::MAP_SPREADS;
 use super::run::Simulation;
 
 impl Simulation {
-    /// The task that joins.
     fn newcomer(&self) -> Option<usize> {
         self.climate.grows.then(|| self.tasks() - 1)
     }
@@ -24,24 +23,23 @@ impl Simulation {
         !self.is_newcomer(task) || self.hosts[host].learned.is_some()
     }
 
-    /// True if a task is served by the process that runs on a host.
+    /// True if the process now running on a host serves a task.
     pub(super) fn serves(&self, host: usize, task: usize) -> bool {
         self.hosts[host].runs() && self.host_of(task) == host && self.knows(host, task)
     }
 
-    /// True while somebody may not know one of two tasks yet.
+    /// True while some host may not know one of two tasks yet.
     pub(super) fn is_news(&self, one: usize, other: usize) -> bool {
         self.was_news(one, other, self.now)
     }
 
-    /// True if somebody may not have known one of two tasks then.
+    /// True if some host may not have known one of two tasks at `then`.
     pub(super) fn was_news(&self, one: usize, other: usize, then: Duration) -> bool {
         let is_late = |host: usize| self.hosts[host].learned.is_none_or(|when| then <= when + MAP_SPREADS);
         (self.is_newcomer(one) || self.is_newcomer(other))
             && [one, other].into_iter().any(|task| is_late(self.host_of(task)))
     }
 
-    /// The map that a host has loaded.
     pub(super) fn map_of(&self, host: usize) -> Arc<EndpointMap> {
         let names = (0..self.tasks()).filter(|&task| self.knows(host, task));
         let entries = names.map(|task| (self.task_name(task), self.address(self.host_of(task))));
@@ -49,7 +47,6 @@ impl Simulation {
         Arc::new(EndpointMap::from_entries(entries).expect("no task twice"))
     }
 
-    /// A host loads the map as it is now.
     pub(super) fn load_map(&mut self, host: usize) -> Result<(), String> {
         let newcomer = self.newcomer().filter(|&task| !self.knows(host, task) && self.host_of(task) == host);
         let now: Duration = self.now;

@@ -1,4 +1,4 @@
-//! The simulated hosts: each runs one process of a few nodes, or none; and the turns of those nodes.
+//! The simulated hosts, each with one process of a few nodes or none, and the turns of those nodes.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -14,27 +14,27 @@ use super::agenda::{Ending, Event};
 use super::climate::{IDLE_MAX, WITHHELD_MAX};
 use super::run::Simulation;
 
-/// Incarnations lie so far apart that none is reached by counting.
+/// Incarnations are spaced so far apart that counting up never reaches the next one.
 const INCARNATION_STRIDE: u64 = 1 << 32;
-/// Turns of a node that says goodbye.
+/// Turns that a node gets to say goodbye.
 const FAREWELL_TURNS: usize = 3;
 
 /// One shard of a running process.
 pub(super) struct Seat {
     pub(super) node: Node,
     links: Vec<Handle>,
-    /// The number of the turn that counts; those entered before are void.
+    /// The number of the next turn; turns entered before it are void.
     turn: u64,
-    /// When that is.
+    /// When that turn is due.
     due: Duration,
     idle: Duration,
     slow_until: Duration,
     writes: u64,
-    /// What other threads have told it, and when it finds that: in this order.
+    /// Jobs from other threads in order, each with the time at which the shard sees it.
     mailbox: VecDeque<(Duration, Job)>,
 }
 
-/// What another thread tells a node.
+/// A job that another thread passes to a node.
 pub(super) type Job = Box<dyn FnOnce(&mut Node)>;
 
 /// A host, with its process if one runs.
@@ -43,9 +43,9 @@ pub(super) struct Host {
     /// Processes that ran here, the present one included.
     pub(super) process: u32,
     pub(super) power: Rc<Cell<bool>>,
-    /// When it loaded the map that names every task.
+    /// When it loaded the map that names all tasks.
     pub(super) learned: Option<Duration>,
-    /// What its links and sessions of former processes came to.
+    /// Totals over its former processes.
     pub(super) links_lost: u64,
     pub(super) sessions_reset: u64,
 }
@@ -170,7 +170,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Another thread tells a shard something, unless so many jobs wait there that it would be one too many.
+    /// Another thread submits a job to a shard; false if its mailbox is full.
     pub(super) fn try_submit(&mut self, index: usize, shard: usize, job: Job) -> bool {
         let room = self.hosts[index].seats[shard].mailbox.len() < self.climate.mailbox_slots;
         if room {
@@ -179,7 +179,7 @@ impl Simulation {
         room
     }
 
-    /// The same, of what a full mailbox does not refuse.
+    /// As `try_submit`, for a job that a full mailbox does not refuse.
     pub(super) fn submit(&mut self, index: usize, shard: usize, job: Job) {
         let found = self.now + self.random.random_range(Duration::ZERO..self.climate.mailbox_time);
         let mailbox = &mut self.hosts[index].seats[shard].mailbox;
@@ -188,14 +188,14 @@ impl Simulation {
         self.schedule_turn(index, shard);
     }
 
-    /// What follows every call of a node: carries out its orders, hears its answers, looks at its limits and at what it keeps,
-    /// and enters its next turn.
+    /// Follows every call of a node: carries out its orders, collects its answers, checks its limits and what it keeps, and schedules its
+    /// next turn.
     pub(super) fn settle(&mut self, index: usize, shard: usize) -> Result<(), String> {
         self.settle_idle(index, shard)?;
         self.look_at_streams(index, shard)
     }
 
-    /// What nodes keep of their queues and streams agrees with itself and with what their peers keep.
+    /// Checks that what nodes keep of their queues and streams is consistent, and agrees with what their peers keep.
     fn look_at_streams(&self, index: usize, shard: usize) -> Result<(), String> {
         let Some(Seat { node, .. }) = self.hosts[index].seats.get(shard) else { return Ok(()) };
         node.check_invariants();
@@ -208,14 +208,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// [`settle`](Self::settle) after a turn in which nothing was done.
+    /// [`settle`](Self::settle) after an idle turn.
     fn settle_idle(&mut self, index: usize, shard: usize) -> Result<(), String> {
         while let Some(order) = self.hosts[index].seats[shard].node.poll_order() {
             self.carry_out(index, shard, order);
         }
         let seat = &mut self.hosts[index].seats[shard];
         seat.node.take_new_links(&mut seat.links);
-        // Whoever waits is looked at below, woken or not.
+        // All waiting calls are checked below, woken or not.
         seat.node.take_wakers(&mut Vec::new());
         self.look_at_calls(index)?;
         self.look_at_limits(index, shard)?;
@@ -237,7 +237,7 @@ impl Simulation {
             due = due.min((*found).max(now + pause));
         }
         if seat.slow_until > now && self.climate.slow {
-            // A turn that is withheld is not brought nearer by what happens meanwhile.
+            // A withheld turn does not come sooner because of what happens meanwhile.
             due = if seat.due > now && seat.due != Duration::MAX { seat.due } else { now + withheld };
         }
         seat.turn += 1;
@@ -246,7 +246,7 @@ impl Simulation {
         self.agenda.add(due, Event::Turn { host: index, shard, number });
     }
 
-    /// Something was written somewhere: nodes that pause look sooner.
+    /// Something was written somewhere: pausing nodes look sooner.
     fn rouse(&mut self) {
         for index in 0..self.hosts.len() {
             for shard in 0..self.hosts[index].seats.len() {
@@ -268,7 +268,7 @@ impl Simulation {
     fn look_at_limits(&self, index: usize, shard: usize) -> Result<(), String> {
         let seat = &self.hosts[index].seats[shard];
         let counters = seat.node.counters();
-        // A session for each shard of each other host; beside them, what tasks of this one ask each other.
+        // A session for each shard of each other host, and those for calls among tasks of this host.
         let liars = if self.climate.liar { super::lies::LINKS_MAX } else { 0 };
         let sessions = (self.hosts.len() * self.climate.shards_max + liars) as u64;
         let limits = &self.climate.limits;
@@ -290,7 +290,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Nothing is left once everything is over.
+    /// Checks that nothing is left once everything is over.
     pub(super) fn look_for_leftovers(&self) -> Result<(), String> {
         for (index, host) in self.hosts.iter().enumerate() {
             for (shard, seat) in host.seats.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Every send and recv of a run: what was asked, what was told, and which send's tensor each recv got.
+//! Every send and recv of a run: what was asked, how it ended, and which send's tensor each recv got.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -9,28 +9,26 @@ use sealane_fusion::{Code, RecvOutcome, SendOutcome, Tensor};
 use super::climate::PEER_TIMEOUT;
 use super::workload::{Spot, Told};
 
-/// Where a node stands: its process, and the sessions that it has reset. While neither changes on either side, a tensor is delivered once
-/// at most; and while neither changes at its producer's, not at all once its send has failed.
+/// Identifies a node's state: its process, and how many sessions it has reset. While neither changes on either side, a tensor is delivered
+/// at most once; while neither changes on the producer's, it is not delivered after its send has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Era {
     pub(super) process: u32,
     pub(super) resets: u64,
 }
 
-/// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Ok,
     Err(Code),
     /// Its deadline passed while the tensor was on its way.
     Unknown,
-    /// Its task heard of another that failed in the same call, and not of this one.
+    /// Another call that failed was reported to its task in its place.
     Untold,
     /// Its process ended first.
     Lost,
-    /// Its task gave it up.
     GivenUp,
-    /// Its task no longer listens.
+    /// Its receiver was dropped.
     Deaf,
 }
 
@@ -43,7 +41,7 @@ pub(super) struct Send {
     pub(super) deadline: Duration,
     pub(super) receiver: Option<oneshot::Receiver<SendOutcome>>,
     pub(super) ended: Option<(Duration, End)>,
-    /// The recvs that got it, and where its producer and its consumer stood then.
+    /// The recvs that got it, and the eras of producer and consumer at that time.
     pub(super) deliveries: Vec<(usize, (Era, Era))>,
 }
 
@@ -60,13 +58,13 @@ pub(super) struct Recv {
     pub(super) shard: usize,
     pub(super) issued: Duration,
     pub(super) deadline: Duration,
-    /// Address and length of the memory that its task brought.
+    /// Address and length of the memory that its task provided.
     pub(super) destination: Option<(usize, usize)>,
     pub(super) ticket: Option<Ticket>,
     pub(super) receiver: Option<oneshot::Receiver<RecvOutcome>>,
-    /// How a fused receive is told of it, if it is part of one.
+    /// How the outcome is told, if it is part of a fused receive.
     pub(super) batch: Option<Told>,
-    /// Where its producer stood when it was asked.
+    /// The producer's era when it was asked.
     pub(super) era: Era,
     pub(super) ended: Option<(Duration, End)>,
 }
@@ -75,18 +73,18 @@ pub(super) struct Recv {
 pub(super) struct Ledger {
     pub(super) sends: Vec<Send>,
     pub(super) recvs: Vec<Recv>,
-    /// By host: the calls that have not ended.
+    /// Open calls, by host.
     pub(super) open_sends: Vec<Vec<usize>>,
     pub(super) open_recvs: Vec<Vec<usize>>,
     sends_at: HashMap<Spot, Vec<usize>>,
     recvs_at: HashMap<Spot, Vec<usize>>,
     /// Steps that a task has aborted or cleaned up.
     pub(super) touched: BTreeSet<(usize, i64)>,
-    /// When a task has cleaned a step up, each time.
+    /// Each time at which a task cleaned up a step.
     pub(super) cleaned: HashMap<(usize, i64), Vec<Duration>>,
     /// Hosts whose process has said goodbye.
     pub(super) farewells: BTreeSet<usize>,
-    /// Tensors that tasks have received and not yet consumed.
+    /// Tensors that tasks have received but not consumed yet.
     pub(super) held: Vec<Tensor>,
 }
 
@@ -120,14 +118,13 @@ impl Ledger {
         self.recvs_at.get(&at).map_or(&[], Vec::as_slice)
     }
 
-    /// The latest single recv of a spot that has not ended.
+    /// The latest open single recv of a spot.
     pub(super) fn open_recv_of(&self, at: Spot) -> Option<usize> {
         let is_open = |recv: &Recv| recv.ended.is_none() && recv.batch.is_none();
         self.recvs_of(at).iter().rev().copied().find(|&recv| is_open(&self.recvs[recv]))
     }
 
-    /// True if a recv may have taken the tensor of a spot without a word: it is part of a fused receive that has more to wait
-    /// for, or had.
+    /// True if a recv may have taken the tensor of a spot without saying so: it is part of a fused receive that waits for more, or waited.
     pub(super) fn may_have_taken(&self, at: Spot) -> bool {
         self.recvs_of(at).iter().map(|&recv| &self.recvs[recv]).any(|recv| match recv.ended {
             None | Some((_, End::Deaf | End::GivenUp | End::Lost)) => recv.batch.is_some_and(Told::is_together),
@@ -153,8 +150,8 @@ impl Ledger {
         self.farewells.insert(host);
     }
 
-    /// True if the producer cleaned the step up between the send and the recv, and for so long that the consumer's side has heard so, or
-    /// has lost the link: it may have had the tensor already, ahead of the recv.
+    /// True if the producer cleaned up the step between the send and the recv, and long enough ago that the consumer's side has heard of it
+    /// or lost the link: the tensor may have been there already, before the recv.
     pub(super) fn is_stale(&self, send: &Send, recv: &Recv) -> bool {
         let cleaned = self.cleaned.get(&(send.at.producer, send.at.step));
         let is_between = |when: Duration| send.issued < when && when + PEER_TIMEOUT < recv.issued;

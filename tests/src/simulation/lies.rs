@@ -1,6 +1,6 @@
-//! Somebody who is in everyone's map, and lies when it introduces itself: about its shards, which of them it is, its tasks, its
-//! process, what it remembers, the link's number, the shard that it wants; and that again and again from one address. Whoever
-//! believes it loses nothing that others were promised.
+//! Someone in everyone's map who lies when introducing itself: about its shards, which of them it is, its tasks, its process, what it
+//! remembers, the link's number, the shard that it wants; and again and again from one address. A host that believes it still keeps its
+//! promises to the others.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use super::agenda::{Agenda, Event};
 use super::climate::{Climate, STORM};
 use super::run::Simulation;
 
-/// Greetings of a run.
+/// Lies told in a run.
 const LIES_MAX: usize = 40;
-/// Shards that it claims at most.
+/// Most shards that it claims to have.
 const SHARDS_MAX: u16 = 4;
-/// Links that it can have to one shard.
+/// Most links that it can have to one shard.
 pub(super) const LINKS_MAX: usize = SHARDS_MAX as usize;
 
-/// Its ends of the links that it was given.
+/// Its ends of the links it was given.
 #[derive(Default)]
 pub(super) struct Lies {
     links: Vec<LoopbackLink>,
@@ -38,7 +38,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
 }
 
 impl Simulation {
-    /// Its task and its address: one that no host has.
+    /// Its task and its address, which no host has.
     pub(super) fn liar(&self) -> (TaskName, TransportAddress) {
         ("liar:2222".parse().expect("a task's name"), self.address(self.climate.hosts))
     }
@@ -93,7 +93,7 @@ impl Simulation {
         }
     }
 
-    /// It is gone.
+    /// The liar goes away.
     pub(super) fn silence_the_liar(&mut self) {
         self.lies.links.clear();
     }

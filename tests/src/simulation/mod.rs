@@ -1,7 +1,7 @@
-//! Whole clusters on virtual time: engines as their nodes, a network that delays, breaks, partitions and denies, processes that
-//! restart, threads whose jobs reach a shard late, somebody who lies when it introduces itself, tasks that send, receive,
-//! publish, pull, push and accept at random, write tables and pull their rows, and a ledger that knows what each of them may be told. After every event the
-//! nodes' queues and streams must agree with themselves and with each other.
+//! Whole clusters on virtual time. Engines are reduced to their nodes; the network delays, breaks, partitions and denies; processes
+//! restart; jobs of other threads reach a shard late; someone lies when introducing itself. Tasks send, receive, publish, pull, push and
+//! accept at random, write tables and pull their rows, and a ledger knows what each call may report. After every event the nodes' queues
+//! and streams must agree with themselves and with each other.
 //!
 //! One thread, no clock, no socket; everything that happens follows from the seed. A run is bounded by
 //! `EVENTS_MAX` events. [`simulate`] runs one seed; a [`Violation`] names the seed that replays it.
@@ -35,26 +35,26 @@ use run::Simulation;
 use sealane_transport::loopback::loopback;
 pub use wire::{Clock, Join};
 
-/// What a run came to.
+/// Totals of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
-    /// A hash over all that happened: the same seed gives the same.
+    /// A hash over everything that happened: the same seed gives the same hash.
     pub trace_hash: u64,
-    /// Events that were carried out.
+    /// Events carried out.
     pub events: usize,
     /// Recvs that got their tensor.
     pub delivered: usize,
     /// Recvs that ended with an error.
     pub refused: usize,
-    /// Fused receives that were asked; their recvs are counted above.
+    /// Fused receives asked for; their recvs are counted above.
     pub fused: u64,
-    /// Published tensors that pulls brought.
+    /// Published tensors that were pulled.
     pub pulled: usize,
-    /// Published tensors that pulls waited for in vain.
+    /// Published tensors that pulls asked for but did not get.
     pub missed: usize,
     /// Tensors that were pushed and accepted.
     pub accepted: usize,
-    /// Pushes that ended with an error, of one tensor or of many.
+    /// Pushes that ended with an error, each of one tensor or of many.
     pub unpushed: usize,
     /// Rows of tables that came.
     pub rows: usize,
@@ -62,18 +62,18 @@ pub struct Report {
     pub rows_missed: usize,
     /// Links that were lost.
     pub links_lost: u64,
-    /// Sessions that were given up, or whose peer had restarted.
+    /// Sessions given up, and sessions whose peer had restarted.
     pub sessions_reset: u64,
 }
 
 /// A promise that was broken.
 #[derive(Debug)]
 pub struct Violation {
-    /// The seed that shows it again.
+    /// The seed that reproduces it.
     pub seed: u64,
     /// Virtual time since the start.
     pub at: Duration,
-    /// Which promise, and by whom.
+    /// Which promise, and who broke it.
     pub what: String,
     /// The last events before it, oldest first.
     pub recent: Vec<String>,
@@ -90,14 +90,14 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// Lines of the trace that a violation shows.
+/// Trace lines that a violation shows.
 pub const TRACE_LINES: usize = 200;
 
-/// Runs one seed from the first call to the last, and checks every promise. A violation shows the last `lines` lines of
-/// the trace; [`TRACE_LINES`] most often tell the story.
+/// Runs one seed from start to end and checks every promise. A violation shows the last `lines` lines of the trace; [`TRACE_LINES`] are
+/// enough most often.
 ///
 /// # Errors
-/// The first promise that was broken; a panic of the code under test is one too.
+/// The first broken promise; a panic of the code under test counts as one.
 pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
     let join: Join = |_| {
         let (one, other) = loopback();
@@ -106,7 +106,7 @@ pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
     simulate_over(join, seed, lines)
 }
 
-/// The same over other links than loopbacks.
+/// As [`simulate`], over other links than loopbacks.
 ///
 /// # Errors
 /// As [`simulate`].

@@ -1,5 +1,4 @@
-//! The network's part in connections: calls in flight, what becomes of them, and the routing that the engine's
-//! greetings do.
+//! Connections in the network: calls in flight, what becomes of them, and the routing that greetings do in an engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use super::wire::{Ear, Wire};
 
 pub(super) type CallId = u64;
 
-/// A caller's wish for a link.
+/// A call for a link.
 pub(super) struct Call {
     host: usize,
     process: u32,
@@ -28,11 +27,11 @@ pub(super) struct Call {
     peer: Handle,
     to: usize,
     hello: Hello,
-    /// The caller's end, once it is answered.
+    /// The caller's end, once the call is answered.
     wire: Option<Wire>,
-    /// The caller waits no longer than that for the welcome.
+    /// How long the caller waits for the welcome.
     until: Duration,
-    /// The caller has hung up or died; its greeting is in flight all the same.
+    /// The caller has hung up or died; its greeting still arrives.
     abandoned: bool,
 }
 
@@ -63,7 +62,7 @@ impl Simulation {
                 if to == self.hosts.len() {
                     self.agenda.add(self.now + after, Event::CallFails(id, DialFailureKind::Transient, "the liar's"));
                 } else if self.random.random_range(0..1000) < self.climate.calls_lost {
-                    // Whoever rejects on behalf of the host, a firewall say, looks like a host without a listener.
+                    // If something else rejects for the host, such as a firewall, it looks like a host without a listener.
                     let storm = self.climate.weather == Weather::Storm;
                     let kind = match self.random.random_bool(0.3) && storm {
                         true => DialFailureKind::Refused,
@@ -88,7 +87,7 @@ impl Simulation {
         }
     }
 
-    /// The process is gone, and with it its calls.
+    /// A process has ended, and its calls with it.
     pub(super) fn drop_calls_of(&mut self, host: usize) {
         self.abandon(|call| call.host == host);
     }
@@ -137,7 +136,7 @@ impl Simulation {
                 let called = self.wire(called, to, host);
                 self.hosts[to].seats[shard].node.accepted(now, peer, Box::new(called), &hello);
                 let call = self.calls.calls.get_mut(&id).expect("looked up above");
-                // An abandoned call's end is dropped here, and the other learns that it is closed.
+                // The caller's end of an abandoned call is dropped here; the other end learns that it is closed.
                 call.wire = (!call.abandoned).then_some(calling);
                 self.agenda.add(self.now + after, Event::CallPolled(id));
             }
@@ -202,7 +201,6 @@ impl Simulation {
 }
 
 impl Host {
-    /// The shard of this host that serves a pair.
     pub(super) fn shard_for(&self, one: &TaskName, other: &TaskName) -> usize {
         shard_of(sealane_transport::lane::lane(one.as_str(), other.as_str()), self.seats.len())
     }

@@ -1,5 +1,4 @@
-//! What must work in fine weather, whatever the storm has done: every pair of tasks, every plan that is still open, and every
-//! queue.
+//! What must work in fine weather whatever the storm did: every pair of tasks, every open plan, and every queue.
 
 use std::time::Duration;
 
@@ -12,36 +11,35 @@ use super::pushes::QueueId;
 use super::run::Simulation;
 use super::workload::{self, Deed, PROBE_STEP, Spot, Told};
 
-/// How long a recv in fine weather may take: over what a dead link takes to be found out and replaced.
+/// How long a recv in fine weather may take: longer than it takes to notice and replace a dead link.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
-/// Tries of an exchange in fine weather: the first two may find out that what the peer was asked before is lost.
+/// Tries of an exchange in fine weather: the first two may only discover that earlier requests are lost.
 pub(super) const PROBE_TRIES: usize = 3;
-/// Plans of the last pulls begin here.
+/// Number of the first plan of the last pulls.
 const PROBE_PLAN: usize = 1000;
-/// What those pull.
 const PROBE_KEY: u32 = 1000;
 const PROBE_BYTES: usize = 100;
-/// Longest tensor of a last exchange.
+/// Largest tensor of a last exchange.
 const PROBE_BYTES_MAX: usize = 10_000;
-/// Times that all wires are cut at the end.
+/// Times that all wires are cut at the end of the run.
 pub(super) const CUTS: i64 = 2;
-/// Steps and fused receive of what is in flight then.
+/// Step number, and fused receive number, of what is in flight at a cut.
 pub(super) const CUT_STEP: i64 = 2000;
 const CUT_BATCH: usize = 1000;
-/// The queue of the last pushes, which the storm has used too; what it holds, if it is not open; and what is pushed: more than
-/// it holds, and where limits are small as much as may wait.
+/// The queue of the last pushes, which the storm has used too; its capacity, if it is not open yet; and how much is pushed: more than it
+/// holds, and where limits are small as much as may wait.
 const PROBE_QUEUE: u32 = 0;
 const PROBE_QUEUE_TENSORS: usize = 3;
 const PROBE_PUSHES: usize = 5;
-/// The table of the last pulls of rows, and their numbers.
+/// The table of the last pulls of rows, and the numbers of these pulls.
 const PROBE_TABLE: u32 = 1000;
 const PROBE_ASK: usize = 1_000_000;
 const CUT_ASK: usize = 2_000_000;
-/// Between two looks into that queue.
+/// Pause between two looks into that queue.
 const PROBE_PAUSE: Duration = Duration::from_micros(300);
 
 impl Simulation {
-    /// In fine weather every task reaches every task, itself included.
+    /// In fine weather every task can exchange a tensor with every task, itself included.
     pub(super) fn probe_all(&mut self) -> Result<(), String> {
         let tasks = self.tasks();
         for (producer, consumer) in (0..tasks).flat_map(|one| (0..tasks).map(move |other| (one, other))) {
@@ -56,7 +54,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// One exchange with nothing else going on; true if it ends well.
+    /// One exchange while nothing else goes on; true if it ends well.
     fn probe(&mut self, at: Spot) -> Result<bool, String> {
         let bytes = self.random_length();
         self.conduct(Deed::Consume)?;
@@ -76,7 +74,7 @@ impl Simulation {
         Ok(well)
     }
 
-    /// In fine weather every plan that is still open can be pulled, and every task can pull from every task.
+    /// In fine weather every open plan can be pulled, and every task can pull from every task.
     pub(super) fn probe_plans(&mut self) -> Result<(), String> {
         for (plan, producer, keys) in self.open_plans() {
             keys.into_iter().try_for_each(|key| self.publish(producer, key, 1, PROBE_BYTES))?;
@@ -174,7 +172,7 @@ impl Simulation {
         self.open_queue(id, AcceptOptions { tensors_max: PROBE_QUEUE_TENSORS, ..AcceptOptions::default() })
     }
 
-    /// What was asked before a link broke is asked again on the next, and comes: nobody is told of the link.
+    /// Requests in flight when a link breaks are sent again on the next one and answered; no caller hears of the break.
     pub(super) fn probe_cuts(&mut self) -> Result<(), String> {
         (CUT_STEP..CUT_STEP + CUTS).try_for_each(|step| self.probe_cut(step))
     }
@@ -232,7 +230,7 @@ impl Simulation {
         }
     }
 
-    /// As long as messages are on their way.
+    /// Waits as long as a message is on its way.
     fn pause(&mut self) -> Result<(), String> {
         let pause = Duration::from_micros(self.random.random_range(0..2000));
         self.run_until(self.now + pause)

@@ -1,4 +1,4 @@
-//! What tasks have published: which tensor lay in which store from when until when, and what the stores must say.
+//! What tasks have published: when each tensor lay in which store, and what the stores must say.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,24 +8,23 @@ use sealane_fusion::{Buffer, Code, Tensor};
 use super::run::Simulation;
 use super::workload;
 
-/// A tensor that was published.
 pub(super) struct Publication {
     pub(super) task: usize,
     pub(super) key: u32,
     pub(super) version: i64,
     pub(super) bytes: usize,
-    /// The process that did it.
+    /// The process that published it.
     pub(super) process: u32,
-    /// By shard: when it came into that store, and when it left it.
+    /// When it entered and left the store, by shard.
     pub(super) lay: Vec<Option<(Duration, Option<Duration>)>>,
 }
 
 #[derive(Default)]
 pub(super) struct Published {
     pub(super) all: Vec<Publication>,
-    /// What lies in the stores now, by task, key and shard.
+    /// What the stores hold now, by task, key and shard.
     here: BTreeMap<(usize, u32, usize), usize>,
-    /// The last version that a process has published, by task and key; gone with the process.
+    /// The last version that a process published, by task and key; removed with the process.
     latest: BTreeMap<(usize, u32), i64>,
 }
 
@@ -37,7 +36,7 @@ impl Published {
         Some(publication)
     }
 
-    /// The last version of a task's key that its process has published; 0 if there is none.
+    /// The last version of a key that the task's process published; 0 if there is none.
     pub(super) fn newest(&self, task: usize, key: u32) -> i64 {
         self.latest.get(&(task, key)).copied().unwrap_or(0)
     }
@@ -48,15 +47,15 @@ impl Published {
         lay.into_iter().any(|&(since, until)| since <= to && until.is_none_or(|until| until >= from))
     }
 
-    /// True if all tensors that lay in a publication's place at some time from `from` to `to` are of its length.
+    /// True if all tensors in a publication's place at some time from `from` to `to` are of its length.
     pub(super) fn are_alike(&self, publication: usize, from: Duration, to: Duration) -> bool {
         let Publication { task, key, bytes, .. } = self.all[publication];
         let others = self.all.iter().enumerate().filter(|(_, other)| (other.task, other.key) == (task, key));
         others.into_iter().all(|(number, other)| other.bytes == bytes || !self.lay_within(number, from, to))
     }
 
-    /// True if a tensor of a task's key, of `min_version` or newer, lay in the store of `shard` for all of `time` between
-    /// `from` and `to`; with `still`, one that lies there now.
+    /// True if a tensor of a task's key, of `min_version` or newer, lay in the store of `shard` without a break for at least `time` between
+    /// `from` and `to`; with `still`, only one that lies there now counts.
     pub(super) fn lay_long_enough(
         &self,
         (task, key, shard): (usize, u32, usize),
@@ -74,14 +73,14 @@ impl Published {
     }
 }
 
-/// The name of a key; some are so long that a plan does not fit one frame.
+/// The name of a key; some are so long that a plan does not fit in one frame.
 pub(super) fn key(number: u32) -> String {
     let padding = if number % 7 == 3 { 3000 } else { 0 };
     format!("param{number}/{}", "x".repeat(padding))
 }
 
 impl Simulation {
-    /// A task publishes a tensor, `rise` above its last version of that key, on every shard.
+    /// A task publishes a tensor on every shard, with a version `rise` above its last one of that key.
     pub(super) fn publish(&mut self, task: usize, number: u32, rise: i64, bytes: usize) -> Result<(), String> {
         let host = self.host_of(task);
         if !self.serves(host, task) {
@@ -89,14 +88,14 @@ impl Simulation {
         }
         let shards = self.hosts[host].seats.len();
         let lies_everywhere = (0..shards).all(|shard| self.published.here.contains_key(&(task, number, shard)));
-        // A task does not go back, though a store from which the tensor was withdrawn would not mind.
+        // A task's versions must rise, though a store from which the tensor was withdrawn would accept an older one.
         let rise = if lies_everywhere { rise } else { rise.max(1) };
         let version = self.published.newest(task, number) + rise;
         let publication = self.published.all.len();
         self.trace
             .note(self.now, format_args!("task {task} publishes key {number} version {version} as {publication}"));
         let slab = self.hosts[host].seats[0].node.send_slab();
-        // Memory of a shard's slab does not leave that shard.
+        // Memory of a shard's slab stays on that shard.
         let from_slab = if shards == 1 { slab.allocate(bytes).ok() } else { None };
         let mut buffer = from_slab.unwrap_or_else(|| Buffer::from_vec(vec![0; bytes]));
         workload::fill(workload::seed_of_published(task, number, version), publication, &mut buffer);
@@ -159,7 +158,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A process is gone, and what it had published.
+    /// A process has ended, and what it had published is gone.
     pub(super) fn forget_published_of(&mut self, host: usize) {
         let tasks_per_host = self.climate.tasks_per_host;
         let is_of = |task: usize| task / tasks_per_host == host;
@@ -170,7 +169,7 @@ impl Simulation {
         self.published.latest.retain(|(task, _), _| !is_of(*task));
     }
 
-    /// No store keeps a key once nothing is published and no plan is open.
+    /// Checks that no store keeps a key once nothing is published and no plan is open.
     pub(super) fn look_for_kept_keys(&self) -> Result<(), String> {
         for (index, host) in self.hosts.iter().enumerate() {
             for (shard, seat) in host.seats.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One run: the storm, then fine weather in which every pair must work again, then the end, at which nothing is left.
+//! One run: the storm, then fine weather in which every pair must work again, then the end, after which nothing may be left.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,25 +26,24 @@ use super::wire::{Air, Clock, Join};
 use super::workload::{self, Deed, PROBE_STEP, STEPS};
 use super::{Report, Violation};
 
-/// Events of one run at most: many times what any needs, so that a run which does not end is found out.
+/// Most events of one run: many times what any run needs, so that one which does not end is noticed.
 pub(super) const EVENTS_MAX: usize = 3_000_000;
-/// The first port; a host's follows from its number.
+/// The first port; each host's follows from its number.
 const FIRST_PORT: u16 = 7000;
-/// Within this everybody has heard that a plan is closed, in fine weather: over what a dead link takes to be found out.
+/// In fine weather everyone has heard within this time that a plan is closed: longer than it takes to notice a dead link.
 const CLOSING_TIME: Duration = Duration::from_secs(2);
-/// What a send and its recv need at most when nothing goes wrong.
+/// Longest that a send and its recv take when nothing goes wrong.
 pub(super) const MEETING_TIME: Duration = Duration::from_millis(500);
 
 pub(super) struct Simulation {
     seed: u64,
     pub(super) random: SmallRng,
     pub(super) base: Instant,
-    /// Makes links.
     pub(super) join: Join,
-    /// What their clock shows.
+    /// What the links' clock shows.
     time: Rc<Cell<Instant>>,
     pub(super) clock: Clock,
-    /// Since the start.
+    /// Virtual time since the start.
     pub(super) now: Duration,
     pub(super) climate: Climate,
     pub(super) hosts: Vec<Host>,
@@ -113,7 +112,7 @@ impl Simulation {
         self.run_until(STORM * 2 + DEADLINE_MAX)?;
         self.take_all()?;
         if self.climate.scarce {
-            // What is published and named, and waits for the next acceptor, would leave no room to look at anything else.
+            // Published tensors, named keys, and tensors that wait for the next acceptor would leave no room to check anything else.
             self.clear_stores()?;
             self.empty_queues()?;
         }
@@ -129,7 +128,8 @@ impl Simulation {
         Ok(self.report())
     }
 
-    /// While nothing goes wrong, no link is lost; but who learns of new tasks greets anew, even if it has just been greeted.
+    /// Checks that no link is lost while nothing goes wrong. (A host that learns of new tasks greets again even if it has just been
+    /// greeted.)
     fn look_for_lost_links(&self) -> Result<(), String> {
         let report = self.report();
         let calm = self.climate.weather == Weather::Calm && !self.climate.grows && !self.climate.liar;
@@ -191,7 +191,7 @@ impl Simulation {
         }
     }
 
-    /// The weather turns fine: every host runs, every route stands, every map is loaded, new links are good.
+    /// The weather turns fine: every host runs, every route works, every map is loaded, new links have no faults.
     fn clear_up(&mut self) -> Result<(), String> {
         self.trace.note(self.now, format_args!("fine weather"));
         self.climate.fine();
@@ -205,7 +205,7 @@ impl Simulation {
             .try_for_each(|host| self.load_map(host))
     }
 
-    /// Every deadline passes, every step is cleaned up, every lease ends: nothing is left, and nobody waits.
+    /// Every deadline passes, every step is cleaned up, every lease ends: nothing may be left, and no call may wait.
     fn wind_down(&mut self) -> Result<(), String> {
         self.trace.note(self.now, format_args!("the end begins"));
         if self.climate.weather == Weather::Calm && !self.climate.scarce {
@@ -215,7 +215,7 @@ impl Simulation {
         for (task, step) in (0..self.tasks()).flat_map(|task| steps.clone().map(move |step| (task, step))) {
             self.conduct(Deed::Cleanup { task, step })?;
         }
-        // Plans are closed while they are pulled, and long after.
+        // Some plans are closed while they are pulled, others long after.
         self.close_plans(|plan| plan % 2 == 1)?;
         self.run_until(self.now + PROBE_TIMEOUT + CONNECT_TIMEOUT + LEASE + PEER_TIMEOUT)?;
         self.clear_stores()?;
@@ -254,7 +254,7 @@ impl Simulation {
         self.run_until(self.now + CLOSING_TIME)
     }
 
-    /// When nothing goes wrong, a send and a recv that meet both end well.
+    /// Checks that a send and a recv that meet both end well when nothing goes wrong.
     fn look_for_missed_meetings(&self) -> Result<(), String> {
         for (number, send) in self.ledger.sends.iter().enumerate() {
             let ([_], [recv]) = (self.ledger.sends_of(send.at), self.ledger.recvs_of(send.at)) else { continue };

@@ -1,7 +1,7 @@
-//! Sends of one call, which end together: each a send of its own in the ledger.
+//! Calls that send several tensors and end once. In the ledger, each tensor is a send of its own.
 //!
-//! Of a call that ends well each tensor was taken. Of one that fails only its first error is known, so that of each tensor it is
-//! unknown whether it was.
+//! If such a call ends well, every tensor was taken. If it fails, only its first error is known, and for each tensor it is unknown whether
+//! it was taken.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ struct Group {
     sends: Vec<usize>,
 }
 
-/// Those that have not ended.
+/// Groups that have not ended.
 #[derive(Default)]
 pub(super) struct SendGroups(Vec<Group>);
 
 impl Simulation {
-    /// Sends many tensors of one producer for one consumer in one step, given with their lengths.
+    /// Sends tensors of one producer to one consumer in one step, given with their lengths, in one call.
     pub(super) fn send_many(&mut self, tensors: Vec<(Spot, usize)>, timeout: Duration) -> Result<(), String> {
         let Some(&(Spot { producer, consumer, step, .. }, _)) = tensors.first() else { return Ok(()) };
         let host = self.host_of(producer);
@@ -45,12 +45,12 @@ impl Simulation {
         self.settle(host, shard)
     }
 
-    /// A process is gone; the ledger ends the sends.
+    /// A process has ended; the ledger ends the sends.
     pub(super) fn forget_groups_of(&mut self, host: usize) {
         self.groups.0.retain(|group| group.host != host);
     }
 
-    /// Hears what the calls of a host have come to.
+    /// Collects the outcomes of a host's groups.
     pub(super) fn look_at_groups(&mut self, host: usize) -> Result<(), String> {
         let groups = std::mem::take(&mut self.groups.0);
         for group in groups {

@@ -1,4 +1,4 @@
-//! What happened, as a hash for replays and as the last lines for a person.
+//! What happened: as a hash to compare replays, and as the last lines to read.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,20 +1,19 @@
-//! What a call may be told, and when: the promises of sends and recvs, checked as each ends.
+//! What a call may report, and when: the promises of sends and recvs, checked as each ends.
 //!
 //! - A recv ends once, by its deadline (and the lateness of a turn): with the bytes of a tensor that was sent to that
 //!   very spot, or with an error that what happened explains.
-//! - A tensor is delivered once at most, its send ends well only if it was, and it is not delivered any more once its
-//!   send has ended; all this as long as the producer's session with the consumer stands.
-//! - A session that is reset (the consumer restarted, or was out of reach for longer than the lease, or its host refused
-//!   calls) loses the releases that were in flight. The producer cannot know whether the consumer has what it was lent.
-//!   From then on three more things are legal: the tensor is delivered again to another recv; the send fails although
-//!   the tensor was delivered; the tensor is delivered although the send failed, since a reset on the producer's side
-//!   does not stop the bytes that are on their way.
-//! - What was sent before its producer cleaned the step up is not delivered to a recv that was asked when the word of it had come, or
-//!   the link was lost on which it did not.
-//! - A recv to which nobody listens any more takes no tensor; a fused receive keeps those that it has.
+//! - A tensor is delivered at most once; its send ends well only if it was delivered; and it is not delivered after its send has
+//!   ended. All this holds as long as the producer's session with the consumer stands.
+//! - A session that is reset (the consumer restarted, was out of reach for longer than the lease, or its host refused calls) loses
+//!   the releases in flight, so the producer cannot know whether the consumer has what it was lent. From then on three more
+//!   things are legal: the tensor is delivered again to another recv; the send fails although the tensor was delivered; the
+//!   tensor is delivered although the send failed, since a reset on the producer's side does not stop bytes on their way.
+//! - A tensor sent before its producer cleaned up the step is not delivered to a recv that was asked after word of the cleanup had
+//!   arrived, or after the link was lost that should have brought it.
+//! - A recv whose receiver was dropped takes no tensor; a fused receive keeps the tensors it has.
 //!
-//! What fused receives add is in `fused.rs`, what pulls are promised in `plans/verdict.rs`,
-//! what pushes are in `pushes/verdict.rs`, and what pulls of rows are in `tables/verdict.rs`.
+//! What fused receives add is in `fused.rs`; the promises of pulls are in `plans/verdict.rs`, those of pushes in `pushes/verdict.rs`, and
+//! those of pulls of rows in `tables/verdict.rs`.
 
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use super::run::Simulation;
 use super::workload::{self, Spot, Told};
 
 impl Simulation {
-    /// Where the producer of a spot stands.
+    /// The current era of a spot's producer.
     pub(super) fn era(&self, at: Spot) -> Era {
         let host = &self.hosts[self.host_of(at.producer)];
         let resets = match host.runs() {
@@ -39,7 +38,7 @@ impl Simulation {
         Era { process: host.process, resets }
     }
 
-    /// Hears what the calls of a host have come to.
+    /// Collects the outcomes of a host's calls.
     pub(super) fn look_at_calls(&mut self, host: usize) -> Result<(), String> {
         self.look_at_batches(host)?;
         let mut recvs = std::mem::take(&mut self.ledger.open_recvs[host]);
@@ -51,12 +50,12 @@ impl Simulation {
                 Some(Err(oneshot::TryRecvError::Disconnected)) => {
                     return Err(format!("recv {number} was forgotten without a word"));
                 }
-                // Without a receiver it is part of a fused receive, which was looked at above.
+                // Without a receiver it is part of a fused receive, which was handled above.
                 Some(Err(oneshot::TryRecvError::Empty)) | None => left.push(number),
             }
         }
         self.ledger.open_recvs[host] = left;
-        // What ended well was received: after the recvs.
+        // Recvs first: a send that ended well must have been received by then.
         self.look_at_groups(host)?;
         let mut sends = std::mem::take(&mut self.ledger.open_sends[host]);
         let mut left = Vec::new();
@@ -107,7 +106,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A recv got a tensor: whose is it, and might it?
+    /// Checks a tensor that a recv got.
     fn delivered(&mut self, number: usize, tensor: &Tensor) -> Result<(), String> {
         let recv = &self.ledger.recvs[number];
         let send = workload::number_of(tensor).filter(|&send| send < self.ledger.sends.len());
@@ -129,10 +128,10 @@ impl Simulation {
         {
             return Err(format!("recv {number} got its tensor elsewhere than in its own memory"));
         }
-        // What a fused receive says late may have come in any era since it was asked.
+        // A fused receive that reports late may have got the tensor in any era since it was asked.
         let late = recv.batch.is_some_and(Told::is_together);
         let came_now = |recv: &Recv| !recv.batch.is_some_and(Told::is_together) || recv.era == era;
-        // A link whose loss its consumer has not seen may still bring what a producer that has seen it took back.
+        // A link whose loss only the producer has noticed may still bring what the producer took back.
         let resets = self.hosts[recv.host].seats[recv.shard].node.counters().sessions_reset;
         let eras = (era, Era { process: recv.process, resets });
         if let Some(&(earlier, before)) = send.deliveries.last()
@@ -182,7 +181,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Why what happened does not explain the error; `None` if it does.
+    /// Why nothing that happened explains the error; `None` if something does.
     fn unexplained_recv(&self, number: usize, error: &Error) -> Option<&'static str> {
         let recv = &self.ledger.recvs[number];
         let overlaps = |&other: &usize| {
@@ -195,7 +194,7 @@ impl Simulation {
             Code::Unavailable => self.climate.weather != Weather::Calm,
             Code::ResourceExhausted => self.climate.scarce,
             Code::NotFound => {
-                // One that is told with others may have heard it early.
+                // One that is told with others may have failed earlier.
                 let heard = if recv.batch.is_some_and(Told::is_together) { recv.issued } else { self.now };
                 self.was_news(recv.at.producer, recv.at.consumer, heard)
             }
@@ -229,8 +228,8 @@ impl Simulation {
     }
 }
 
-/// True if a call still stood after another was issued. One to which nobody listens stands until its deadline, as far
-/// as can be known.
+/// True if a call was still open when another was issued. One whose receiver was dropped counts as open until its deadline, since nothing
+/// else is known of it.
 fn overlap(ended: Option<(Duration, End)>, issued: Duration, deadline: Duration) -> bool {
     match ended {
         None => true,

@@ -1,5 +1,5 @@
-//! The links of the simulated network: what joins two nodes, made faulty, that a parted route stills and that a host without
-//! power never closes.
+//! The links of the simulated network: what joins two nodes, with faults added; a broken route silences a link, and a host without power
+//! never closes one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -14,22 +14,22 @@ use sealane_transport::outbox::Outbox;
 use sealane_transport::wire::{Greeting, WireError};
 use sealane_transport::{Link, LinkKind};
 
-/// Shows virtual time.
+/// A clock of virtual time.
 pub type Clock = Rc<dyn Fn() -> Instant>;
 
-/// Joins two nodes.
+/// Makes the two ends of a link between nodes.
 pub type Join = fn(&Clock) -> [Box<dyn Link>; 2];
 
-/// What all wires share: which hosts do not hear each other, and the ends of hosts that lost their power.
+/// State shared by all wires: which hosts cannot reach each other, and the ends of hosts that lost their power.
 #[derive(Default)]
 pub(super) struct Air {
     parted: RefCell<BTreeSet<(usize, usize)>>,
     denied: RefCell<BTreeSet<(usize, usize)>>,
-    /// Those that ever were.
+    /// Pairs of hosts whose calls were denied at any time.
     once_denied: RefCell<BTreeSet<(usize, usize)>>,
-    /// Times that all wires were cut.
+    /// How often all wires were cut.
     cuts: Cell<u32>,
-    /// Never dropped before the run ends: dropping an end would tell the other.
+    /// Not dropped before the run ends: the other end would notice.
     lost: RefCell<Vec<FaultLink>>,
 }
 
@@ -65,7 +65,7 @@ impl Air {
         self.denied.borrow_mut().clear();
     }
 
-    /// Every wire that there is breaks.
+    /// Breaks all existing wires.
     pub(super) fn cut(&self) {
         self.cuts.set(self.cuts.get() + 1);
     }
@@ -75,7 +75,7 @@ impl Air {
     }
 }
 
-/// One end.
+/// One end of a link.
 pub(super) struct Wire {
     /// `None` only while it is being dropped.
     link: Option<FaultLink>,
@@ -83,7 +83,7 @@ pub(super) struct Wire {
     air: Rc<Air>,
     /// False once this end's host has lost its power.
     power: Rc<Cell<bool>>,
-    /// Cuts before it was made.
+    /// Value of `Air::cuts` when it was made.
     cuts: u32,
     /// Receives in a thousand that are cut short.
     piecemeal: u32,
@@ -165,7 +165,7 @@ impl Drop for Wire {
     }
 }
 
-/// Lets frames end anywhere, as a socket does.
+/// Hands over bytes so that frames end anywhere, as on a socket.
 struct Piecemeal<'a> {
     receiver: &'a mut dyn Receiver,
     bytes: usize,
@@ -182,7 +182,7 @@ impl Receiver for Piecemeal<'_> {
     }
 }
 
-/// Hears a greeting and leaves what follows on the link.
+/// Takes a greeting and leaves what follows on the link.
 #[derive(Default)]
 pub(super) struct Ear(pub(super) Option<Greeting>);
 

@@ -1,4 +1,4 @@
-//! One virtual line between two nodes: what a write costs, and when its bytes are there. No clock, no faults.
+//! A virtual line between two nodes: what a write costs, and when its bytes arrive. No clock, no faults.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,15 +12,15 @@ use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::outbox::Outbox;
 use sealane_transport::{Link, LinkKind};
 
-/// From the end of a write until its bytes are at the other side: half a round trip in one rack.
+/// From the end of a write until its bytes are at the other side: half a round trip within a rack.
 pub(super) const LATENCY: Duration = Duration::from_micros(10);
-/// What a write costs beside its bytes: a system call, and the packets of a small message.
+/// Fixed cost of a write: a system call, and the packets of a small message.
 pub(super) const WRITE: Duration = Duration::from_micros(2);
-/// What a message costs beside its bytes: it is written, and read, by a core.
+/// Fixed cost of a message: a core writes it and a core reads it.
 pub(super) const MESSAGE: Duration = Duration::from_nanos(150);
-/// Nanoseconds a 1,000 bytes: 25 Gb/s.
+/// Nanoseconds per 1,000 bytes: 25 Gb/s.
 pub(super) const KILOBYTE_NS: u64 = 320;
-/// Bytes in flight in one direction at most, as a socket's buffers bound them.
+/// Most bytes in flight in one direction, as limited by socket buffers.
 const LINE_BYTES: usize = 4 << 20;
 
 /// What both directions of a line have carried.
@@ -30,7 +30,7 @@ pub(super) struct Carried {
     pub(super) bytes: u64,
 }
 
-/// What all lines of a run share.
+/// State shared by all lines of a run.
 #[derive(Default)]
 pub(super) struct Air {
     pub(super) now: Cell<Duration>,
@@ -39,7 +39,7 @@ pub(super) struct Air {
 }
 
 impl Air {
-    /// When bytes that are in flight arrive next.
+    /// When the next bytes in flight arrive.
     pub(super) fn next_arrival(&self) -> Option<Duration> {
         let directions = self.directions.borrow();
         let next = |direction: &Rc<RefCell<Direction>>| {
@@ -53,7 +53,7 @@ impl Air {
 #[derive(Default)]
 struct Direction {
     bytes: VecDeque<u8>,
-    /// Writes in flight: when each is there, and its bytes that were not read yet.
+    /// Writes in flight: when each arrives, and its bytes not read yet.
     arrivals: VecDeque<(Duration, usize)>,
     busy_until: Duration,
 }
@@ -77,13 +77,12 @@ impl Direction {
     }
 }
 
-/// One end of a line.
 pub(super) struct Line {
     air: Rc<Air>,
     outgoing: Rc<RefCell<Direction>>,
     incoming: Rc<RefCell<Direction>>,
     landing: Option<Landing>,
-    /// Messages that the outbox had said before this write.
+    /// Messages that the outbox had counted before this write.
     messages: u64,
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) name: &'static str,
-    /// Each one's key and its bytes.
+    /// Key and size in bytes of each tensor.
     pub(super) tensors: Vec<(String, usize)>,
 }
 
@@ -16,7 +16,7 @@ impl Load {
     }
 }
 
-/// A thousand small tensors, and two models: the shapes that `sealane bench fuse --workload` moves.
+/// A thousand small tensors, and two models: the loads of `sealane bench fuse --workload`.
 pub(super) fn loads() -> [Load; 3] {
     [
         Load { name: "1000 x 64 B", tensors: (0..1000).map(|number| (format!("layer_{number}/kernel"), 64)).collect() },
@@ -26,7 +26,7 @@ pub(super) fn loads() -> [Load; 3] {
 }
 
 /// # Panics
-/// If the file is not one of 32-bit tensors: it comes with the program.
+/// If the file, which comes with the program, describes other than 32-bit tensors.
 fn model(name: &'static str, text: &str) -> Load {
     let model: Value = serde_json::from_str(text).expect("the program's own workload");
     assert_eq!(model["dtype"], "f32", "{name}");

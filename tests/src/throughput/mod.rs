@@ -1,5 +1,5 @@
-//! What a step costs on a simulated network without faults: messages, writes, bytes on the wire and virtual time, as a table
-//! that is committed, so that a change of the protocol's cost shows in review.
+//! What a step costs on a simulated network without faults: messages, writes, bytes on the wire and virtual time, as a committed table, so
+//! that review shows when the protocol's cost changes.
 //!
 //! One ps and one worker, one thread, no clock: the same code gives the same table on every machine.
 
@@ -15,10 +15,10 @@ use step::{Cost, Way, second_step};
 
 use crate::two_nodes::SLAB_BYTES;
 
-/// The table of the standard loads, each moved every way.
+/// The table of the standard loads, each moved in every way.
 ///
 /// # Errors
-/// A tensor that did not come, which none should.
+/// A tensor did not come, which should not happen.
 pub fn table() -> Result<String, String> {
     let mut table = String::new();
     let gigabits = 8_000 / KILOBYTE_NS;
@@ -37,7 +37,7 @@ pub fn table() -> Result<String, String> {
     ));
     for load in loads() {
         for way in Way::ALL {
-            // What nobody asked for lands in the receiver's slab, and waits there.
+            // Tensors that nobody asked for land in the receiver's slab and wait there.
             if way == Way::Push && load.bytes() > SLAB_BYTES {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! One ps and one worker on a virtual line, and the steps that they take.
+//! One ps and one worker on a virtual line, and their steps.
 //!
-//! Cores cost nothing here but what the line charges for writes and messages: the figures say what the protocol costs,
-//! not how fast its code is.
+//! Cores cost nothing here except what the line charges for writes and messages: the figures show what the protocol costs, not how fast its
+//! code is.
 
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -34,18 +34,18 @@ impl Wire for Rc<Air> {
     }
 }
 
-/// How a step's tensors are asked for, if they are.
+/// How a step's tensors are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// One by one, each message in a write of its own.
+    /// Recvs one by one, each message in a write of its own.
     Off,
-    /// One by one, messages of a turn in one write.
+    /// Recvs one by one, all messages of a turn in one write.
     Turn,
-    /// All in one fused receive.
+    /// One fused receive.
     Receive,
-    /// By a plan.
+    /// A plan.
     Plan,
-    /// All in one push, unasked, into a queue of the default size.
+    /// One unrequested push into a queue of the default size.
     Push,
 }
 
@@ -63,20 +63,19 @@ impl Way {
     }
 }
 
-/// What one step cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cost {
-    /// Both ways, releases included.
+    /// In both directions, releases included.
     pub(super) messages: u64,
     pub(super) carried: Carried,
     /// From the first request or push until the worker has every tensor.
     pub(super) time: Duration,
 }
 
-/// The second step of a load: by then the sides have met, and plans are agreed.
+/// Costs of the second step of a load: by then the sides are connected, and plans are agreed.
 ///
 /// # Errors
-/// What went wrong, which nothing should.
+/// What went wrong; nothing should.
 pub(super) fn second_step(load: &Load, way: Way) -> Result<Cost, String> {
     let fuse = if way == Way::Off { Fuse::Off } else { Fuse::Turn };
     let mut pair = Pair::new(Rc::default(), fuse)?;

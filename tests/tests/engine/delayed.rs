@@ -1,4 +1,4 @@
-//! Engines that reach each other over a kind of link that they know nothing of.
+//! Engines that reach each other over a kind of link that is unknown to them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn every_size_arrives_whole_and_late() {
         let begun = Instant::now();
         let sending = ps_task.send(&task(1), step as i64, "w", tensor(len, 7));
         assert!(worker_task.recv(&task(0), step as i64, "w").wait().unwrap().bytes() == bytes(len, 7));
-        // The first and large ones are asked for.
+        // The first tensor and large ones are requested; others are sent ahead.
         let times = if step == 0 || len > 4096 { 2 } else { 1 };
         assert!(begun.elapsed() >= times * DELAY, "{len} bytes arrived before they, or their request, could");
         sending.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Tensors in the memory of a device: sent, received, published, pulled and pushed, between engines and within one.
+//! Tensors in device memory: sent, received, published, pulled and pushed, between engines and within one engine.
 
 use sealane_fusion::{AcceptOptions, Buffer, Code, Engine, Keys, MemoryKind, Task, Tensor};
 use sealane_transport::PullOptions;
@@ -10,11 +10,11 @@ use crate::fixture::{
 };
 use crate::verbs;
 
-/// In a frame and beside frames, in one chunk and in several.
+/// Sizes that travel in a frame, and beside frames in one chunk and in several.
 const SIZES: [usize; 7] = [0, 1, 64, 8192, 8193, 1 << 20, 5_000_001];
 const IN_DEVICE: MemoryKind = MemoryKind::Device(FakeDevice::NAME);
 
-/// A tensor of [`bytes`] in the device's memory.
+/// A tensor of [`bytes`] in device memory.
 fn in_device(device: &FakeDevice, len: usize, seed: u64) -> Tensor {
     Tensor::new(tensor(len, seed).meta().clone(), device.with(&bytes(len, seed))).unwrap()
 }
@@ -23,7 +23,7 @@ fn bytes_in(tensor: Tensor) -> Vec<u8> {
     bytes_of(&tensor.into_buffer())
 }
 
-/// Engines of two tasks, and the tasks: over TCP, over verbs, and both in one engine.
+/// Runs a test with engines of two tasks, and the tasks: over TCP, over verbs, and both tasks in one engine.
 fn everywhere(each: impl Fn(&[Engine], [&Task; 2])) {
     let larger = |_: usize, settings: &mut sealane_fusion::EngineSettings| settings.slab_send_bytes = 8 << 20;
     let alone = {
@@ -82,14 +82,14 @@ fn a_copy_that_fails_ends_its_recv_alone() {
     let device = FakeDevice::default();
     everywhere(|_, [ps, worker]| {
         for (step, len) in SIZES.into_iter().enumerate() {
-            // That from the device, and that into it.
+            // The copy from the device fails, then the copy into it.
             for (passing, key) in [(0, "from"), (1, "into")] {
                 let (step, place) = (step as i64, device.allocate(len));
                 let sending = ps.send(worker.name(), step, key, in_device(&device, len, 1));
                 device.fail_after(if len == 0 { 0 } else { passing }, 1);
                 let failed = worker.recv_into(ps.name(), step, key, place).wait();
                 if len == 0 && failed.is_ok() {
-                    // Within one engine there is nothing to copy.
+                    // Within one engine nothing is copied.
                     device.fail_after(0, 0);
                     sending.wait().unwrap();
                     continue;
@@ -103,7 +103,7 @@ fn a_copy_that_fails_ends_its_recv_alone() {
                 assert_eq!(bytes_in(arrived), bytes(len, 1));
                 sending.wait().unwrap();
             }
-            // One that is published and pulled, or pushed: small ones fail here, large ones where they are wanted.
+            // Published and pulled, or pushed: the copy of small ones fails here, that of large ones where they are wanted.
             let name = len.to_string();
             device.fail_after(0, 1);
             let published = ps.publish(&name, 1, in_device(&device, len, 2)).wait();
@@ -128,7 +128,7 @@ fn a_copy_that_fails_ends_its_recv_alone() {
     assert_eq!(device.in_use_bytes(), 0);
 }
 
-/// Over verbs; what is sent, received into, published and pulled lies in memory that the RDMA device registers.
+/// Over verbs. What is sent, received into, published and pulled lies in memory that the RDMA device registers.
 #[test]
 fn exported_memory_is_reached_without_copies_once_it_is_registered() {
     let device = FakeDevice::default();
@@ -140,7 +140,7 @@ fn exported_memory_is_reached_without_copies_once_it_is_registered() {
         |seed| Tensor::new(tensor(len, seed).meta().clone(), export.with(&bytes(len, seed)).unwrap()).unwrap();
     let mut plan = worker.plan(ps.name(), Keys::new(["weights"]).unwrap());
     plan.pull_buffer_mut().set_destination(0, export.allocate(len).unwrap());
-    // Whether anything was copied.
+    // True if anything was copied.
     let mut round = |step: i64| {
         let before = device.copies();
         let sending = ps.send(worker.name(), step, "key", exported(step as u64));
@@ -159,7 +159,7 @@ fn exported_memory_is_reached_without_copies_once_it_is_registered() {
     assert!(round(1), "nothing is registered yet");
     let direct = (2..1_000).find(|step| !round(*step)).expect("every shard registers it");
     (direct + 1..direct + 10).for_each(|step| assert!(!round(step), "step {step}"));
-    // Shards that sleep look whether the last handle was dropped.
+    // Sleeping shards wake and check whether the last handle was dropped.
     drop(plan);
     ps.withdraw("weights").unwrap();
     drop(export);
@@ -180,7 +180,7 @@ fn published_tensors_are_pulled_from_and_into_device_memory() {
     everywhere(|_, [ps, worker]| {
         let names: Vec<_> = SIZES.iter().map(ToString::to_string).collect();
         let mut plan = worker.plan(ps.name(), Keys::new(&names).unwrap());
-        // Those from the fourth on are pulled into the device.
+        // From the fourth on, tensors are pulled into device memory.
         for (index, len) in SIZES.into_iter().enumerate().skip(3) {
             plan.pull_buffer_mut().set_destination(index, device.allocate(len));
         }

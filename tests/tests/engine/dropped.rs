@@ -1,4 +1,4 @@
-//! Calls of other threads that nobody waits for any more: both sides let go, and no tensor is lost by it.
+//! Calls of other threads that nobody waits for any more: both sides give them up, and no tensor is lost.
 
 use std::task::{Context, Waker};
 
@@ -37,7 +37,7 @@ fn whenever_a_recv_is_dropped_its_tensor_arrives_or_can_be_received_again() {
         let dropped = worker_task.recv(&task(0), step, "w");
         (0..step * 20).for_each(|_| std::hint::spin_loop());
         drop(dropped);
-        // Received by the one that was dropped, released, and gone; or by the next.
+        // Either the dropped recv got the tensor, and it is released and gone; or this one gets it.
         let again = worker_task.recv(&task(0), step, "w");
         sending.wait().unwrap();
         drop(again);

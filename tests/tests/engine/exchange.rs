@@ -1,4 +1,4 @@
-//! What moves: any order, size, type and number, both directions at once.
+//! What is moved: any order, size, type and number, in both directions at once.
 
 use sealane_fusion::{Buffer, Code, DType, Engine, Tensor, TensorMeta, TypeCode};
 
@@ -70,7 +70,7 @@ fn more_requests_than_the_window_are_answered_in_any_order() {
     let (ps, worker) = (&engines[0], &engines[1]);
     let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
     let receiving: Vec<_> = (0..200).map(|key| worker_task.recv(&task(0), 1, &key.to_string())).collect();
-    // The first requests wait for the last tensors: a window that counted them would never move.
+    // The first requests wait for the last tensors: if they counted against a window, it would never move.
     let sending: Vec<_> =
         (0..200).rev().map(|key| ps_task.send(&task(1), 1, &key.to_string(), tensor(10 + key, key as u64))).collect();
     for (key, receiving) in receiving.into_iter().enumerate() {
@@ -137,7 +137,7 @@ fn tasks_of_one_engine_may_have_several_transport_addresses() {
         assert_eq!(arrived.bytes(), bytes(100, step as u64), "{from} to {to}");
         sending.wait().unwrap();
     }
-    // The peer knows two addresses and has a link to each; on the other side these are two links to one.
+    // The peer knows two addresses and has a link to each; on the other side both are links to one peer.
     assert_eq!((total(&both).links, total(&peer).links), (2, 2));
     assert_empty(&both);
 }
@@ -156,7 +156,7 @@ fn an_abort_ends_both_sides_and_a_cleanup_frees_the_step() {
     assert_eq!((error.code(), error.to_string().contains("the loss is NaN")), (Code::Aborted, true));
     let late = worker_task.recv(&task(0), 5, "late").wait().unwrap_err().error;
     assert_eq!(late.code(), Code::Aborted);
-    // Other steps go on, and the number may be used again after a cleanup on both sides.
+    // Other steps go on, and the step number may be used again after a cleanup on both sides.
     worker_task.cleanup(5).unwrap();
     ps_task.cleanup(5).unwrap();
     for step in [4, 5] {

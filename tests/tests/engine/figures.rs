@@ -1,5 +1,4 @@
-//! What an engine shows of itself to other threads: figures that add up, paths with their reasons, and none of it asked of a
-//! shard.
+//! What an engine shows of itself to other threads: figures that add up, and paths with their reasons, without asking a shard.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use sealane_transport::verbs::{Verbs, VerbsSettings};
 
 use crate::fixture::{LONG, engines, task, tensor, two};
 
-/// Looks at an engine's only shard until `done` holds: figures follow what they are of by some milliseconds.
+/// Polls the figures of an engine's only shard until `done` holds: figures lag by some milliseconds.
 pub fn until(engine: &Engine, what: &str, done: impl Fn(&ShardFigures) -> bool) -> ShardFigures {
     let deadline = Instant::now() + LONG;
     loop {
@@ -80,7 +79,7 @@ fn a_peer_that_is_gone_shows_so_with_the_reason() {
     let figures = until(&worker, "the link is lost", |figures| peer(figures).counters.links_lost == 1);
     assert_eq!(peer(&figures).path.state, PathState::Idle);
     assert!(peer(&figures).path.last_error.contains("the engine stops"), "{figures:#?}");
-    // An engine that has stopped still tells what was last.
+    // A stopped engine still shows its last figures.
     assert_eq!(ps.figures()[0].counters.tensors_sent, 1);
 }
 
@@ -116,11 +115,11 @@ fn what_an_engine_sets_up_at_its_start_is_no_stall() {
     for set_up in [&opens_slowly as &dyn Fn(&mut EngineSettings), &populates_much] {
         let stalls = || {
             let engine = engines(1, |_, settings| set_up(settings)).remove(0);
-            // Answered in a turn that follows the start's.
+            // Answered in a later turn than the one that starts.
             engine.counters().unwrap();
             engine.figures()[0].load.stalls
         };
-        // Again where others had the CPU for so long, which is a stall.
+        // Tries again if others had the CPU for so long that it counts as a stall.
         assert!((0..50).any(|_| stalls() == 0), "each of 50 starts was reported as a stall");
     }
 }

@@ -1,4 +1,4 @@
-//! One engine takes the place of another at the same listening sockets.
+//! One engine takes over the listening sockets of another.
 
 use std::net::TcpStream;
 
@@ -6,7 +6,7 @@ use sealane_fusion::{Engine, StartError};
 
 use crate::fixture::{listener, map, port, settings, task, tensor, until};
 
-/// A tensor goes from the first task to the second.
+/// Moves a tensor from the first task to the second.
 fn exchange(ps: &Engine, worker: &Engine, step: i64) {
     let sending = ps.task(&task(0)).unwrap().send(&task(1), step, "w", tensor(100, 7));
     let arrived = worker.task(&task(1)).unwrap().recv(&task(0), step, "w").wait().unwrap();
@@ -27,7 +27,7 @@ fn the_next_engine_serves_at_the_sockets_of_the_one_before() {
         settings.listeners.clear();
         settings
     };
-    // Without the other's consent there is nothing to listen at.
+    // Without the other engine's consent there is nothing to listen on.
     let alone = Engine::prepare(own(), Vec::new(), &[]).map(drop);
     assert!(matches!(alone, Err(StartError::Listen { .. })));
     let next = Engine::prepare(own(), Vec::new(), &old.listening()).unwrap();
@@ -35,11 +35,11 @@ fn the_next_engine_serves_at_the_sockets_of_the_one_before() {
     old.drain().unwrap();
     let sockets = old.yield_listeners().unwrap();
     assert!(old.listening().is_empty() && sockets.len() == 1);
-    // Who calls in between waits.
+    // A caller that comes in between waits.
     let _caller = TcpStream::connect(("127.0.0.1", ports[0])).unwrap();
     let next = next.open(sockets).unwrap();
     old.stop().unwrap();
-    // What it asks before it has heard that the old one goes ends with that.
+    // A request that the worker makes before it hears that the old engine is going ends with that engine.
     until(&worker, "the old engine has gone", |counters| counters.links == 0);
     assert_eq!(next.listening().len(), 1);
     exchange(&next, &worker, 3);
@@ -55,7 +55,7 @@ fn an_engine_that_drained_for_another_takes_its_sockets_back() {
     let sockets = ps.yield_listeners().unwrap();
     ps.resume(sockets).unwrap();
     assert_eq!(ps.listening().len(), 1);
-    // It has no link yet, and calls.
+    // The worker has no link yet, and calls.
     let worker = Engine::start(settings(map(&ports), 1, second)).unwrap();
     let arriving = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w");
     let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 3));

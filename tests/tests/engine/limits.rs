@@ -1,4 +1,4 @@
-//! Every "full" is a typed error that names its limit, to the one caller; the rest goes on.
+//! Every full resource is a typed error that names its limit, reported to that caller alone; the rest goes on.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn a_full_receive_slab_refuses_and_the_tensor_can_be_asked_for_again() {
     let first = worker_task.recv(&task(0), 1, "0").wait().unwrap();
     let error = worker_task.recv(&task(0), 1, "1").wait().unwrap_err().error;
     assert_full(&error, "slab_receive_bytes");
-    // The caller's own memory needs none of the slab; nor does the slab once the first tensor is dropped.
+    // A recv into the caller's own memory needs no slab; and the slab has room again once the first tensor is dropped.
     drop(first);
     assert_eq!(worker_task.recv(&task(0), 1, "1").wait().unwrap().bytes(), bytes(700_000, 1));
     sending.into_iter().for_each(|sending| sending.wait().unwrap());
@@ -110,7 +110,7 @@ fn a_full_mailbox_is_said_to_the_caller_and_holds_nobody_up() {
     let (ready, is_ready) = mpsc::channel();
     let busy = engines[0].on_shard(0, async move |_| {
         ready.send(()).unwrap();
-        // A task that blocks its shard: what the mailbox's limit is for.
+        // A task that blocks its shard: the case that the mailbox's limit is for.
         let _ = held.recv();
     });
     is_ready.recv().unwrap();

@@ -1,4 +1,4 @@
-//! Running engines: real shards, real sockets on loopback, ports that the system picks.
+//! Running engines: real shards, real sockets on loopback, free ports.
 
 mod delayed;
 mod device;

@@ -1,4 +1,4 @@
-//! Peers that stop, restart, or are gone: every caller hears of it.
+//! Peers that stop, restart, or are gone: every caller is told.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ fn an_engine_whose_reactor_fails_tells_everyone() {
     let trap = sealane_fusion::Tensor::new(meta, ::bytes::Bytes::from_owner(Trap)).unwrap();
     let sending = ps_task.send(&task(1), 1, "w", trap);
     assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), [7; 4]);
-    // The release frees the memory, within the engine's own turn.
+    // The release frees the memory, within a turn of the engine itself.
     assert_eq!(waiting.wait().unwrap_err().error.code(), Code::Unavailable);
     assert_eq!(sending.wait().unwrap_err().code(), Code::Unavailable);
     assert_eq!(ps_task.recv(&task(1), 2, "w").wait().unwrap_err().error.code(), Code::Unavailable);
@@ -112,18 +112,18 @@ fn a_peer_that_never_listens_is_unavailable_after_the_connect_timeout() {
 
 #[test]
 fn a_send_on_its_way_at_its_deadline_ends_in_time_and_may_arrive() {
-    // Within the promised 100 ms, though not each time on a machine where others run.
+    // Within the promised 100 ms, though not every time on a machine that is shared.
     let late: Vec<_> = (0..10).map(|_| lateness_of_a_send_on_its_way()).collect();
     assert!(late.iter().min() < Some(&Duration::from_millis(100)), "{late:?}");
 }
 
-/// How long after its deadline it hears of it.
+/// How long after its deadline a send hears that it is over.
 fn lateness_of_a_send_on_its_way() -> Duration {
     let (ps, worker) = two();
     let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
     let asked = worker_task.recv(&task(0), 1, "w");
     until(&ps, "the request arrives", |counters| counters.parked == 1);
-    // The worker's shard neither reads nor releases meanwhile.
+    // Meanwhile the worker's shard neither reads nor releases.
     let (go_on, told) = std::sync::mpsc::channel::<()>();
     let (stands_still, begun) = std::sync::mpsc::channel::<()>();
     let held = worker.on_shard(0, async move |_| {

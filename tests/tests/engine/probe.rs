@@ -1,4 +1,4 @@
-//! Callers that only want to know who is there: they are told, and nothing of a session begins or changes.
+//! Callers that only want to know who is there: they get an answer, and no session begins or changes.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use sealane_transport::wire::{Hello, RejectCode};
 
 use crate::fixture::{assert_empty, engines, hello, listener, map, port, settings, task, tensor};
 
-/// Calls an engine and says `hello`, until it has answered.
+/// Calls an engine with `hello` until it answers.
 fn call(port: u16, hello: Hello, authentication: &Authentication) -> Result<Dialed, DialError> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let peer = address.to_string().parse().unwrap();
@@ -46,7 +46,7 @@ fn a_probe_is_told_who_is_there_and_no_session_begins() {
     }
     assert!(engine.counters().unwrap().iter().all(|shard| shard.links == 0));
     assert_empty(&engine);
-    // One that is no probe is refused for the address that it does not have.
+    // A caller that is not a probe is refused because it gives no address.
     let no_probe = hello("", vec![]);
     let Err(DialError::Rejected(reject)) = call(port, no_probe, &open) else { panic!("not refused") };
     assert_eq!((reject.code, reject.reason.as_str()), (RejectCode::Refused, "'' is not a transport address"));

@@ -1,5 +1,5 @@
-//! Queues whose acceptors come and go while their pushers never stop, and what is closed while a mailbox is full: each
-//! tensor is accepted once, in order, and nothing stays open.
+//! Queues whose acceptors come and go while their pushers never stop, and queues closed while a mailbox is full: each tensor is accepted
+//! once, in order, and nothing stays open.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +17,13 @@ use crate::fixture::{AT_ONCE, LONG, assert_empty, engines, task, total, until};
 
 const QUEUE: &str = "grads";
 
-/// Times that an acceptor is dropped and the next one opened.
+/// How often an acceptor is dropped and the next one opened.
 const ROUNDS: usize = 1000;
 
-/// Pushes of one task in flight at once.
+/// Most pushes of one task in flight at once.
 const PUSHES_AT_ONCE: usize = 8;
 
-/// Small ones that share a frame, and some that have their own.
+/// A numbered tensor: most are small and share a frame, some have their own.
 fn numbered(number: u64) -> Tensor {
     let len = if number % 8 == 7 { 1200 } else { 1 };
     Tensor::from_elements(&[len as u64], &vec![number; len]).unwrap()
@@ -33,7 +33,7 @@ fn number_in(tensor: &Tensor) -> u64 {
     u64::from_le_bytes(tensor.bytes()[..8].try_into().unwrap())
 }
 
-/// What was accepted, by who pushed it.
+/// Numbers accepted, by pusher.
 #[derive(Default)]
 struct Ledger(HashMap<String, Vec<u64>>);
 
@@ -55,7 +55,7 @@ impl Ledger {
     }
 }
 
-/// Pushes until `over`; how many. Each must be taken.
+/// Pushes until `over`; returns how many. Each push must be taken.
 fn push_on(pusher: &Task, to: &str, over: &AtomicBool) -> u64 {
     let (mut under_way, mut number) = (VecDeque::new(), 0);
     while !over.load(Ordering::Relaxed) {
@@ -125,7 +125,7 @@ fn an_acceptor_is_opened_again_a_thousand_times_and_pushers_of_its_engine_lose_n
     assert_empty(&engine);
 }
 
-/// A shard that takes no turns, and has no free mailbox slot.
+/// A shard that takes no turns and whose mailbox is full.
 struct Blocked<'a> {
     engine: &'a Engine,
     hold: mpsc::Sender<()>,
@@ -145,7 +145,7 @@ impl Blocked<'_> {
         Blocked { engine, hold, busy }
     }
 
-    /// Lets it go on, until all that waits for it has run.
+    /// Unblocks the shard and waits until it has run everything in its mailbox.
     fn release(self) {
         drop(self.hold);
         self.busy.wait().unwrap();
@@ -167,7 +167,7 @@ fn room_that_is_made_while_the_mailbox_is_full_is_used() {
     let pushing = worker.push_many(&task(0), QUEUE, (0..50).map(numbered).collect(), None);
     let mut ledger = Ledger::default();
     while ledger.count() < 50 {
-        // As many as it holds, or all that are left: the shard has found no room for more.
+        // As many as the queue holds, or all that are left: the shard had no room for more.
         let due = 4.min(50 - ledger.count() as u64) + ledger.count() as u64;
         until(&engines[0], "the queue is full", |counters| counters.tensors_received >= due);
         let blocked = Blocked::new(&engines[0], &ps);
@@ -189,7 +189,7 @@ fn an_acceptor_that_is_dropped_while_the_mailbox_is_full_leaves_its_queue_to_the
     pushing.wait().unwrap();
     let blocked = Blocked::new(&engines[0], &ps);
     drop(first);
-    // It cannot be opened now, and says so; nothing of it stays.
+    // The queue cannot be opened now, and the error says so; nothing of it stays.
     let refused = ps.acceptor(QUEUE, AcceptOptions::default());
     let error = refused.wait_many(1, Some(LONG)).unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
@@ -212,7 +212,7 @@ fn a_plan_that_is_dropped_while_the_mailbox_is_full_lets_its_keys_go() {
     let engine = engines(1, |index, settings| {
         few_slots(index, settings);
         both_tasks(settings);
-        // As many keys that are not published may plans name.
+        // Plans may name as many unpublished keys.
         settings.published_tensors_max = 1;
     })
     .remove(0);
@@ -246,7 +246,7 @@ fn a_recv_that_is_dropped_while_the_mailbox_is_full_is_given_up() {
     drop(ps);
 }
 
-/// Credentials and a map that some shards have and others not would be two truths, and a drain that a shard has not heard of none.
+/// Credentials or a map that only some shards have would contradict each other, and a drain that a shard missed would be none.
 #[test]
 fn what_all_shards_must_do_is_done_with_a_full_mailbox_too() {
     let engine = engines(1, |index, settings| {
@@ -272,7 +272,7 @@ fn what_all_shards_must_do_is_done_with_a_full_mailbox_too() {
         let (telling, told) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(move || telling.send(ask()).unwrap());
-            // It cannot have been done; long enough for a refusal to come.
+            // It cannot have been done yet; the wait is long enough for a refusal to come.
             assert!(told.recv_timeout(Duration::from_millis(20)).is_err());
             blocked.release();
             told.recv().unwrap().unwrap();

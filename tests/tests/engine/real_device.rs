@@ -1,5 +1,5 @@
-//! What only the machine's own RDMA device shows: its port goes down, or a process that uses it is killed. The RDMA lab runs
-//! these tests, in a machine whose network may be switched off.
+//! What can only be tested on the machine's own RDMA device: its port goes down, or a process that uses it is killed. The RDMA lab runs
+//! these tests, on a machine whose network may be switched off.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,10 +15,10 @@ use crate::fixture::{
 };
 use crate::verbs::counters_verbs;
 
-/// The network device under the RDMA device, and the state of the latter's port.
+/// The network device below the RDMA device, and the file with the state of the RDMA port.
 const NETWORK: &str = "eth0";
 const PORT_STATE: &str = "/sys/class/infiniband/rxe0/ports/1/state";
-/// Tensors in flight when something is taken away, and the bytes of each; an engine's slab has room for all of them.
+/// Tensors in flight when the port or the process goes, and the bytes of each; an engine's slab has room for all of them.
 const UNDER_WAY: usize = 20;
 const LARGE: usize = 512 << 10;
 
@@ -35,7 +35,7 @@ fn until_port_is_active() {
     }
 }
 
-/// Sends tensors from one engine to another, does something meanwhile, and looks whether all have arrived.
+/// Sends tensors from one engine to another, calls `meanwhile` on the way, and checks that all arrive.
 fn exchange([from, to]: [(&Engine, usize); 2], step: i64, meanwhile: impl FnOnce()) {
     let producer = from.0.task(&task(from.1)).expect("its task");
     let consumer = to.0.task(&task(to.1)).expect("its task");
@@ -47,7 +47,7 @@ fn exchange([from, to]: [(&Engine, usize); 2], step: i64, meanwhile: impl FnOnce
     let mut meanwhile = Some(meanwhile);
     for (at, receiving) in asked.into_iter().enumerate() {
         assert!(receiving.wait().expect("it arrives").bytes() == bytes(LARGE, seed(at)), "tensor {at} of step {step}");
-        // One has arrived, and others are on their way.
+        // One has arrived, and others are on the way.
         if let Some(meanwhile) = meanwhile.take() {
             meanwhile();
         }
@@ -79,10 +79,10 @@ fn a_port_that_goes_down_under_traffic_is_left_for_tcp_until_it_is_up() {
     }
 }
 
-/// Gives the ports of both engines to the process that is killed.
+/// Passes the ports of both engines to the process that is killed.
 const PORTS_VARIABLE: &str = "SEALANE_TEST_PORTS";
 
-/// What task 0 publishes.
+/// The key that task 0 publishes.
 const PUBLISHED: &str = "weights";
 const VERSION: i64 = 7;
 
@@ -91,7 +91,7 @@ fn over_verbs(mut settings: EngineSettings, verbs: VerbsSettings) -> EngineSetti
     settings
 }
 
-/// The process of the next one. It publishes a tensor, until its standard input ends.
+/// Runs as the process of the next test. It publishes a tensor and stays until its standard input ends.
 #[test]
 #[ignore = "it is the process of another test"]
 fn the_process_that_is_killed() {
@@ -107,7 +107,7 @@ fn the_process_that_is_killed() {
     std::io::stdin().read_to_end(&mut Vec::new()).expect("standard input");
 }
 
-/// What it publishes besides: small enough to travel in messages, which are of many packets each.
+/// Size of a tensor that it also publishes: small enough to travel in messages, which take many packets each.
 const SMALL: usize = 7 << 10;
 const SMALL_KEYS: usize = 64;
 
@@ -178,8 +178,8 @@ fn a_process_killed_while_its_tensors_are_pulled_is_unavailable_until_its_succes
     }
 }
 
-/// Processes killed while their messages come, one after the other, and as many as would leave none of the receive buffers if
-/// one in six took one along.
+/// How many processes are killed while their messages arrive, one after the other: so many that no receive buffer would be left if one in
+/// six lost a buffer.
 const KILLED: usize = 200;
 const RECEIVE_BUFFERS: u32 = 32;
 

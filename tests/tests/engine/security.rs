@@ -1,4 +1,4 @@
-//! Who may talk to an engine, in whose name, and what those cost who may not: the claims of the threat model in docs/security.md.
+//! Who may talk to an engine, in whose name, and what callers cost that may not: the claims of the threat model in docs/security.md.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -17,14 +17,14 @@ fn secret(text: &str) -> Authentication {
     Authentication::secret_bytes(text.repeat(8).as_bytes()).unwrap()
 }
 
-/// What an engine shows that is certified for these tasks.
+/// Credentials that are certified for these tasks.
 fn certified(authority: &Authority, tasks: &[usize]) -> Authentication {
     let tasks: Vec<_> = tasks.iter().map(|&index| task(index).parse().unwrap()).collect();
     let certified = authority.certify(&tasks, SystemTime::now() + DAY).unwrap();
     Authentication::certified(&authority.certificate(), &certified).unwrap()
 }
 
-/// Two engines, of which each shows what it is given.
+/// Two engines with these credentials.
 fn two_that_show(shown: [Authentication; 2]) -> [Engine; 2] {
     let two = engines(2, |index, settings| settings.authentication = shown[index].clone());
     two.try_into().ok().expect("two")
@@ -46,7 +46,7 @@ fn assert_they_talk([ps, worker]: &[Engine; 2]) {
     assert_empty(worker);
 }
 
-/// The worker hears that it may not, and what why.
+/// The error that the worker gets when it is refused.
 fn denied(worker: &Engine) -> String {
     let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
     let Error::PermissionDenied { reason } = &error else { panic!("not denied: {error}") };
@@ -55,7 +55,7 @@ fn denied(worker: &Engine) -> String {
 }
 
 fn callers(engine: &Engine) -> sealane_fusion::CallerCounters {
-    // The first shard listens for all.
+    // The first shard listens for all shards.
     engine.counters().unwrap()[0].callers
 }
 
@@ -87,7 +87,7 @@ fn whoever_shows_the_wrong_thing_or_nothing_is_denied_and_counted() {
         let [ps, worker] = two_that_show([ps, worker]);
         let reason = denied(&worker);
         assert!(reason.contains("security.") || reason.contains("certificate"), "case {number}: {reason}");
-        // The caller of a foreign authority finds out by itself.
+        // A caller with a foreign authority notices it by itself.
         if number != 5 {
             assert!(callers(&ps).unauthenticated > 0, "case {number}");
         }
@@ -97,12 +97,12 @@ fn whoever_shows_the_wrong_thing_or_nothing_is_denied_and_counted() {
 #[test]
 fn a_certificate_opens_no_other_tasks_name() {
     let authority = Authority::new().unwrap();
-    // The worker is certified, for task 7.
+    // The worker is certified, but for task 7.
     let [ps, worker] = two_that_show([certified(&authority, &[0]), certified(&authority, &[7])]);
     let reason = denied(&worker);
     assert!(reason.contains("does not cover task task1:2222"), "{reason}");
     assert!(callers(&ps).unauthenticated > 0);
-    // And the ps does not believe it as the called side.
+    // Nor does the ps accept it as the called side.
     let error = ps.task(&task(0)).unwrap().recv(&task(1), 1, "g").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::PermissionDenied, "{error}");
     assert!(error.to_string().contains("does not cover task task1:2222"), "{error}");
@@ -116,7 +116,7 @@ fn a_certified_task_cannot_take_anothers_address() {
     let mut on_ps = settings(map(&ports), 0, ps);
     on_ps.authentication = certified(&authority, &[0]);
     let _ps = Engine::start(on_ps).unwrap();
-    // Task 2 says truly who it is, but that it is reached where the ps's map has task 1.
+    // Task 2 gives its true name, but claims the address where the ps's map has task 1.
     let mut on_thief = settings(map(&[ports[0], port(&listener()), ports[1]]), 2, thief);
     on_thief.authentication = certified(&authority, &[2]);
     let thief = Engine::start(on_thief).unwrap();
@@ -137,7 +137,7 @@ fn a_task_that_a_new_map_adds_at_an_address_has_to_be_shown_anew() {
     };
     let engines = [start(0, one), start(1, other)];
     assert_they_talk(&engines);
-    // The map now has task 2 where task 1 is, which is not certified for it.
+    // The map now has task 2 at the address of task 1, which is not certified for it.
     let [ps, _worker] = &engines;
     ps.set_map(Arc::new(map(&[ports[0], ports[1], ports[1]])), &[]).unwrap();
     let error = ps.task(&task(0)).unwrap().recv(&task(2), 9, "w").wait().unwrap_err().error;
@@ -162,12 +162,12 @@ fn without_authentication_only_loopback_is_listened_on_unless_told_otherwise() {
     with(&|settings| settings.authentication = secret("four")).unwrap();
 }
 
-/// Says `words` to the engine on a connection of its own, and hears the engine out.
+/// Sends `words` to the engine on a new connection and reads until the engine closes it.
 fn say(engine: &Engine, words: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(engine.addresses()[0].to_string()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut told = Vec::new();
-    // Whoever is turned away may find the connection reset.
+    // A refused caller may find the connection reset.
     let _ = stream.write_all(words).and_then(|()| stream.read_to_end(&mut told));
     told
 }
@@ -189,7 +189,7 @@ fn who_keeps_failing_is_turned_away_unheard_and_those_who_talk_go_on() {
     }
     let counted = callers(ps);
     assert!(counted.unauthenticated >= 16 && counted.turned_away >= 10, "{counted:?}");
-    // A link that stands is nobody's caller.
+    // A connection that became a link no longer counts as a caller.
     let sending = ps.task(&task(0)).unwrap().send(&task(1), 100, "w", tensor(64, 1));
     assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 100, "w").wait().unwrap().bytes(), bytes(64, 1));
     sending.wait().unwrap();
@@ -203,7 +203,7 @@ fn who_keeps_breaking_off_is_turned_away_and_those_who_talk_go_on() {
     let [ps, worker] = &engines;
     let mut calls = 0;
     while callers(ps).turned_away < 10 {
-        // Each could have cost a handshake's half.
+        // Each of them could have cost half a handshake.
         drop(TcpStream::connect(ps.addresses()[0].to_string()).unwrap());
         calls += 1;
         assert!(calls < 100_000, "nobody is turned away");
@@ -231,10 +231,10 @@ fn callers_of_one_host_have_a_share_of_the_greetings_and_time_for_them() {
     with.handshake_timeout = Duration::from_secs(3);
     with.greetings_per_host_max = 20;
     let engine = Engine::start(with).unwrap();
-    // They connect and say nothing.
+    // Connections that say nothing.
     let mute: Vec<_> = (0..50).map(|_| TcpStream::connect(engine.addresses()[0].to_string()).unwrap()).collect();
     until(&engine, "all are let in", |counters: &Counters| counters.callers.turned_away >= 50 - 20);
-    // Their time ends, and then there is room again.
+    // Their time runs out, and then there is room again.
     let mut ended = 0;
     for mut stream in mute {
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -251,7 +251,7 @@ fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
     let mut with = settings(map(&[port(&socket)]), 0, socket);
     with.greeting_bytes_max = 5 << 20;
     let engine = Engine::start(with).unwrap();
-    // Each announces the longest greeting there is, and says nearly all of it: 40 of them would be 10 MB.
+    // Each announces the longest possible greeting and sends nearly all of it: 40 of them would take 10 MB.
     let tasks = (0..500).map(|index| format!("{}{index}:1", "x".repeat(480))).collect();
     let hello = hello("127.0.0.1:1", tasks);
     let long = Greeting::Hello(hello).to_bytes();
@@ -259,7 +259,7 @@ fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
     let callers: Vec<_> = (0..40)
         .map(|_| {
             let mut stream = TcpStream::connect(engine.addresses()[0].to_string()).unwrap();
-            // One that is turned away hears no more.
+            // The engine closes connections that it turns away, which may fail the write.
             let _ = stream.write_all(&long[..long.len() - 1]);
             stream
         })
@@ -268,7 +268,7 @@ fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
     drop(callers);
 }
 
-/// A tensor from one task to another, for which the consumer's engine calls if there is no link.
+/// Moves a tensor from one task to another; the consumer's engine calls if there is no link.
 fn carry((from, ps): (&Engine, usize), (to, worker): (&Engine, usize), step: i64) {
     let (ps_task, worker_task) = (from.task(&task(ps)).unwrap(), to.task(&task(worker)).unwrap());
     let receiving = worker_task.recv(&task(ps), step, "w");
@@ -294,7 +294,7 @@ fn links_that_are_made_after_credentials_were_replaced_use_the_new_and_those_tha
     }
     carry((ps, 0), (worker, 1), 2);
     assert_eq!(crate::fixture::total(ps).links_lost, 0);
-    // Called, and calling.
+    // As the called side, and as the caller.
     carry((ps, 0), (late, 2), 3);
     carry((late, 2), (worker, 1), 4);
 }
@@ -311,7 +311,7 @@ fn credentials_of_another_kind_do_not_take_the_place_of_those_in_use() {
     assert_they_talk(&engines);
 }
 
-/// What an engine shows at a step of the change from one secret to another.
+/// The secrets of an engine at a step of the change from one secret to another.
 fn step_of_change(step: usize) -> Authentication {
     let (old, new) = ("old!".repeat(8), "new!".repeat(8));
     let lines = [old.clone(), format!("{old}\n{new}\n"), format!("{new}\n{old}\n"), new];
@@ -321,8 +321,8 @@ fn step_of_change(step: usize) -> Authentication {
 #[test]
 fn secrets_are_changed_host_by_host_without_a_refused_link() {
     const STEPS: usize = 4;
-    // Two engines that run through all steps, one behind the other, and at each step new ones that are as far as either: one to
-    // call and one to be called by each of the two.
+    // Two engines go through all steps, one behind the other. At each step, each of them meets new engines that are as far as the other:
+    // one that it calls and one that calls it.
     let visitors_from = |step: usize| 2 + 4 * (step - 1);
     let listeners: Vec<_> = (0..visitors_from(STEPS)).map(|_| listener()).collect();
     let ports: Vec<_> = listeners.iter().map(port).collect();
@@ -355,7 +355,7 @@ fn secrets_are_changed_host_by_host_without_a_refused_link() {
 
 #[test]
 fn who_calls_with_a_secret_that_is_not_known_yet_is_refused_and_let_in_once_it_is() {
-    // A step was left out: the worker calls with the new secret, of which the ps knows nothing.
+    // A step was skipped: the worker calls with the new secret, which the ps does not know.
     let [ps, worker] = two_that_show([step_of_change(0), step_of_change(2)]);
     assert!(denied(&worker).contains("security.secret_file"));
     ps.set_authentication(step_of_change(1)).unwrap();

@@ -1,4 +1,4 @@
-//! Several shards, unlike numbers of them, and code that runs on them.
+//! Several shards, different numbers of them on the two sides, and code that runs on shards.
 
 use std::hint;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use sealane_runtime::Polling;
 
 use crate::fixture::{AT_ONCE, assert_empty, bytes, engines, task, tensor, total};
 
-/// Publications of two threads at once.
+/// How often two threads publish at once.
 const ROUNDS: usize = 400;
 
 #[test]
@@ -25,7 +25,7 @@ fn engines_with_unlike_numbers_of_shards_serve_every_pair() {
         }
     }
     for engine in &engines {
-        // Three peers, one pair with each: one link a pair, whichever side called.
+        // Three peers, one pair of tasks with each: one link per pair, whichever side called.
         assert_eq!(total(engine).links, 3);
         assert_empty(engine);
     }
@@ -41,7 +41,7 @@ fn shards_agree_on_what_two_threads_publish_and_withdraw() {
         pulled.ok().map(|()| plan.pull_buffer().get(0).unwrap().bytes().to_vec())
     };
     let met = AtomicUsize::new(0);
-    // Both leave within nanoseconds of each other, which no lock achieves.
+    // Both threads go on within nanoseconds of each other, which no lock achieves.
     let meet = |time: usize| {
         met.fetch_add(1, Ordering::AcqRel);
         while met.load(Ordering::Acquire) < 2 * time {
@@ -89,7 +89,7 @@ fn many_tasks_of_one_host_share_its_links() {
             sending.wait().unwrap();
         }
     }
-    // 64 pairs, but a lane leads to the same shard number on both sides: two links.
+    // 64 pairs, but a link always joins shards of the same number on both sides: two links.
     assert_eq!((total(&one).links, total(&other).links), (2, 2));
 }
 
@@ -139,7 +139,7 @@ fn code_on_a_shard_sends_many_by_reference_and_reads_them_where_they_lie() {
     let consuming = engines[1].on_shard(0, async move |shard| {
         let pair = shard.task(&task(1))?.pair(&task(0))?;
         for step in 0..100 {
-            // Every other call comes after its tensors.
+            // Every other call is made after its tensors were sent.
             let early = (step % 2 == 0).then(|| pair.recv_many(step, KEYS, None));
             assert_eq!(pair.recv(step, "single").await.map_err(Error::from)?.bytes(), bytes(64, 9));
             let received = early.unwrap_or_else(|| pair.recv_many(step, KEYS, None)).await;

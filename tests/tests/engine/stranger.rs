@@ -1,4 +1,4 @@
-//! Whatever else may connect or be connected to: not Sealane, another version, a peer that breaks off or lies.
+//! Anything else that may connect or be connected to: not Sealane, another version, a peer that breaks off or lies.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use sealane_transport::wire::{self, Frame, FrameWriter, Greeting, Hello, Respons
 
 use crate::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, two};
 
-/// A worker whose ps is `serve`, run on a thread with the first connection.
+/// A worker whose ps is the function `serve`, run on a thread with the first connection.
 fn worker_with(
     serve: impl FnOnce(TcpStream) + Send + 'static,
     tweak: impl FnOnce(&mut EngineSettings),
@@ -20,7 +20,7 @@ fn worker_with(
     let ports = [port(&ps), port(&own)];
     let server = thread::spawn(move || {
         let (stream, _) = ps.accept().expect("the worker calls");
-        // From now on nobody listens.
+        // From now on the port refuses.
         drop(ps);
         stream.set_read_timeout(Some(LONG)).expect("a timeout can be set");
         serve(stream);
@@ -62,7 +62,7 @@ fn welcome(stream: &mut TcpStream) {
     stream.write_all(&Greeting::Welcome(welcome).to_bytes()).expect("the engine reads");
 }
 
-/// Reads frames until the engine's request; its id.
+/// Reads frames up to the engine's request; returns its id.
 fn read_request(stream: &mut TcpStream) -> Handle {
     let mut input = Vec::new();
     loop {
@@ -138,13 +138,13 @@ fn callers_that_are_not_sealane_disturb_nobody() {
         let hello = match index {
             0 => b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(),
             1 => bytes(10_000, 3),
-            // The magic, and then nothing sensible.
+            // The magic, followed by garbage.
             2 => [&wire::MAGIC[..], &[0xff; 100]].concat(),
             3 => {
                 let versions = [VERSION_MIN, VERSION_MAX].map(u16::to_le_bytes).concat();
                 [&wire::MAGIC[..], &[1, 0], &versions, &[0, 0, 0xff, 0xff, 0xff, 0x7f]].concat()
             }
-            // Half a greeting, and silence or the end.
+            // Half a greeting, then silence or the end.
             4 | 5 => wire::MAGIC[..5].to_vec(),
             _ => Vec::new(),
         };
@@ -158,7 +158,7 @@ fn callers_that_are_not_sealane_disturb_nobody() {
     assert_eq!(arrived.bytes(), bytes(100_000, 1));
     sending.wait().unwrap();
     for index in [0, 1, 3] {
-        // Closed, or reset: not answered. Number 2 passes for another version, and is told so.
+        // Closed or reset without an answer. Number 2 looks like another version, and is told so.
         assert_eq!(strangers[index].read(&mut [0; 8]).unwrap_or(0), 0, "stranger {index}");
     }
     drop(arrived);
@@ -258,7 +258,7 @@ fn a_peer_that_lies_is_dropped_and_its_callers_told() {
                 let mut frame = Vec::new();
                 lie(id, &mut frame);
                 let _ = stream.write_all(&frame);
-                // Stays until the worker has had enough, or has its answer.
+                // Stays until the worker hangs up or has its answer.
                 let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
                 let _ = stream.read_to_end(&mut Vec::new());
             },

@@ -1,4 +1,4 @@
-//! Calls that name what is not there.
+//! Calls that name something that does not exist.
 
 use sealane_fusion::{Code, Engine, EngineSettings};
 
@@ -23,7 +23,7 @@ fn unknown_tasks_are_an_error_to_their_caller_alone() {
 #[test]
 fn a_task_that_is_not_where_the_map_says_is_not_found() {
     let (one, other) = (listener(), listener());
-    // The worker's map has a task 2 at the ps's address; the ps does not know it.
+    // The worker's map has a task 2 at the ps's address, which the ps does not know.
     let ports = [port(&one), port(&other)];
     let ps = Engine::start(settings(map(&ports), 0, one)).unwrap();
     let worker = Engine::start(settings(map(&[ports[0], ports[1], ports[0]]), 1, other)).unwrap();
@@ -39,7 +39,7 @@ fn a_task_that_is_not_where_the_map_says_is_not_found() {
 fn a_host_that_the_producers_map_does_not_have_is_told_so() {
     let (one, other) = (listener(), listener());
     let ports = [port(&one), port(&other)];
-    // Only the worker's map has both.
+    // Only the worker's map has both tasks.
     let ps = Engine::start(settings(map(&ports[..1]), 0, one)).unwrap();
     let worker = Engine::start(settings(map(&ports), 1, other)).unwrap();
     let error = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
@@ -52,7 +52,7 @@ fn a_host_that_the_producers_map_does_not_have_is_told_so() {
 fn a_task_that_the_producers_map_does_not_have_is_told_so_until_the_map_has_it() {
     let (one, other) = (listener(), listener());
     let ports = [port(&one), port(&other), port(&other)];
-    // The ps knows the worker's host by one task, and not yet the second one there.
+    // The ps knows the worker's host by one of its tasks, but not the second one yet.
     let ps = Engine::start(settings(map(&ports[..2]), 0, one)).unwrap();
     let mut on_worker = settings(map(&ports), 1, other);
     on_worker.tasks.push(task(2).parse().unwrap());

@@ -1,5 +1,4 @@
-//! Engines that reach each other by verbs: over the fake device anywhere, over a real one where `SEALANE_TEST_RDMA` is set
-//! (the RDMA lab does so).
+//! Engines that reach each other by verbs: over the fake device, or over a real one if `SEALANE_TEST_RDMA` is set (as in the RDMA lab).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,14 +12,14 @@ use sealane_transport::{LinkKind, PullOptions, RecvOptions};
 
 use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, until};
 
-/// Set where the tests are to use the machine's own device.
+/// Set if the tests are to use the machine's own device.
 const REAL: &str = "SEALANE_TEST_RDMA";
 
 fn is_real() -> bool {
     std::env::var_os(REAL).is_some()
 }
 
-/// Verbs of engine number `index`, which must be used, over a device of its own on the fabric.
+/// Verbs settings of engine number `index`: required, with a fake device of its own on the fabric.
 fn fake_verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
     let fabric = fabric.clone();
     let open = move |settings: &VerbsSettings| {
@@ -36,7 +35,7 @@ fn fake_verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
     Verbs { is_required: true, open: Arc::new(open), ..Verbs::new(settings) }
 }
 
-/// The same, or over the machine's device.
+/// As `fake_verbs`, or with the machine's device.
 fn verbs(fabric: &Fabric, index: usize, settings: VerbsSettings) -> Verbs {
     if is_real() {
         return Verbs { is_required: true, ..Verbs::new(settings) };
@@ -48,7 +47,7 @@ fn use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, verbs
     settings.links = vec![Arc::new(verbs(fabric, index, verbs_settings.clone()))];
 }
 
-/// The same where links may be TCP too.
+/// As `use_verbs`, where links may also be TCP.
 fn may_use_verbs(settings: &mut EngineSettings, fabric: &Fabric, index: usize, verbs_settings: &VerbsSettings) {
     let verbs = fake_verbs(fabric, index, verbs_settings.clone());
     settings.links = vec![Arc::new(Verbs { is_required: false, ..verbs })];
@@ -63,7 +62,7 @@ pub(crate) fn two_with(tweak: impl Fn(usize, &mut EngineSettings)) -> Vec<Engine
     })
 }
 
-/// The same on devices in memory, also where there is a real one.
+/// As `two_with`, always on fake devices.
 pub(crate) fn two_in_memory(tweak: impl Fn(&mut EngineSettings)) -> Vec<Engine> {
     let fabric = Fabric::new(1);
     engines(2, |index, settings| {
@@ -128,7 +127,7 @@ fn every_size_arrives_whole_in_every_way() {
     }
 }
 
-/// Links of all shards that are verbs.
+/// How many links of all shards are verbs links.
 pub fn counters_verbs(engine: &Engine) -> u64 {
     total(engine).kinds[0].links
 }
@@ -230,14 +229,14 @@ fn a_peer_that_has_no_device_is_reached_by_tcp_or_not_at_all() {
     }
 }
 
-/// What engine number `index` shows that is certified for its task alone.
+/// Credentials of engine number `index`, certified for its task alone.
 fn certified(authority: &Authority, index: usize) -> Authentication {
     let until = SystemTime::now() + Duration::from_secs(86_400);
     let certified = authority.certify(&[task(index).parse().unwrap()], until).unwrap();
     Authentication::certified(&authority.certificate(), &certified).unwrap()
 }
 
-/// A tensor each way; then the kind of the link and why it is that one, as each side shows it.
+/// Moves a tensor; returns the kind of the link and the reason for it, as each side shows it.
 fn talk_and_tell(engines: &[Engine]) -> Vec<(LinkKind, String)> {
     let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
     let sending = ps_task.send(&task(1), 1, "k", tensor(100_000, 1));
@@ -260,7 +259,7 @@ fn talk_and_tell(engines: &[Engine]) -> Vec<(LinkKind, String)> {
 fn under_tls_nothing_travels_by_verbs_in_plain_text_unless_told_to() {
     let authority = Authority::new().unwrap();
     let fabric = Fabric::new(1);
-    // Each side decides for itself.
+    // Each side decides on its own.
     let with = |plaintext: [bool; 2]| {
         let engines = engines(2, |index, settings| {
             let verbs = verbs(&fabric, index, VerbsSettings::default());
@@ -305,7 +304,7 @@ fn under_tls_an_engine_that_must_use_verbs_does_not_start_unless_told_to_and_a_s
     with(Authentication::secret_bytes(&[7; 32]).unwrap(), false).unwrap();
 }
 
-/// A peer that must use verbs hears why the other will not.
+/// A peer that requires verbs is told why the other side declines.
 #[test]
 fn a_peer_that_declines_for_tls_says_so_to_one_that_must_use_verbs() {
     let (authority, fabric) = (Authority::new().unwrap(), Fabric::new(1));
@@ -315,7 +314,7 @@ fn a_peer_that_declines_for_tls_says_so_to_one_that_must_use_verbs() {
         settings.authentication = certified(&authority, index);
         settings.connect_timeout = Duration::from_secs(4);
     });
-    // It calls again and again, with waits in between that grow, until its time to connect is over.
+    // It calls again and again, with growing pauses, until its time to connect runs out.
     let error = engines[1].task(&task(1)).unwrap().recv(&task(0), 1, "k").wait().unwrap_err().error;
     let said = error.to_string();
     assert!(said.contains("the peer cannot: TLS is set") && said.contains("connect_timeout_ms"), "{said}");
@@ -343,7 +342,7 @@ fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
     assert!(error.contains("there is none") && error.contains("transport.require"), "{error}");
 }
 
-/// Requests fail at random: links die again and again, and every tensor arrives once all the same.
+/// Requests fail at random: links die again and again, and yet every tensor arrives exactly once.
 #[test]
 fn nothing_is_lost_when_queue_pairs_fail() {
     for way in ways() {
@@ -426,8 +425,8 @@ fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another(
     exchange(4);
 }
 
-/// What ends by TCP because a port is down goes on by verbs when it is up, under traffic, and nothing is lost or doubled. Only a
-/// side that could not does so: the other one's links stay.
+/// A link that became TCP because a port was down returns to verbs when the port is up, under traffic, and nothing is lost or doubled. Only
+/// the side that had no port does that: the other side's links stay.
 #[test]
 fn links_go_back_to_verbs_when_the_port_is_up_again() {
     let fabric = Fabric::new(5);
@@ -437,7 +436,7 @@ fn links_go_back_to_verbs_when_the_port_is_up_again() {
     let tasks: Vec<_> = (0..3).map(|index| engines[index].task(&task(index)).unwrap()).collect();
     let acceptor = tasks[0].acceptor("gradients", AcceptOptions::default());
     let mut step = 0;
-    // Sends both ways and pushes, with some of each in flight all the time.
+    // Sends in both directions and pushes, with some of each in flight at all times.
     let mut traffic = |is_over: &mut dyn FnMut() -> bool| {
         let mut pushes = 0;
         while !is_over() {

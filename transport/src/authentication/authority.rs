@@ -1,4 +1,4 @@
-//! A certificate authority for a job: certifies tasks, for users without an authority, tests and benchmarks.
+//! A certificate authority for a job: certifies tasks, for users without an authority, and for tests and benchmarks.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,16 +12,16 @@ use rustls::pki_types::pem::PemObject;
 use super::certificate::not_after;
 use crate::endpoint_map::TaskName;
 
-/// Clocks of a cluster's hosts may differ by so much.
+/// How much the clocks of a cluster's hosts may differ.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
-/// How long an authority is valid: it signs anew what ends before.
+/// How long an authority is valid: it renews certificates that expire earlier.
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Signs certificates. Signed ones stay valid without its key.
+/// Signs certificates. They stay valid without its key.
 pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
-    /// No certificate outlives it.
+    /// No certificate outlives this.
     ends: Option<SystemTime>,
 }
 
@@ -36,10 +36,10 @@ pub struct Certified {
 /// Why signing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// The library's words.
+    /// The library's message.
     #[error("no certificate could be made: {0}")]
     Make(#[from] rcgen::Error),
-    /// The files are of two authorities.
+    /// The files belong to two different authorities.
     #[error("it is not the key of the authority")]
     OtherKey,
 }
@@ -48,7 +48,7 @@ impl Authority {
     /// A new authority with a new key (ECDSA on P-256), valid for ten years.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system has no random numbers.
     pub fn new() -> Result<Self, AuthorityError> {
         let (mut params, key) = (params(), KeyPair::generate()?);
         live(&mut params, SystemTime::now() + AUTHORITY_LIFE);
@@ -56,10 +56,10 @@ impl Authority {
         Ok(Self { certificate, issuer: Issuer::new(params, key), ends: None })
     }
 
-    /// The authority of this certificate and this key, both PEM, which [`new`](Self::new) has made.
+    /// The authority with this certificate and this key, both PEM, which [`new`](Self::new) has created.
     ///
     /// # Errors
-    /// They cannot be read, or are of two authorities.
+    /// They cannot be read, or belong to two different authorities.
     pub fn of(certificate: &str, key: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(key)?;
         let own = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(|_| AuthorityError::OtherKey)?;
@@ -80,10 +80,10 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for exactly these tasks, as client and server, valid until then; and a new key.
+    /// A certificate for exactly these tasks, as client and server, valid until `until`; and a new key.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system has no random numbers.
     pub fn certify(&self, tasks: &[TaskName], until: SystemTime) -> Result<Certified, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -99,7 +99,7 @@ impl Authority {
     }
 }
 
-/// What every authority is called and may do.
+/// The name and permissions of every authority.
 fn params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "Sealane authority");
@@ -108,7 +108,7 @@ fn params() -> CertificateParams {
     params
 }
 
-/// From an hour ago until then.
+/// Sets the validity from an hour ago to `until`.
 fn live(params: &mut CertificateParams, until: SystemTime) {
     let epoch = date_time_ymd(1970, 1, 1);
     let since_epoch = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

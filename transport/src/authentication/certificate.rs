@@ -8,13 +8,14 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use crate::endpoint_map::{Host, TaskName};
 
-/// What a URI among the names of a certificate begins with that names one task: `sealane://ps0.example:2222`.
+/// Scheme of a URI among a certificate's names that names one task: `sealane://ps0.example:2222`.
 const TASK_SCHEME: &str = "sealane://";
 
-/// When a certificate ends; `None` if it cannot be read.
+/// When a certificate expires; `None` if it cannot be read.
 pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
-    // webpki tells it of a certificate that has ended, which it looks for before all else; at the end of time each has.
+    // webpki gives this time only in its error for an expired certificate, which it checks first; at the end of time all are
+    // expired.
     let never = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
     match certificate.verify_for_usage(&[], &[], &[], never, KeyUsage::client_auth(), None, None) {
         Err(webpki::Error::CertExpired { not_after, .. }) => {
@@ -24,7 +25,7 @@ pub(super) fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> 
     }
 }
 
-/// See the module.
+/// A peer's certificate, whose chain was verified.
 #[derive(Debug, Clone)]
 pub struct Certificate(CertificateDer<'static>);
 
@@ -33,7 +34,7 @@ impl Certificate {
         Self(certificate)
     }
 
-    /// The first certificate in a text of PEM, unless it has expired.
+    /// The first certificate in a PEM text, unless it has expired.
     pub fn in_force(pem: &str) -> Option<Self> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         not_after(&certificate).is_some_and(|ends| ends > SystemTime::now()).then_some(Self(certificate))
@@ -58,7 +59,7 @@ impl Certificate {
         certificate.verify_is_valid_for_subject_name(&host).is_ok()
     }
 
-    /// The tasks that it names one by one.
+    /// The tasks that it names individually.
     pub fn tasks(&self) -> Vec<String> {
         let Ok(certificate) = EndEntityCert::try_from(&self.0) else { return Vec::new() };
         let names = certificate.valid_uri_names().filter_map(|uri| uri.strip_prefix(TASK_SCHEME));

@@ -1,6 +1,6 @@
 //! Authentication of peers over TCP: none, a shared secret, or a certificate for the tasks that the peer names.
 //!
-//! Values here are immutable: an engine that is given a new one uses it for new links. Links authenticate before the handshake
+//! Values here are immutable: an engine given a new one uses it for new links. Links authenticate before the handshake
 //! ([`tcp`](crate::tcp)).
 
 #[cfg(feature = "authority")]
@@ -32,7 +32,7 @@ pub(crate) use tls::{Identity, PROTOCOL};
 #[derive(Debug, Clone, Default)]
 pub struct Authentication(pub(crate) Means);
 
-/// What peers must show.
+/// What peers must prove themselves with.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Means {
     #[default]
@@ -134,10 +134,10 @@ pub enum AuthenticationError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's message.
         message: String,
     },
-    /// Others than its owner may read a secret, or write what says who is believed; or someone else owns it.
+    /// Others than its owner may read a secret, or write a file that says who is trusted; or someone else owns it.
     #[error("{what} in {} is accessible to others: {problem}; chown it to the user that runs this and chmod 600 \
              it", path.display())]
     NotPrivate {
@@ -145,7 +145,7 @@ pub enum AuthenticationError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Whose it is, or its mode.
+        /// Its owner, or its mode.
         problem: String,
     },
     /// A file has the wrong contents.

@@ -1,5 +1,5 @@
-//! Reads credential files: secrets only if nobody but the owner can read them, others only if nobody but the owner can write
-//! them. Bounded by the caller's limit; never blocks, as opening a FIFO would.
+//! Reads credential files: secrets only if nobody but the owner can read them, others only if nobody but the owner can
+//! write them. Bounded by the caller's limit; never blocks, as opening a FIFO would.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -31,7 +31,7 @@ fn read_closed(
     let failed =
         |error: std::io::Error| AuthenticationError::Read { what, path: path.into(), message: error.to_string() };
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-    // Of what was opened: the name may mean another file by now.
+    // Checks what was opened: the name may refer to another file by now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
         return Err(failed(std::io::Error::other("it is not a regular file")));
@@ -49,7 +49,7 @@ fn read_closed(
 
 fn read_at_most(file: File, limit: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One byte more than the limit tells "too long" from "exactly full".
+    // One byte more than the limit distinguishes "too long" from "exactly full".
     file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > limit {
         return Err(std::io::Error::other(format!("it has more than {limit} bytes")));

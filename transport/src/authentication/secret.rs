@@ -21,21 +21,21 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 /// Secrets that may be valid at once: the old and the new one.
 pub const SECRETS_MAX: usize = 2;
 
-/// A number that was never drawn before.
+/// A random number never drawn before.
 pub(crate) type Nonce = [u8; PROOF_BYTES];
 
-/// Whose words a proof is.
+/// The side that a proof comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Speaker {
     Caller,
     Called,
 }
 
-/// See the module. Never printed.
+/// The shared secret; never printed.
 pub(crate) struct Secret {
-    /// By the first this side calls; callers may have any.
+    /// This side calls with the first; callers may use any.
     keys: Vec<hmac::Key>,
-    /// Of what the keys were made from, to tell whether it has changed.
+    /// A digest of the text that the keys came from, to detect changes.
     pub(super) digest: [u8; 32],
     random: SystemRandom,
 }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Of a text with a secret in each line.
+    /// Parses a text with one secret per line.
     pub(super) fn new(text: &[u8]) -> Result<Self, String> {
         let lines: Vec<&[u8]> = text.trim_ascii().split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).collect();
         if lines.len() > SECRETS_MAX {
@@ -75,19 +75,19 @@ impl Secret {
         draw(&self.random)
     }
 
-    /// What this side says as the caller to show that it has the secret.
+    /// What this side sends as the caller to prove that it has the secret.
     pub(crate) fn proof(&self, call: &Call) -> [u8; PROOF_BYTES] {
         sign(&self.keys[0], Speaker::Caller, call)
     }
 
-    /// What this side says as the called one to a caller that has said `proof`: that it has the same secret. `None` if it has
-    /// not. Each secret takes the same time whatever the proof is.
+    /// What this side sends as the called side to a caller that has sent `proof`, to prove that it has the same secret. `None`
+    /// if `proof` is wrong. Each secret takes the same time whatever the proof is.
     pub(crate) fn answer(&self, proof: &[u8], call: &Call) -> Option<[u8; PROOF_BYTES]> {
         let is_by = |key: &&hmac::Key| hmac::verify(key, &call.message(Speaker::Caller), proof).is_ok();
         self.keys.iter().find(is_by).map(|key| sign(key, Speaker::Called, call))
     }
 
-    /// True if `answer` is that of a called side that has the secret by which this side calls.
+    /// True if `answer` comes from a called side that has the secret with which this side calls.
     pub(crate) fn is_answer(&self, answer: &[u8], call: &Call) -> bool {
         hmac::verify(&self.keys[0], &call.message(Speaker::Called), answer).is_ok()
     }
@@ -98,7 +98,7 @@ fn sign(key: &hmac::Key, speaker: Speaker, call: &Call) -> [u8; PROOF_BYTES] {
     tag.as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-/// Of all parts, each with its length.
+/// The digest of all parts, each with its length.
 pub(super) fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
     let all: Vec<u8> = lengths.chain(parts.concat()).collect();
@@ -124,13 +124,13 @@ fn draw(random: &SystemRandom) -> Result<Nonce, std::io::Error> {
     Ok(nonce)
 }
 
-/// What makes a call unlike any other.
+/// What makes a call unique.
 pub(crate) struct Call {
     /// The caller's challenge.
     pub(crate) caller: Nonce,
-    /// The called side's.
+    /// The called side's challenge.
     pub(crate) called: Nonce,
-    /// The transport address that was called.
+    /// The called transport address.
     pub(crate) address: String,
 }
 
@@ -180,7 +180,7 @@ mod tests {
             let answer = called.answer(&caller.proof(&call()), &call());
             answer.is_some_and(|answer| caller.is_answer(&answer, &call()))
         };
-        // The steps of a change: a host that is one step ahead or behind can talk with the others, both ways.
+        // The steps of a change of secrets: hosts that are at most one step apart can talk, whichever of them calls.
         let steps = [of(&[old]), of(&[old, new]), of(&[new, old]), of(&[new])];
         for (at, one) in steps.iter().enumerate() {
             for (other_at, other) in steps.iter().enumerate() {
@@ -189,7 +189,7 @@ mod tests {
                 }
             }
         }
-        // Steps that were left out.
+        // Steps were skipped.
         assert!(!talk(&steps[2], &steps[0]) && !talk(&steps[0], &steps[3]) && !talk(&steps[1], &steps[3]));
         let error = Secret::new(&[b'x'; 32].repeat(3).chunks(32).collect::<Vec<_>>().join(&b'\n')).unwrap_err();
         assert!(error.contains("3 lines") && error.contains("2 may be valid"), "{error}");

@@ -1,4 +1,4 @@
-//! Tests of what is read from files, and of whom certificates speak for.
+//! Tests of credentials read from files, and of the tasks that certificates are for.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -77,7 +77,7 @@ fn what_says_who_is_believed_may_be_written_by_its_owner_alone_and_is_a_file() {
         let error = read(mode).unwrap_err().to_string();
         assert!(error.contains("the authorities") && error.contains("is accessible to others"), "{error}");
     }
-    // Opening a FIFO waits for whoever writes to it.
+    // Opening a FIFO would wait for a writer.
     let fifo = files.0.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
     let error = Authentication::secret(&fifo).unwrap_err().to_string();
@@ -114,7 +114,7 @@ fn certificates_keys_and_authorities_are_read_and_must_fit() {
     says(read(&one.certificate, (0o600, &one.key), &torn), "authorities.pem");
 }
 
-/// A certificate that is valid until then, of an authority that is.
+/// A certificate and its authority, valid until `own` and `authority`.
 fn ending(own: SystemTime, authority: SystemTime) -> (String, String, String) {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
@@ -145,14 +145,14 @@ fn the_end_is_that_of_the_certificate_or_sooner_of_its_authority() {
     let ends = |own, authority| read(&ending(own, authority)).unwrap().ends();
     assert_eq!(ends(in_days(3), in_days(10)), Some(in_days(3)));
     assert_eq!(ends(in_days(10), in_days(3)), Some(in_days(3)));
-    // Another authority that is believed, and vouches for somebody else, does not matter.
+    // Another trusted authority that signed nothing here does not matter.
     let (mut ours, other) = (ending(in_days(10), in_days(20)), ending(in_days(10), in_days(1)));
     ours.2 += &other.2;
     let (both, again) = (read(&ours).unwrap(), read(&ours).unwrap());
     assert_eq!(both.ends(), Some(in_days(10)));
     assert!(both.is_same(&again) && !both.is_same(&read(&other).unwrap()));
     assert!(!both.is_same(&Authentication::default()));
-    // One that has ended and is not what the chain holds by: peers do not look at it.
+    // An expired certificate that the chain does not depend on: peers ignore it.
     let mut more = ending(in_days(3), in_days(10));
     more.0 += &ending(now - Duration::from_secs(60), in_days(10)).0;
     assert_eq!(read(&more).unwrap().ends(), Some(in_days(3)));

@@ -1,7 +1,7 @@
 //! Mutual TLS 1.3: this side's certificate and key, and the requirements on the other side's.
 //!
-//! Chains are checked against the authorities given, in both directions. The engine checks names afterwards, against the tasks
-//! that a peer claims to serve: they say what it may speak for, not where it was reached.
+//! Chains are checked against the given authorities, in both directions. The engine checks names afterwards, against the
+//! tasks that a peer claims to serve: names say what it may speak for, not where it was reached.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use super::{AuthenticationError, private_file};
 
 /// Longest PEM file, in bytes: a bundle of some hundred authorities.
 const PEM_BYTES_MAX: usize = 1 << 20;
-/// The protocol that both sides name, so that no certificate's other uses can be mixed up with this one (RFC 7301).
+/// The protocol that both sides name, so that a certificate's other uses cannot be confused with this one (RFC 7301).
 pub(crate) const PROTOCOL: &[u8] = b"sealane/1";
-/// What a caller asks for by name: nothing, since names are checked against tasks.
+/// The server name that a caller asks for: none, since names are checked against tasks.
 const SERVER_NAME: &str = "sealane.invalid";
 
 /// The files of a side of mutual TLS, all PEM.
@@ -43,9 +43,9 @@ pub struct TlsFiles {
 pub(crate) struct Identity {
     caller: Arc<ClientConfig>,
     called: Arc<ServerConfig>,
-    /// When its certificate ends, or sooner what is between it and the authority, or the authority.
+    /// When its certificate expires, or an intermediate certificate or the authority if that is sooner.
     pub(super) ends: Option<SystemTime>,
-    /// Of the three files, to tell whether they have changed.
+    /// A digest of the three files, to detect changes.
     pub(super) digest: [u8; 32],
 }
 
@@ -62,7 +62,7 @@ impl Identity {
         let authorities = private_file::read_public(&files.authorities, "the authorities", PEM_BYTES_MAX)?;
         let identity =
             Self::of((&files.certificate, &certificate), (&files.key, &key), (&files.authorities, &authorities))?;
-        // No peer would believe it.
+        // No peer would accept it.
         if identity.ends.is_some_and(|ends| ends <= SystemTime::now()) {
             let problem = "it or its authority has expired; create new ones, for example with `sealane keys tls`";
             return Err(AuthenticationError::content(&files.certificate, problem));
@@ -70,7 +70,7 @@ impl Identity {
         Ok(identity)
     }
 
-    /// Of three PEM texts, each with where it comes from.
+    /// From three PEM texts, each with its origin.
     pub(super) fn of(
         certificate: (&Path, &[u8]),
         (key_path, key): (&Path, &[u8]),
@@ -102,12 +102,12 @@ impl Identity {
             .map_err(unfit)?;
         caller.resumption = Resumption::disabled();
         caller.enable_sni = false;
-        // The links seal and open records by themselves.
+        // The links seal and open records themselves.
         caller.enable_secret_extraction = true;
         caller.alpn_protocols = vec![PROTOCOL.to_vec()];
         let callers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
-            // A side has one certificate, and nothing to choose by them: the names of some hundred authorities are longer than a
-            // handshake may be.
+            // A side has one certificate, and nothing to choose by these names: the names of some hundred authorities are
+            // longer than a handshake may be.
             .clear_root_hint_subjects()
             .build()
             .map_err(|error| AuthenticationError::content(authorities.0, error.to_string()))?;
@@ -117,7 +117,7 @@ impl Identity {
             .with_client_cert_verifier(callers)
             .with_single_cert(chain, key)
             .map_err(unfit)?;
-        // Nothing may follow the handshake but what the links say: a link over verbs listens to its socket's end alone.
+        // Only what the links send may follow the handshake: a link over verbs only watches its socket for the end.
         called.send_tls13_tickets = 0;
         called.enable_secret_extraction = true;
         called.session_storage = Arc::new(NoServerSessionStorage {});
@@ -125,7 +125,7 @@ impl Identity {
         Ok(Self { caller: Arc::new(caller), called: Arc::new(called), ends, digest })
     }
 
-    /// The same of a side that names no protocol.
+    /// This identity for a side that names no protocol.
     #[cfg(test)]
     pub(crate) fn without_protocol(&self) -> Self {
         let (mut caller, mut called) = (ClientConfig::clone(&self.caller), ServerConfig::clone(&self.called));
@@ -134,7 +134,7 @@ impl Identity {
         Self { caller: Arc::new(caller), called: Arc::new(called), ..*self }
     }
 
-    /// The same of a side that gives so many tickets for sessions to each caller, each in a record of its own.
+    /// This identity for a side that gives each caller `tickets` session tickets, each in a record of its own.
     #[cfg(test)]
     pub(crate) fn with_tickets(&self, tickets: usize) -> Self {
         /// With its header, its nonce and its session's number of 32 bytes each.
@@ -146,7 +146,7 @@ impl Identity {
         Self { caller: self.caller.clone(), called: Arc::new(called), ..*self }
     }
 
-    /// A caller whose records are rustls's too.
+    /// A caller that also uses rustls for its records.
     #[cfg(test)]
     pub(crate) fn other_caller(&self) -> rustls::ClientConnection {
         let name = ServerName::try_from(SERVER_NAME).expect("a DNS name");
@@ -163,14 +163,15 @@ impl Identity {
     }
 }
 
-/// AES-128 first: with the AES instructions that any server has it is the fastest, and strong enough (RFC 8446, appendix B.4).
+/// AES-128 first: with the AES instructions that any server has it is the fastest, and strong enough (RFC 8446, appendix
+/// B.4).
 fn provider() -> CryptoProvider {
     use ring::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256};
     let cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     CryptoProvider { cipher_suites, ..ring::default_provider() }
 }
 
-/// When a chain ends: its own certificates, or sooner the authority that vouches for them, if it is among the believed.
+/// When a chain expires: the earliest of its own certificates and the authority that vouches for them, if that is trusted.
 fn ends(
     chain: &[CertificateDer<'static>],
     believed: &[CertificateDer<'static>],
@@ -186,7 +187,7 @@ fn ends(
         })
     };
     let authority = believed.iter().filter(vouches).filter_map(not_after).max();
-    // One that is over is not what the chain holds by, if an authority vouches for it.
+    // If an authority vouches for the chain, an expired certificate is not one that the chain depends on.
     let counts = |end: &SystemTime| authority.is_none() || *end > SystemTime::now();
     chain.iter().filter_map(not_after).filter(counts).chain(authority).min()
 }

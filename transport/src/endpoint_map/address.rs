@@ -1,5 +1,5 @@
-//! Task names and transport addresses: checked values of the form `host:port`. Plain data for any
-//! thread; a host name is bounded by `HOST_NAME_BYTES_MAX`.
+//! Task names and transport addresses: checked values of the form `host:port`. Plain data for any thread; a host name is
+//! bounded by `HOST_NAME_BYTES_MAX`.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -80,12 +80,12 @@ impl FromStr for TransportAddress {
 pub struct TaskName(Arc<str>);
 
 impl TaskName {
-    /// The name as it was written.
+    /// The name as written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The host in it.
+    /// Its host.
     pub fn host(&self) -> Host {
         host_and_port(&self.0).expect("checked when it was made").host
     }
@@ -109,7 +109,7 @@ impl fmt::Display for TaskName {
     }
 }
 
-/// Lets a map keyed by `TaskName` be asked with a `&str`.
+/// Allows a lookup by `&str` in a map keyed by `TaskName`.
 impl Borrow<str> for TaskName {
     fn borrow(&self) -> &str {
         &self.0
@@ -131,7 +131,7 @@ pub(super) fn host_and_port(text: &str) -> Result<TransportAddress, ProblemAt> {
         return Err(AddressProblem::Character(character).at(offset));
     }
     let colon = match text.strip_prefix('[') {
-        // The colon that matters is the one after the bracket.
+        // The relevant colon is the one after the bracket.
         Some(inner) => {
             let end = inner.find(']').ok_or(AddressProblem::OpenBracket.at(0))? + 2;
             match text[end..].chars().next() {
@@ -153,7 +153,7 @@ pub(super) fn host_and_port(text: &str) -> Result<TransportAddress, ProblemAt> {
     Ok(TransportAddress { host, port })
 }
 
-/// True for the characters that an address can hold at all, wherever they stand.
+/// True for characters that may occur anywhere in an address.
 fn belongs(character: char) -> bool {
     character.is_ascii_alphanumeric() || "._-:[]%".contains(character)
 }
@@ -170,8 +170,8 @@ fn host(text: &str) -> Result<Host, ProblemAt> {
             Err(_) => Err(AddressProblem::Ipv6(inner.into()).at(1)),
         };
     }
-    // A resolver would read "10.0.0" or "10.0.0.256" in surprising ways, so digits and dots alone
-    // must be a whole IPv4 address.
+    // A resolver would interpret "10.0.0" or "10.0.0.256" in surprising ways, so digits and dots alone must form a complete
+    // IPv4 address.
     if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         return match text.parse() {
             Ok(address) => Ok(Host::V4(address)),
@@ -185,7 +185,7 @@ fn host(text: &str) -> Result<Host, ProblemAt> {
     }
 }
 
-/// Letters, digits, `-` and, as container networks use it, `_`; one dot may end the name.
+/// Letters, digits, `-` and, as used by container networks, `_`; one dot may end the name.
 fn is_host_name(text: &str) -> bool {
     let labels = text.strip_suffix('.').unwrap_or(text);
     labels.len() <= HOST_NAME_BYTES_MAX
@@ -206,7 +206,7 @@ fn port(text: &str) -> Result<u16, AddressProblem> {
     }
     match text.parse::<u16>() {
         Ok(0) => Err(AddressProblem::PortZero),
-        // A second spelling of one port would make a second name of one task.
+        // A second spelling of a port would give a task a second name.
         Ok(port) if text.starts_with('0') => Err(AddressProblem::LeadingZero(port)),
         Ok(port) => Ok(port),
         Err(_) => Err(AddressProblem::Port(text.into())),

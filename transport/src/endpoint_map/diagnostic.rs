@@ -41,7 +41,7 @@ impl Diagnostic {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// No line names a task: the file was truncated, or is about to be written.
+    /// No line names a task: the file was truncated, or is still being written.
     #[error("there is no task; write {EXAMPLE}, one line per task")]
     NoTask,
     /// The line has no `=`.
@@ -114,13 +114,13 @@ pub enum AddressProblem {
     /// An IPv6 address without brackets.
     #[error("{0:?} has more than one `:`; write an IPv6 address in brackets, as in [fd00::7]:2222")]
     BareIpv6(Box<str>),
-    /// An IPv6 address with a zone, which means something on one host only.
+    /// An IPv6 address with a zone, which is only meaningful on one host.
     #[error("{0:?} has a zone; write an IPv6 address without `%`, or a host name")]
     Zone(Box<str>),
-    /// Not an IPv6 address, though in brackets.
+    /// Not an IPv6 address, although in brackets.
     #[error("{0:?} is not an IPv6 address; write one between the brackets, as in [fd00::7]:2222")]
     Ipv6(Box<str>),
-    /// Not an IPv4 address, though all digits and dots.
+    /// Not an IPv4 address, although all digits and dots.
     #[error("{0:?} is not an IPv4 address; write four numbers from 0 to 255, as in 10.0.0.7")]
     Ipv4(Box<str>),
     /// Not a host name.
@@ -141,7 +141,7 @@ pub enum AddressProblem {
 }
 
 impl AddressProblem {
-    /// Says at which byte of the address it is.
+    /// Adds the byte offset in the address's text.
     pub(super) fn at(self, offset: usize) -> ProblemAt {
         ProblemAt { offset, problem: self }
     }
@@ -154,7 +154,7 @@ pub(super) struct ProblemAt {
     pub(super) problem: AddressProblem,
 }
 
-/// Why there is no endpoint map.
+/// Why an endpoint map could not be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EndpointMapError {
@@ -169,7 +169,7 @@ pub enum EndpointMapError {
     Read {
         /// The file that was opened.
         file: String,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// The file is larger than [`FILE_BYTES_MAX`].

@@ -44,11 +44,11 @@ const _: () = assert!(ENTRIES_MAX as u64 * 256 <= FILE_BYTES_MAX);
 
 /// Maps every task to its transport address.
 ///
-/// Costs about 200 bytes of memory a task.
+/// Costs about 200 bytes of memory per task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointMap {
     by_task: HashMap<TaskName, TransportAddress>,
-    /// The same pairs the other way round, in order: what `iter` and `Display` walk.
+    /// The same pairs by address, sorted: for `iter` and `Display`.
     by_address: BTreeMap<TransportAddress, Vec<TaskName>>,
 }
 
@@ -57,7 +57,7 @@ impl EndpointMap {
     ///
     /// # Errors
     ///
-    /// The first line that cannot be read, with its line, column and fix; or there is no task at all.
+    /// The first line that cannot be read, with its line, column and fix; or there is no task.
     pub fn parse(text: &str, file_name: &str) -> Result<EndpointMap, EndpointMapError> {
         let outcome = parse::parse(text);
         let first_error = outcome.diagnostics.into_iter().find(|diagnostic| diagnostic.severity() == Severity::Error);
@@ -94,8 +94,8 @@ impl EndpointMap {
             _ => EndpointMapError::Read { file: file_name.clone(), error },
         };
         let mut bytes = Vec::new();
-        // One byte more than the limit tells "too large" from "exactly full", and needs no trust
-        // in the length that the file system reports.
+        // One byte more than the limit distinguishes "too large" from "exactly full", and does not rely on the length that the
+        // file system reports.
         File::open(path).map_err(unreadable)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(EndpointMapError::TooLarge { file: file_name });
@@ -137,7 +137,7 @@ impl EndpointMap {
         self.by_task.get(task)
     }
 
-    /// The tasks that are reached at `address`, in order of name.
+    /// The tasks at `address`, in order of name.
     pub fn tasks_at(&self, address: &TransportAddress) -> impl Iterator<Item = &TaskName> {
         self.by_address.get(address).into_iter().flatten()
     }
@@ -162,7 +162,7 @@ impl EndpointMap {
         self.by_task.is_empty()
     }
 
-    /// Adds a task that is not in the map; `sort` must follow once all are in.
+    /// Adds a task that is not in the map; `sort` must follow once all are added.
     fn insert(&mut self, task: TaskName, address: TransportAddress) {
         self.by_address.entry(address.clone()).or_default().push(task.clone());
         self.by_task.insert(task, address);
@@ -175,14 +175,14 @@ impl EndpointMap {
     }
 }
 
-/// Prints the map in the form that [`EndpointMap::parse`] reads.
+/// Prints the map in the format that [`EndpointMap::parse`] reads.
 impl fmt::Display for EndpointMap {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.iter().try_for_each(|(task, address)| writeln!(out, "{task}={address}"))
     }
 }
 
-/// Everything worth saying about the text of an endpoint map, errors and warnings, in line order.
+/// All diagnostics of an endpoint map's text, errors and warnings, in line order.
 pub fn lint(text: &str) -> Vec<Diagnostic> {
     parse::parse(text).diagnostics
 }

@@ -10,7 +10,7 @@ use super::{ENTRIES_MAX, EndpointMap, TaskName, TransportAddress};
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 pub(super) struct Outcome {
-    /// The lines that could be read; whole only if no diagnostic is an error.
+    /// The lines that could be read; complete only if no diagnostic is an error.
     pub(super) map: EndpointMap,
     /// In line order.
     pub(super) diagnostics: Vec<Diagnostic>,
@@ -50,7 +50,7 @@ pub(super) fn parse(text: &str) -> Outcome {
     Outcome { map, diagnostics }
 }
 
-/// Says that the bytes after `valid` are no text; `valid` is what came before them in the file.
+/// The diagnostic for bytes after `valid` that are not text; `valid` is what precedes them in the file.
 pub(super) fn not_utf8(valid: &[u8]) -> Diagnostic {
     let text = String::from_utf8_lossy(valid);
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
@@ -67,7 +67,7 @@ struct Line<'a> {
 impl Line<'_> {
     /// The pair on this line; `None` if it is blank or only a comment.
     fn pair(&self) -> Option<Result<(TaskName, TransportAddress), Diagnostic>> {
-        // Neither side can hold a `#`, so the first one starts a comment.
+        // Neither side may contain a `#`, so the first one starts a comment.
         let content = self.text.split('#').next().unwrap_or_default();
         if trim(content).is_empty() {
             return None;
@@ -99,7 +99,7 @@ impl Line<'_> {
         parse(trim(text)).map_err(|at| self.diagnostic(start + at.offset, Problem::Address(at.problem)))
     }
 
-    /// What to say of a task that line `first_line` named already.
+    /// The diagnostic for a task that line `first_line` has already named.
     fn again(&self, map: &EndpointMap, task: &TaskName, first_line: usize, second: TransportAddress) -> Diagnostic {
         let task = task.clone();
         let problem = match map.resolve(task.as_str()) {
@@ -119,8 +119,8 @@ impl Line<'_> {
     }
 }
 
-/// Only these surround an address: a space that merely looks like one (a no-break space out of a
-/// web page) is reported, because other readers of the same file would trip over it.
+/// Only these may surround an address: a space that merely looks like one (such as a no-break space from a web page) is
+/// reported, because other readers of the same file would fail on it.
 const SPACES: [char; 3] = [' ', '\t', '\r'];
 
 fn trim(text: &str) -> &str {
@@ -129,7 +129,7 @@ fn trim(text: &str) -> &str {
 
 fn leading(text: &str) -> usize {
     let rest = text.trim_start_matches(SPACES);
-    // A side of spaces alone is reported where it ends, next to what it should have held.
+    // A side with only spaces is reported at its end, next to what it should contain.
     text.len() - rest.len()
 }
 

@@ -1,5 +1,5 @@
-//! The endpoint map that a running process uses: whole snapshots for any thread, swapped by a
-//! reload. Off the hot path: a link resolves once per connect, not per message.
+//! The endpoint map that a running process uses: complete snapshots for any thread, swapped by a reload. Off the hot path:
+//! a link resolves once per connect, not per message.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,7 @@ struct Inner {
     /// Where the map came from; `None` for a map that was built in memory.
     path: Option<PathBuf>,
     current: RwLock<Arc<EndpointMap>>,
-    /// Held from reading the file to the swap, so that of two reloads at once the one that read
-    /// the older file cannot win.
+    /// Held from reading the file to the swap, so that of two concurrent reloads the one that read the older file cannot win.
     reloading: Mutex<()>,
 }
 
@@ -54,9 +53,9 @@ impl SharedEndpointMap {
         self.inner.path.as_deref()
     }
 
-    /// The map as it is now.
+    /// The current map.
     pub fn snapshot(&self) -> Arc<EndpointMap> {
-        // Nothing that can panic runs under this lock, and the value is replaced whole.
+        // Nothing that can panic runs under this lock, and the value is replaced as a whole.
         let current = self.inner.current.read();
         Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
     }
@@ -82,7 +81,7 @@ impl SharedEndpointMap {
     }
 }
 
-/// What a reload changed, each in order of transport address, then of name.
+/// What a reload changed; each list is sorted by transport address, then by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
     /// Tasks that only the new map names.

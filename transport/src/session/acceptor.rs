@@ -24,12 +24,12 @@ use crate::payload::Meta;
 use crate::tensor::{Tensor, TensorBatch, TensorMeta};
 use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushRecord, PushWant, Pushes, WireError};
 
-/// A stream that the peer has begun: give it credit with [`Session::grant`] when its queue has room.
+/// A stream that the peer has opened: give it credit with [`Session::grant`] when its queue has room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
     /// The stream, by this side's handle.
     pub stream: Handle,
-    /// The peer's task that pushes, by the owner's number.
+    /// The peer's pushing task, by the owner's number for it.
     pub from: u32,
     /// The task of this side, by its index in this side's task list.
     pub to: u16,
@@ -37,25 +37,25 @@ pub struct Opened {
     pub queue: Box<str>,
 }
 
-/// How much a stream may bring that it has not brought.
+/// How much more a stream may bring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Credit {
     /// Tensors.
     pub messages: u64,
-    /// Bytes of their payloads; the last tensor may be larger than what is left of them.
+    /// Payload bytes; the last tensor may exceed what is left of them.
     pub bytes: u64,
 }
 
-/// Credit that a stream waits for, on top of what it has.
+/// Credit that a stream waits for, in addition to what it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// Bytes without which its next tensor does not leave.
+    /// Bytes without which its next tensor is not sent.
     pub least: u64,
-    /// Bytes with which all do that are known to follow.
+    /// Bytes needed for all tensors that are known to follow.
     pub all: u64,
 }
 
-/// A push that was not taken.
+/// A push that was refused.
 struct Refused {
     number: u64,
     code: u8,
@@ -74,26 +74,27 @@ struct Stream {
     bytes: u64,
     granted_messages: u64,
     granted_bytes: u64,
-    /// Pushes that the stream has had credit for at once, at most: of the last so many the peer may not have heard.
+    /// The largest number of pushes that the stream ever had credit for at once. The peer may not yet know the outcome of that
+    /// many of the last pushes.
     credit_max: u64,
-    /// Those of them that were refused, until the peer has surely heard it: a failure may be lost with its link, and the
-    /// next grant would say that the push was taken.
+    /// Refusals that the peer may not have received: a failure may be lost with its link, and the next grant would then say
+    /// that the push was taken.
     refused: VecDeque<Refused>,
-    /// Refusals at the front that were told on this link.
+    /// How many of the first refusals were sent on this link.
     refused_told: usize,
-    /// Nobody accepts: pushes from the next one on are thrown away, and the peer keeps them until it has a grant.
+    /// Nobody accepts: pushes from `next` on are dropped, and the peer keeps them until it has a grant.
     shut: bool,
-    /// The peer is to be told so, with the number of the next. Only of a push that came on this link: the same number comes again
-    /// only when the peer has heard it, so that none is taken that the peer believes it still has.
+    /// The peer must be told so, with the number of the next push. Only for a push that came on this link: the same number
+    /// comes again only after the peer was told, so that no push is taken that the peer believes it still has.
     rewind_owed: bool,
-    /// Pushes that the peer sent before it heard so may still come: they are passed over until the next one in order does.
+    /// Pushes sent before the peer learned this may still come: they are skipped until the next one in order comes.
     rewound: bool,
-    /// Bytes since the stream began with which the pusher's next tensor leaves, and all that it knows of: a larger tensor than it
-    /// has credit for. The last that it said on this link.
+    /// What the peer last said on this link, if its next tensor is larger than its credit. Both count from the stream's
+    /// beginning: bytes at which the next tensor can be sent, and bytes at which all known ones can.
     wanted: (u64, u64),
-    /// Something is to be told: what was taken, or more credit.
+    /// There is something to send: what was taken, or more credit.
     news: bool,
-    /// Metadata of the last push, which the next most often shares.
+    /// Metadata of the last push, usually shared by the next.
     last_meta: Option<TensorMeta>,
 }
 
@@ -105,7 +106,7 @@ impl Stream {
         }
     }
 
-    /// A push that is expected, by its number; false for one that came before.
+    /// True if a push with this number is the next; false if it is a repeated or skipped one.
     fn expects(&self, number: u64) -> Result<bool, WireError> {
         if number > self.next && self.rewound && number < self.granted_messages {
             return Ok(false);
@@ -119,7 +120,7 @@ impl Stream {
         Ok(number == self.next)
     }
 
-    /// The last push was not taken after all, and has to come again.
+    /// The last push was not taken after all, and must be sent again.
     fn shut(&mut self, bytes: usize) {
         self.next -= 1;
         self.bytes -= bytes as u64;
@@ -141,7 +142,7 @@ impl Stream {
         self.refused.push_back(Refused { number, code, reason });
     }
 
-    /// The credit of a push that came to no queue: the code that grants credit is not told.
+    /// Renews the credit of a push that reached no queue: the code that grants credit does not see it.
     fn credit_again(&mut self, bytes: usize) {
         self.granted_messages += 1;
         self.granted_bytes += bytes as u64;
@@ -150,7 +151,7 @@ impl Stream {
 
 pub(super) struct Acceptor {
     streams: Option<Arena<Stream>>,
-    /// Its streams, and the bytes of their queues' names.
+    /// Charges for the peer's streams, and for the bytes of their queues' names.
     share: Share,
     ids: HashMap<Handle, Handle>,
     news: VecDeque<Handle>,
@@ -161,7 +162,7 @@ impl Acceptor {
         Self { streams: None, share: Share::of(quota), ids: HashMap::new(), news: VecDeque::new() }
     }
 
-    /// What is counted for the peer, and what there is by the table itself.
+    /// What is charged to the peer, and what the table actually holds.
     pub(super) fn counted(&self) -> (Charges, Charges) {
         let mut there = Charges::default();
         for (_, stream) in self.streams.iter().flat_map(Arena::iter) {
@@ -192,7 +193,7 @@ impl Acceptor {
         }
     }
 
-    /// Stages the next refusal or grant, of a stream its refusals first; false if there is none.
+    /// Stages the next refusal or grant; a stream's refusals come first. False if there is none.
     pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
         while let Some(handle) = self.news.pop_front() {
             let Some(stream) = self.get(handle) else { continue };
@@ -206,7 +207,7 @@ impl Acceptor {
             }
             stream.news = false;
             if std::mem::take(&mut stream.rewind_owed) {
-                // It says how many were taken as well.
+                // This also says how many were taken.
                 let (code, reason) = failure_of(&unaccepted());
                 let failure = PushFailure { stream: stream.id, code, number: stream.next, reason: &reason };
                 outbox.stage(|writer| writer.push_failure(&failure));
@@ -225,7 +226,7 @@ impl Acceptor {
         false
     }
 
-    /// The link is gone: the peer opens its streams again, and then learns what was taken.
+    /// The link is gone: the peer opens its streams again, and is then told what was taken.
     pub(super) fn suspend(&mut self) {
         self.news.clear();
         for (_, stream) in self.streams.iter_mut().flat_map(Arena::iter_mut) {
@@ -235,7 +236,7 @@ impl Acceptor {
         }
     }
 
-    /// The peer's streams are no more; their handles.
+    /// Forgets the peer's streams, and returns their handles.
     pub(super) fn forget_all(&mut self) -> Vec<Handle> {
         self.ids.clear();
         self.news.clear();
@@ -254,8 +255,9 @@ impl Acceptor {
         Some(handle)
     }
 
-    /// The small tensors of a frame but for those that came before; `None` if they are to be taken in one by one: if the first is not so
-    /// small, as most often all of a frame are alike, or if there is no credit, which is told of the one that has none.
+    /// The small tensors of a frame, without those that came before. `None` if they must be taken in one by one: because the
+    /// first is not small (usually all of a frame are alike), or because there is no credit, so that the error names the push
+    /// without credit.
     fn take_together(&mut self, handle: Handle, pushes: &Pushes<'_>) -> Result<Option<TensorBatch>, WireError> {
         let Some(stream) = self.get(handle) else { return Ok(None) };
         let Some(passed) = stream.next.checked_sub(pushes.first) else { return Ok(None) };
@@ -265,7 +267,7 @@ impl Acceptor {
         }
         let batch = TensorBatch::copy_of(pushes.records, passed)?;
         let (count, bytes) = (batch.len() as u64, batch.payload_bytes() as u64);
-        // The last one may be larger than what is left of the credit.
+        // The last one may exceed what is left of the credit.
         let before_last = batch.bytes_before_last() as u64;
         let has_credit =
             stream.next + count <= stream.granted_messages && stream.bytes + before_last < stream.granted_bytes;
@@ -276,7 +278,7 @@ impl Acceptor {
         Ok(Some(batch))
     }
 
-    /// A tensor whose payload begins to arrive; `None` for one that came before.
+    /// The payload of a push begins to arrive; `None` for one that came before.
     fn expect(&mut self, push: &Push<'_>) -> Result<Option<(Handle, &mut Stream)>, WireError> {
         let Some(&handle) = self.ids.get(&push.stream) else { return Ok(None) };
         let Some(stream) = self.get(handle) else { return Ok(None) };
@@ -289,7 +291,7 @@ impl Acceptor {
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Lets a stream bring more: `credit` on top of what it has.
+    /// Grants a stream `credit` in addition to what it has.
     pub fn grant(&mut self, stream: Handle, credit: Credit) {
         let Some(of) = self.acceptor.get(stream) else { return };
         of.shut = false;
@@ -299,17 +301,18 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.acceptor.tell(stream);
     }
 
-    /// What a stream may bring that it has not brought; `None` if it has ended.
+    /// How much more a stream may bring; `None` if it has ended.
     pub fn credit(&self, stream: Handle) -> Option<Credit> {
         Some(self.acceptor.streams.as_ref()?.get(stream)?.credit())
     }
 
-    /// What a stream waits for; `None` if it has it, or has ended.
+    /// The credit that a stream waits for; `None` if it waits for none, or has ended.
     pub fn wanted(&self, stream: Handle) -> Option<Wanted> {
         let of = self.acceptor.streams.as_ref()?.get(stream)?;
         let has = of.granted_bytes.max(of.bytes);
         let (least, all) = of.wanted;
-        // No more than for one tensor, whatever the peer says; what is left of a small one that came with too little credit.
+        // `least` is capped at one tensor, whatever the peer says; the slack is for a small tensor that came with too little
+        // credit.
         let most = self.limits.tensor_bytes_max + INLINE_PAYLOAD_BYTES as u64;
         (least > has).then(|| Wanted { least: (least - has).min(most), all: all - has })
     }
@@ -327,7 +330,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(())
     }
 
-    /// A push that came and was not taken after all.
+    /// Refuses a push that had come.
     pub fn refuse_push(&mut self, stream: Handle, number: u64, error: &Error) {
         let Some(of) = self.acceptor.get(stream) else { return };
         of.refuse(number, error);
@@ -337,7 +340,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub(super) fn stream_opened(&mut self, open: &PushOpen<'_>) -> Result<(), WireError> {
         let Some(from) = self.asking(open.from, open.to)? else { return Ok(()) };
         if let Some(&known) = self.acceptor.ids.get(&open.stream) {
-            // On a new link: what was taken is to be told again, and what was not.
+            // The stream is opened again on a new link: what was taken and refused must be told again.
             if let Some(stream) = self.acceptor.get(known) {
                 if stream.name_bytes != open.queue.len() {
                     let found = open.queue.len() as u64;
@@ -347,7 +350,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 stream.refused_told = 0;
             }
             self.acceptor.tell(known);
-            // The pusher may have been a stranger, and is none any more.
+            // The pusher's task may have been unknown, and is known now.
             self.events.push_back(Event::Opened(Opened { stream: known, from, to: open.to, queue: open.queue.into() }));
             return Ok(());
         }
@@ -395,7 +398,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Takes small tensors in.
+    /// Takes in small tensors.
     pub(super) fn pushes_came(
         &mut self,
         pushes: &Pushes<'_>,
@@ -412,10 +415,10 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             self.acceptor.tell(handle);
             return Ok(());
         }
-        // The length that was found to be that of the last metadata: most often all of a frame have one.
+        // The length that was checked against the last metadata: usually all of a frame have the same.
         let mut checked = None;
         for (place, entry) in pushes.records.iter().enumerate() {
-            // No stream gets as far as the last number there is, which is refused as any that it is not yet at.
+            // No stream reaches the largest number; it is refused like any number too far ahead.
             let number = pushes.first.saturating_add(place as u64);
             let (meta, payload) = entry?;
             self.came.tensors += 1;
@@ -450,7 +453,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(())
     }
 
-    /// Finds the place for a tensor that begins to arrive. One that came before is read and thrown away.
+    /// Finds the place for a tensor that begins to arrive. One that came before is read and dropped.
     pub(super) fn push_lands(&mut self, push: &Push<'_>, memory: &dyn ReceiveMemory) -> Result<Landing, WireError> {
         let limit = self.limits.tensor_bytes_max;
         let total = push.payload_bytes as usize;
@@ -481,7 +484,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.refuse_push(stream, push.number, error);
     }
 
-    /// Hands a push over: at once where the owner wants it so, else as an event.
+    /// Hands over a push: to the sink if the owner has one, else as an event.
     #[inline]
     fn take_push(&mut self, stream: Handle, number: u64, tensor: Tensor, sink: &mut Option<&mut dyn Sink<W, D>>) {
         match sink {
@@ -502,7 +505,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// A tensor is all there.
+    /// The payload of a push has fully arrived.
     pub(super) fn push_landed(
         &mut self,
         handle: Handle,
@@ -524,7 +527,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 }
 
-/// What a pusher is told whose pushes have to wait for the next acceptor. Of all refusals this one alone has its code.
+/// What a pusher is told whose pushes have to wait for the next acceptor. No other refusal has this code.
 fn unaccepted() -> Error {
     Error::unavailable("the accepting task", "nobody accepts from the queue any more")
 }

@@ -1,10 +1,11 @@
-//! Small tensors that are sent ahead of their requests, so that one message carries each: written once into the frames that they leave
-//! in, and kept there until the peer has said what became of each.
+//! Small tensors sent ahead of their requests, so that each needs only one message. They are written once into the frames
+//! that they leave in, and kept there until the peer has said what became of each.
 //!
-//! Exactly once, over any number of links: a tensor has a number in the life of the session. What the peer says of numbers is in its log
-//! of releases, which is sent again on a new link until it is acknowledged. When a link is lost the peer forgets those that no recv has
-//! taken, and this side takes back, when the peer has said all that it knows (*resumed*), those of which it has heard nothing. So no
-//! frame leaves twice. A tensor that comes back is its owner's, who keeps it for a request.
+//! Exactly once, over any number of links: each tensor has a number, unique in the life of the session. The peer reports
+//! what became of tensors in its log of releases, which it repeats on a new link until acknowledged. When a link is lost
+//! the peer forgets the tensors that no recv has taken. Once it has reported all that it knows (*resumed*), this side takes
+//! back the tensors not reported. So no frame is sent twice. A tensor that comes back goes to its owner, who keeps it for a
+//! request.
 
 use std::collections::VecDeque;
 
@@ -18,7 +19,7 @@ use crate::payload::Meta;
 use crate::spares;
 use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecords, AheadRecordsBuf, Ends, Fate, RecordPlace, WireError};
 
-/// A small tensor, to be sent before it is asked for.
+/// A small tensor to send before it is requested.
 #[derive(Debug)]
 pub struct AheadAsk<'a, D> {
     /// Its name within the step.
@@ -27,7 +28,7 @@ pub struct AheadAsk<'a, D> {
     pub meta: &'a [u8],
     /// Its bytes, at most [`AHEAD_TENSOR_BYTES`]; copied.
     pub payload: VolatileSlice<'a>,
-    /// Comes back with the end. Tensors that end together may have the same.
+    /// Returned when the tensor is done with. Tensors that end together may have the same.
     pub pending: D,
 }
 
@@ -40,14 +41,14 @@ pub struct SendingAhead<'a, D> {
 }
 
 impl<D> SendingAhead<'_, D> {
-    /// Number of the next tensor, by which it is [revoked](Session::revoke_ahead).
+    /// Number of the next tensor, by which it can be [revoked](Session::revoke_ahead).
     #[inline]
     pub fn next(&self) -> u64 {
         self.sent.next
     }
 
-    /// False if a tensor with so many bytes of key and metadata and of payload has to wait for its request: it is too large, or there is no
-    /// credit.
+    /// False if a tensor with this many bytes of key and metadata, and of payload, has to wait for its request: it is too
+    /// large, or there is no credit.
     #[inline]
     pub fn has_room(&self, name_bytes: usize, payload_bytes: usize) -> bool {
         payload_bytes <= self.bytes_max && self.sent.has_room(name_bytes + payload_bytes)
@@ -60,10 +61,10 @@ impl<D> SendingAhead<'_, D> {
     }
 }
 
-/// A tensor that was sent ahead, and that no recv has taken.
+/// A tensor that was sent ahead and not taken by any recv.
 #[derive(Debug)]
 pub struct AheadBack<D> {
-    /// What [`AheadAsk`] came with.
+    /// The `pending` of its [`AheadAsk`].
     pub pending: D,
     /// Another tensor with its key waits at the peer.
     pub is_duplicate: bool,
@@ -75,60 +76,60 @@ pub struct AheadBack<D> {
     pub buffer: Buffer,
 }
 
-/// Tensors of the peer's that have come ahead of their requests, in one frame.
+/// Tensors of the peer that came ahead of their requests, in one frame.
 #[derive(Debug, Clone, Copy)]
 pub struct CameTogether<'a> {
     /// Number of the first.
     pub first: u64,
-    /// The peer's task, by the owner's number.
+    /// The peer's task, by the owner's number for it.
     pub producer: u32,
     /// The task of this side that they are for, by its index in this side's list.
     pub consumer: u16,
     /// The step.
     pub step: i64,
-    /// The tensors, with metadata that is not looked at.
+    /// The tensors; their metadata is unchecked.
     pub records: AheadRecords<'a>,
 }
 
-/// How many of the first of them a sink has taken, or keeps.
+/// How many of the first of them a sink has taken or keeps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TakenTogether {
-    /// So many.
+    /// Their number.
     pub count: u32,
-    /// There are no others.
+    /// These are all.
     pub is_all: bool,
-    /// What they [cost](CameAhead::cost) together, if they are kept, and [released](Session::release_ahead) later.
+    /// If they are kept, to be [released](Session::release_ahead) later: their total [cost](CameAhead::cost).
     pub kept: Option<usize>,
 }
 
-/// A tensor of the peer's that has come ahead of its request.
+/// A tensor of the peer that came ahead of its request.
 #[derive(Debug, Clone, Copy)]
 pub struct CameAhead<'a> {
     /// Its number, by which it is [released](Session::release_ahead).
     pub number: u64,
-    /// The peer's task, by the owner's number.
+    /// The peer's task, by the owner's number for it.
     pub producer: u32,
     /// The task of this side that it is for, by its index in this side's list.
     pub consumer: u16,
     /// The step.
     pub step: i64,
-    /// The bytes of its key, to be looked at by who keeps them for [text](crate::wire::text).
+    /// The bytes of its key; a caller that keeps them must check them to be [text](crate::wire::text).
     pub key: &'a [u8],
-    /// Its metadata, not looked at.
+    /// Its metadata, unchecked.
     pub meta: &'a [u8],
     /// Its bytes.
     pub payload: &'a [u8],
 }
 
 impl CameAhead<'_> {
-    /// What it counts while it is kept.
+    /// What it is charged while it is kept.
     #[inline]
     pub fn cost(&self) -> usize {
         ahead_cost(self.key, self.meta, self.payload)
     }
 }
 
-/// What a tensor that came ahead counts while it is kept.
+/// What a tensor that came ahead is charged while it is kept.
 #[inline]
 pub fn ahead_cost(key: &[u8], meta: &[u8], payload: &[u8]) -> usize {
     AHEAD_RECORD_BYTES + key.len() + meta.len() + payload.len()
@@ -137,7 +138,7 @@ pub fn ahead_cost(key: &[u8], meta: &[u8], payload: &[u8]) -> usize {
 /// One tensor of a frame.
 struct Record<D> {
     place: RecordPlace,
-    /// Taken when it has ended.
+    /// Taken when the tensor is done with.
     pending: Option<D>,
 }
 
@@ -146,13 +147,13 @@ struct Sent<D> {
     first: u64,
     ends: Ends,
     written: AheadRecordsBuf,
-    /// Each of them; none once all have ended.
+    /// One for each tensor; none once all are done with.
     records: Vec<Record<D>>,
-    /// Those that have not ended.
+    /// How many are not done with.
     left: usize,
-    /// What they count, until all have ended.
+    /// Their total cost, until all are done with.
     bytes: usize,
-    /// It left on an earlier link, or was to.
+    /// It was sent, or queued, on an earlier link.
     is_stale: bool,
 }
 
@@ -162,25 +163,26 @@ impl<D> Sent<D> {
     }
 }
 
-/// See the module.
+/// Tensors sent ahead and not done with; see the module's documentation.
 pub(super) struct SentAhead<D> {
     frames: VecDeque<Sent<D>>,
     /// Number of the next tensor.
     next: u64,
-    /// Frames at the back that have not left.
+    /// Number of frames at the back that were not sent.
     unsent: usize,
-    /// What all frames count.
+    /// Total cost of all frames.
     bytes: usize,
-    /// Frames of which all have ended, between others: closed together, so that a peer that ends the last first costs no more.
+    /// Number of frames between others whose tensors are all done with. They are removed together, so that a peer that ends the
+    /// last first costs no more.
     gaps: usize,
-    /// Memory for what is kept of the tensors of the next frames.
+    /// Memory for the records of the next frames.
     spare: Vec<Vec<Record<D>>>,
 }
 
-/// Frames for whose tensors a session keeps memory: as many as are on their way when it is busy.
+/// Number of frames for whose records a session keeps memory: as many as are on their way when it is busy.
 const SPARE_RECORDS_MAX: usize = 8;
 
-/// Gaps are closed when there are so many more than half of the frames.
+/// Gaps are removed when their number exceeds half of the frames by this.
 const GAPS_SLACK: usize = 16;
 
 impl<D> SentAhead<D> {
@@ -188,7 +190,7 @@ impl<D> SentAhead<D> {
         Self { frames: VecDeque::new(), next: 0, unsent: 0, bytes: 0, gaps: 0, spare: Vec::new() }
     }
 
-    /// Those that have not ended.
+    /// Number of tensors that are not done with.
     pub(super) fn len(&self) -> usize {
         self.frames.iter().map(|frame| frame.left).sum()
     }
@@ -204,7 +206,7 @@ impl<D> SentAhead<D> {
         self.unsent == 0
     }
 
-    /// True if a tensor with so many bytes of key, metadata and payload is within what the peer keeps.
+    /// True if the peer keeps a tensor with this many bytes of key, metadata and payload in addition to the others.
     #[inline]
     fn has_room(&self, bytes: usize) -> bool {
         self.bytes + bytes + AHEAD_RECORD_BYTES <= AHEAD_BYTES_MAX
@@ -216,7 +218,7 @@ impl<D> SentAhead<D> {
         let bytes = key.len() + meta.len() + payload.len();
         let cost = bytes + AHEAD_RECORD_BYTES;
         debug_assert!(self.has_room(bytes), "the peer would end the link");
-        // One behind which another was taken back has no place for this number.
+        // A frame whose last tensor was taken back cannot take this number.
         let number = self.next;
         let is_open = |frame: &&mut Sent<D>| {
             frame.ends == ends && !alone && frame.end() == number && !frame.written.is_full(bytes)
@@ -254,10 +256,10 @@ impl<D> SentAhead<D> {
         true
     }
 
-    /// The frame that has the tensor of this number, and its place there, if it has not gone.
+    /// The index of the frame with the tensor of this number, and its index there, if the frame still exists.
     #[inline]
     fn find(&self, number: u64) -> Option<(usize, usize)> {
-        // Most often it is in the first.
+        // It is usually in the first.
         let index = match self.frames.front() {
             Some(front) if front.end() > number => 0,
             _ => self.frames.partition_point(|frame| frame.end() <= number),
@@ -266,7 +268,7 @@ impl<D> SentAhead<D> {
         Some((index, place as usize))
     }
 
-    /// All of a frame have ended.
+    /// Removes a frame whose tensors are all done with.
     fn remove(&mut self, index: usize) {
         let is_unsent = index >= self.frames.len() - self.unsent;
         let Some(frame) = self.frames.get_mut(index) else { return };
@@ -293,10 +295,10 @@ impl<D> SentAhead<D> {
         }
     }
 
-    /// The peer has said what became of some.
+    /// The peer has said what became of some tensors.
     ///
     /// # Errors
-    /// They have not all been sent, or have ended before.
+    /// They were not all sent, or are already done with.
     pub(super) fn ended<W>(
         &mut self,
         AheadEnd { first, count, fate }: AheadEnd,
@@ -329,7 +331,7 @@ impl<D> SentAhead<D> {
                 }
             }
             tell_taken(taken, sink, events);
-            // Also where the next has ended before: a frame that is empty never stays.
+            // Also if the next has already ended: an empty frame never stays.
             if frame.left == 0 {
                 self.remove(index);
             }
@@ -346,7 +348,7 @@ impl<D> SentAhead<D> {
         self.unsent = 0;
     }
 
-    /// The peer has said all that it knows of those that were sent on earlier links: the others have not been taken.
+    /// The peer has reported all that it knows of tensors sent on earlier links: the others were not taken.
     pub(super) fn take_back_stale<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
         // The first is never a gap.
         while self.frames.front().is_some_and(|frame| frame.is_stale) {
@@ -354,13 +356,13 @@ impl<D> SentAhead<D> {
         }
     }
 
-    /// The peer knows of none any more.
+    /// The peer no longer knows any tensor sent ahead.
     pub(super) fn take_back_all<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
         self.suspend();
         self.take_back_stale(events);
     }
 
-    /// Gives those of a frame back that have not ended.
+    /// Gives back the tensors of a frame that are not done with.
     fn give_back<W>(&mut self, index: usize, events: &mut VecDeque<Event<W, D>>) {
         let Some(frame) = self.frames.get_mut(index).filter(|frame| frame.left > 0) else { return };
         for record in &mut frame.records {
@@ -371,7 +373,7 @@ impl<D> SentAhead<D> {
         self.remove(index);
     }
 
-    /// Has a tensor come back: from the peer, or at once with those of its frame if that has not left.
+    /// Recalls a tensor: from the peer, or if its frame was not sent, at once with all tensors of the frame.
     fn revoke<W>(&mut self, number: u64, events: &mut VecDeque<Event<W, D>>) -> Option<Control> {
         let (index, place) = self.find(number)?;
         let frame = &self.frames[index];
@@ -393,7 +395,7 @@ impl<D> SentAhead<D> {
     }
 }
 
-/// So many of the same pending send were taken, one after the other.
+/// Reports that `count` tensors of the same pending send were taken.
 #[inline]
 fn tell_taken<W, D>(
     taken: Option<(D, u32)>,
@@ -407,7 +409,7 @@ fn tell_taken<W, D>(
     }
 }
 
-/// A tensor that no recv has taken, read out of its frame.
+/// A tensor that no recv has taken, read from its frame.
 #[cold]
 fn back<W, D>(written: &AheadRecordsBuf, place: RecordPlace, pending: D, is_duplicate: bool) -> Event<W, D> {
     let AheadRecord { key, meta, payload } = written.records().at(place).expect("written here");
@@ -416,9 +418,9 @@ fn back<W, D>(written: &AheadRecordsBuf, place: RecordPlace, pending: D, is_dupl
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Small tensors of `producer`, by its index in this side's list, for `consumer`, by the owner's number, that are sent before they
-    /// are asked for; each in a frame of its own if `alone`. `None` if they have to wait for their requests: there is no link, or the
-    /// peer does not serve the task.
+    /// Starts sending small tensors before they are requested: from `producer`, by its index in this side's list, to
+    /// `consumer`, by the owner's number; with `alone`, each in a frame of its own. `None` if they have to wait for their
+    /// requests: there is no link, or the peer does not serve the task.
     #[inline]
     pub fn send_ahead(
         &mut self,
@@ -432,7 +434,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Some(SendingAhead { sent: &mut self.ahead, ends, alone, bytes_max })
     }
 
-    /// Has a tensor that was [sent ahead](Self::send_ahead) come back, unless a recv has it or it has ended.
+    /// Recalls a tensor that was [sent ahead](Self::send_ahead), unless a recv has it or it is already done with.
     pub fn revoke_ahead(&mut self, number: u64) {
         if let Some(control) = self.ahead.revoke(number, &mut self.events)
             && self.attached.is_some()
@@ -441,8 +443,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Tells the peer's task that a tensor waits for its request. A peer that reads so little that a queue of such messages is full is
-    /// not told: it asks all the same, a little later.
+    /// Tells the peer's task that a tensor waits to be requested. If a peer reads so little that the queue for such messages is
+    /// full, it is not told: it requests the tensor anyway, a little later.
     pub fn hold(&mut self, (producer, consumer): (u16, u32), step: i64, key: &str) {
         if let Some(attached) = &self.attached
             && let Some(consumer) = attached.roster.place_of(consumer)
@@ -452,14 +454,14 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// So many tensors from that number on, that came ahead and were kept at such a cost, have ended.
+    /// `count` tensors from `first` on, which came ahead and were kept at this total cost, are done with.
     pub fn release_ahead(&mut self, (first, count): (u64, u32), cost: usize, fate: Fate) {
         debug_assert!(self.kept_ahead >= cost, "the peer would lose its link for what it may do");
         self.kept_ahead -= cost;
         self.consumer.release_ahead(first, count, fate);
     }
 
-    /// Tensors that came ahead are kept, at such a cost.
+    /// Tensors that came ahead are kept, at this total cost.
     ///
     /// # Errors
     /// The peer has sent more than it may.
@@ -472,15 +474,15 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(())
     }
 
-    /// The key of a tensor that was sent ahead and has not ended.
+    /// The key of a tensor that was sent ahead and is not done with.
     pub fn key_ahead(&self, number: u64) -> Option<String> {
         self.ahead.key_of(number)
     }
 
-    /// What holds between any two calls, where the owner keeps tensors that came ahead at a cost of `kept`.
+    /// Checks what must hold between any two calls, if the owner keeps tensors that came ahead at a total cost of `kept`.
     ///
     /// # Errors
-    /// What does not agree with what.
+    /// The disagreement.
     pub fn check_ahead(&self, kept: usize) -> Result<(), String> {
         if self.kept_ahead != kept {
             return Err(format!("tensors kept at a cost of {kept} have {} of their peer's credit", self.kept_ahead));

@@ -23,20 +23,20 @@ use crate::payload::Meta;
 use crate::trace::{self, Moment, Recorder};
 use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowsRequest, SmallResponse, WireError};
 
-/// A recv: what is wanted, from whom, until when, and where to.
+/// A recv to request: which tensor, from whom, until when, and where to put it.
 #[derive(Debug)]
 pub struct Ask<'a, W> {
     /// The asking task, by its index in this side's task list.
     pub consumer: u16,
-    /// The peer's task, by the owner's number.
+    /// The peer's task, by the owner's number for it.
     pub producer: u32,
     /// The step.
     pub step: i64,
     /// The tensor's name within the step.
     pub key: &'a str,
-    /// When the request ends with DeadlineExceeded.
+    /// When the request fails with DeadlineExceeded.
     pub deadline: Instant,
-    /// The consumer's own memory for the tensor, at least as long as it; without it, the slab's is taken.
+    /// The consumer's own memory for the tensor; it must be large enough. Without it, memory comes from the slab.
     pub destination: Option<Buffer>,
     /// Comes back with the answer.
     pub waiter: W,
@@ -45,7 +45,7 @@ pub struct Ask<'a, W> {
 /// How a request is made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Manner {
-    /// One of many that are asked for together: it does not wait for the window.
+    /// One of many requested together: it does not count against the window.
     pub fused: bool,
     /// It fails if the producer has left or leaves: see [`IfGone`].
     pub fail_if_gone: bool,
@@ -57,37 +57,37 @@ enum State {
     Queued,
     /// Counts against the window.
     Asked,
-    /// The producer has said that it waits for the tensor.
+    /// The producer has said that it does not have the tensor yet.
     Parked,
 }
 
 struct Wanted<W> {
     consumer: u16,
     producer: u32,
-    /// The oldest version that will do, of rows.
+    /// For rows: the oldest version that will do.
     step: i64,
     key: String,
-    /// The rows of tables that are wanted; `None` where a tensor is.
+    /// The requested rows of tables; `None` if a tensor is requested.
     rows: Option<NamedRowsBuf>,
     since: Instant,
     deadline: Instant,
     state: State,
-    /// True once it went out on any link.
+    /// It was sent at least once, on any link.
     asked: bool,
-    /// One of many that were asked for together: these do not fill the window.
+    /// One of many requested together: these do not count against the window.
     fused: bool,
     if_gone: IfGone,
     destination: Option<Buffer>,
-    /// The destination came with the request: it stays with it when a link is lost, unlike memory of the slab.
+    /// The destination came with the request: unlike memory from the slab, it stays with the request when a link is lost.
     brought: bool,
     /// The peer was told the destination's address, on this link.
     announced: bool,
-    /// Taken when the tensor has come.
+    /// Taken when the tensor has arrived.
     waiter: Option<W>,
 }
 
 impl<W> Wanted<W> {
-    /// What a place begins with.
+    /// An unused entry.
     #[cold]
     fn nothing() -> Self {
         let now = Instant::now();
@@ -110,13 +110,12 @@ impl<W> Wanted<W> {
         }
     }
 
-    /// True if rows of tables are wanted.
     #[inline]
     fn is_of_rows(&self) -> bool {
         self.rows.is_some()
     }
 
-    /// What the peer has not done for it.
+    /// What the peer has not done for this request, for an error message.
     #[cold]
     fn missing(&self) -> &'static str {
         match (self.state, self.is_of_rows()) {
@@ -129,7 +128,7 @@ impl<W> Wanted<W> {
         }
     }
 
-    /// It is sent now.
+    /// Marks the request as sent.
     #[inline]
     fn begin(&mut self) -> &Self {
         (self.state, self.asked) = (State::Asked, true);
@@ -137,7 +136,7 @@ impl<W> Wanted<W> {
     }
 }
 
-/// What the requests in a frame have in common.
+/// What the requests in one frame have in common.
 struct Common {
     consumer: u16,
     producer: u32,
@@ -149,7 +148,7 @@ struct Common {
 }
 
 impl Common {
-    /// True if a request may share the frame. Those that were made together have one deadline.
+    /// True if a request may share the frame. Requests made together have the same deadline.
     #[inline]
     fn has<W>(&self, wanted: &Wanted<W>, now: Instant) -> bool {
         (wanted.consumer, wanted.producer) == (self.consumer, self.producer)
@@ -164,25 +163,24 @@ fn timeout_ms(deadline: Instant, now: Instant) -> u32 {
     deadline.saturating_duration_since(now).as_millis().min(u128::from(u32::MAX)) as u32
 }
 
-/// Why a request has its waiter.
 const HAS_WAITER: &str = "a waiter goes with its request";
 
 pub(super) struct Consumer<W> {
     window: usize,
     requests_max: usize,
     wanted: Arena<Wanted<W>>,
-    /// `wanted` by consumer and step, for those who end a step.
+    /// `wanted` by consumer and step, to end a step.
     steps: Chains,
     to_ask: VecDeque<Handle>,
-    /// The same for those that do not wait for the window.
+    /// Like `to_ask`, for requests that do not count against the window.
     to_ask_fused: VecDeque<Handle>,
-    /// Requests of the frame that is being staged, where somebody is to be told of each; kept to reuse its memory.
+    /// Requests of the frame being staged, if the link or the trace needs to know each of them; kept to reuse its memory.
     group: Vec<Handle>,
     in_flight: usize,
-    /// No deadline is earlier; it may be later than the truth says, never earlier.
+    /// A lower bound of all deadlines: it may be too early, never too late.
     deadlines: Sweep,
     releases: ReleaseLog,
-    /// Announced places whose requests have ended, or were answered in another way.
+    /// Announced places whose requests have ended, or were answered by another way.
     revoked: Vec<Revocation>,
     tensor_bytes_max: u64,
     pub(super) recorder: Option<Recorder>,
@@ -258,8 +256,8 @@ impl<W> Consumer<W> {
         if wanted.announced
             && let Some(memory) = wanted.destination.take()
         {
-            // The peer may be writing there at this moment: nobody gets it back before the link has closed it. Without
-            // memory an answer has it, which is looked at when it has landed.
+            // The peer may be writing there right now, so nobody gets the memory back before the link has closed it. If
+            // `destination` is empty, an answer holds the memory; `landed` checks it.
             self.revoked.push(Revocation { request: handle, kept: Kept::Memory(memory) });
         }
         Some(wanted)
@@ -276,7 +274,7 @@ impl<W> Consumer<W> {
         }
     }
 
-    /// A tensor that came ahead has ended.
+    /// A tensor that came ahead is done with.
     #[inline]
     pub(super) fn release_ahead(&mut self, first: u64, count: u32, fate: Fate) {
         self.releases.push_ahead(first, count, fate);
@@ -286,14 +284,14 @@ impl<W> Consumer<W> {
         self.releases.stage(outbox);
     }
 
-    /// Stages one frame of requests: all that the next has in common with those behind it, or with `alone` the next
-    /// alone. False if there is none.
+    /// Stages one frame with the next request and those behind it that may share its frame; with `alone`, only the next
+    /// request. False if there is none.
     #[inline]
     pub(super) fn stage_requests(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox, alone: bool) -> bool {
         if self.releases.is_full() {
             return false;
         }
-        // What waits for the window has its turn also where those that do not are no longer wanted.
+        // Requests that wait for the window must also get their turn if all requests in the other queue were cancelled.
         let next = match self.next_asked(now, roster, true) {
             Some(next) => Some((next, true, usize::MAX)),
             None if self.in_flight == self.window => None,
@@ -304,7 +302,7 @@ impl<W> Consumer<W> {
         let Self { wanted, to_ask, to_ask_fused, group, .. } = self;
         let queue = if fused { to_ask_fused } else { to_ask };
         let mut count = 0;
-        // Which attachment a request waits for is said only in a frame of its own.
+        // The attachment that a request waits for can only be said in a frame of its own.
         let is_single = common.if_gone.attachment() != 0 || wanted.get(id).is_some_and(Wanted::is_of_rows);
         if alone || most == 1 || queue.len() == 1 || is_single {
             queue.pop_front();
@@ -353,7 +351,7 @@ impl<W> Consumer<W> {
         true
     }
 
-    /// The request that is to be sent next, and what others must have in common with it to share its frame.
+    /// The next request to send, and what others must have in common with it to share its frame.
     #[inline]
     fn next_asked(&mut self, now: Instant, roster: &Roster, fused: bool) -> Option<(Common, Handle)> {
         let queue = if fused { &mut self.to_ask_fused } else { &mut self.to_ask };
@@ -369,7 +367,7 @@ impl<W> Consumer<W> {
         None
     }
 
-    /// Tells the link where the answers to the requests of a frame are to go, and the trace that they leave.
+    /// Tells the link where the answers to the requests of a frame are to be written, and the trace that these requests leave.
     fn tell_asked(&mut self, outbox: &mut Outbox) {
         for request in self.group.drain(..) {
             trace::tell(self.recorder.as_ref(), request, || Moment::RecvOnTheWire);
@@ -385,7 +383,7 @@ impl<W> Consumer<W> {
         }
     }
 
-    /// All open requests are sent again, in slot order; those that the peer does not serve end.
+    /// All open requests will be sent again, in slot order; requests for tasks that the peer does not serve end.
     pub(super) fn resume<D>(&mut self, roster: &Roster, peer: &str, events: &mut VecDeque<Event<W, D>>) {
         let strangers = self.wanted.select(|wanted| roster.place_of(wanted.producer).is_none());
         for handle in strangers {
@@ -393,7 +391,7 @@ impl<W> Consumer<W> {
         }
     }
 
-    /// Takes a request out and tells its waiter why; false if it has ended already.
+    /// Removes a request and tells its waiter why; false if it has already ended.
     fn end<D>(&mut self, handle: Handle, error: Error, events: &mut VecDeque<Event<W, D>>) -> bool {
         let Some(wanted) = self.remove(handle) else { return false };
         let answer = Err(Unanswered { error, destination: wanted.destination });
@@ -403,7 +401,8 @@ impl<W> Consumer<W> {
         true
     }
 
-    /// The link is gone. Each landing gives the consumer's memory back to its request, and the slab's to the slab.
+    /// The link is gone. Memory that a landing has from the consumer goes back to its request, memory from the slab to the
+    /// slab.
     pub(super) fn suspend(&mut self, landings: Vec<Landing>) {
         self.releases.rewind();
         self.in_flight = 0;
@@ -429,7 +428,7 @@ impl<W> Consumer<W> {
         self.releases = ReleaseLog::default();
     }
 
-    /// The peer knows of no request and of no release.
+    /// The peer no longer knows any request or release.
     pub(super) fn forget_asking(&mut self) {
         self.wanted.iter_mut().for_each(|(_, wanted)| wanted.asked = false);
         self.releases = ReleaseLog::default();
@@ -494,7 +493,7 @@ impl<W> Consumer<W> {
         self.deadlines.extend(self.wanted.iter().map(|(_, wanted)| wanted.deadline));
     }
 
-    /// A request waits at the producer, for that attachment of its task; said again when the task attaches.
+    /// A request waits at the producer, for this attachment of its task; repeated when the task attaches.
     pub(super) fn parked(&mut self, id: Handle, attachment: u32) {
         let Some(wanted) = self.wanted.get_mut(id) else { return };
         wanted.if_gone.told(attachment);
@@ -516,12 +515,11 @@ impl<W> Consumer<W> {
         self.end(id, Error::from_wire(code, peer, step, reason), events);
     }
 
-    /// Finds the place for a tensor that begins to arrive: in the memory of a device only with the outbox of a link that will write it
-    /// there. One that nobody waits for, or that does not fit, is read
-    /// and goes back to its producer.
+    /// Finds the place for a tensor that begins to arrive. This is device memory only with the outbox of a link that will write
+    /// there directly. A tensor that nobody waits for, or that does not fit, is read and returned to its producer.
     ///
     /// # Errors
-    /// The peer answers what was not asked, without end: each answer would leave a release behind.
+    /// The peer keeps answering what was not requested; each such answer would leave a release behind.
     pub(super) fn land<D>(
         &mut self,
         response: &Response<'_>,
@@ -553,7 +551,7 @@ impl<W> Consumer<W> {
     ) -> Place {
         let Some(wanted) = self.wanted.get_mut(response.id) else { return Place::Nowhere };
         let bytes = response.payload_bytes;
-        // What was announced is where the peer writes, whatever has become of the memory since.
+        // The peer writes to the announced place, whatever has become of the memory since.
         let announced = wanted.announced && bytes > INLINE_PAYLOAD_BYTES as u64;
         let reaches = |outbox: &mut Outbox, destination: &Buffer| {
             announced || outbox.reaches(destination.direct(), bytes as usize)
@@ -563,7 +561,7 @@ impl<W> Consumer<W> {
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
             match wanted.destination.take_if(|destination| destination.len() as u64 >= bytes) {
-                // The destination stays with its request, to be written when all has come.
+                // The destination stays with its request, and is written once the whole tensor has arrived.
                 Some(destination)
                     if destination.device().is_some()
                         && !outbox.is_some_and(|outbox| reaches(outbox, &destination)) =>
@@ -589,14 +587,14 @@ impl<W> Consumer<W> {
         Place::Nowhere
     }
 
-    /// True if the peer may still reach where this answer lies: it did not come into the place that was announced, or not as
-    /// announced. What has no request any more may have been announced.
+    /// True if the peer may still write to the memory of this answer: the answer did not come to the announced place, or not as
+    /// announced. If its request no longer exists, it may have been announced.
     fn is_open(&self, landing: &Landing) -> bool {
         let Place::Buffer(_) = landing.place else { return false };
         !landing.is_closed && self.wanted.get(landing.request).is_none_or(|wanted| wanted.announced)
     }
 
-    /// Keeps an answer until the link has closed the place where it lies, and hands it over again.
+    /// Keeps an answer until the link has closed the memory that it lies in and hands it over again.
     fn hold(&mut self, landing: Landing) {
         if let Some(wanted) = self.wanted.get_mut(landing.request) {
             wanted.announced = false;
@@ -604,8 +602,8 @@ impl<W> Consumer<W> {
         self.revoked.push(Revocation { request: landing.request, kept: Kept::Answer(landing) });
     }
 
-    /// A tensor is all there: its waiter gets it, and its producer the release. Where places are announced, the peer must
-    /// not reach it any more first.
+    /// A tensor has fully arrived: its waiter gets it, and its producer the release. If places are announced, the peer must
+    /// first have lost access to the memory.
     pub(super) fn landed<D>(
         &mut self,
         landing: Landing,
@@ -637,8 +635,8 @@ impl<W> Consumer<W> {
         self.wanted.get(request).is_some_and(|wanted| wanted.announced)
     }
 
-    /// An answer came into host memory, though the place of a device's was announced for it: it is copied there, and kept as any that
-    /// did not come as announced.
+    /// An answer came into host memory although a place in device memory was announced for it. It is copied there, and held
+    /// like any answer that did not come as announced.
     #[cold]
     fn hold_on_device<D>(&mut self, mut landing: Landing, events: &mut VecDeque<Event<W, D>>) {
         let wanted = self.wanted.get_mut(landing.request);
@@ -657,8 +655,8 @@ impl<W> Consumer<W> {
         self.hold(landing);
     }
 
-    /// A tensor is all there, where the link has written it in the memory of a device. False as with
-    /// [`land_on_device`](Self::land_on_device).
+    /// A tensor has fully arrived in device memory, written there by the link. Returns false as
+    /// [`land_on_device`](Self::land_on_device) does.
     #[cold]
     fn land_directly<D>(
         &mut self,
@@ -679,11 +677,11 @@ impl<W> Consumer<W> {
         self.finish(id, bytes).is_some_and(|finished| deliver(finished, meta, buffer, sink, events))
     }
 
-    /// A tensor is all there, in host memory: it is copied to the device's that its request brought, and its waiter told. False if
-    /// it is not taken: nobody waits, or the copy has failed, which the waiter hears.
+    /// A tensor has fully arrived in host memory: copies it to the device memory that came with its request, and tells the
+    /// waiter. False if it is not taken: nobody waits, or the copy has failed, which the waiter is told.
     ///
-    /// An asynchronous copy would begin here, and both memories, waiter and token would wait for its completion, which is to be
-    /// polled with the session's other events.
+    /// An asynchronous copy would begin here: both memories, waiter and token would then wait for its completion, polled with
+    /// the session's other events.
     #[cold]
     fn land_on_device<D>(
         &mut self,
@@ -708,10 +706,10 @@ impl<W> Consumer<W> {
         deliver(finished, meta, destination, sink, events)
     }
 
-    /// Takes in a tensor that came whole, with its frame.
+    /// Takes in a tensor that came whole within its frame.
     ///
     /// # Errors
-    /// Those of [`land`](Self::land).
+    /// As [`land`](Self::land).
     #[inline]
     pub(super) fn take<D>(
         &mut self,
@@ -761,7 +759,7 @@ impl<W> Consumer<W> {
         Ok(())
     }
 
-    /// Takes a request out that has its tensor: who waits for it, and since when.
+    /// Removes a request whose tensor has arrived, and returns its waiter and when it was made.
     #[inline(always)]
     fn finish(&mut self, handle: Handle, bytes: usize) -> Option<(W, Instant)> {
         let in_flight = &mut self.in_flight;
@@ -785,7 +783,7 @@ impl<W> Consumer<W> {
     }
 }
 
-/// Gives a waiter its tensor: at once where the owner wants it so, else as an event. False if it does not take it.
+/// Gives a waiter its tensor, through the sink if the owner has one, else as an event. False if the waiter refuses it.
 #[inline(always)]
 fn deliver<W, D>(
     (waiter, since): (W, Instant),

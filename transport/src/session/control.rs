@@ -35,7 +35,7 @@ pub(super) enum Control {
         ends: Ends,
         key: Box<str>,
     },
-    /// A stream is not taken in: neither is the push that it begins with.
+    /// A stream was not accepted, and neither was the push that it begins with.
     StreamRefused {
         stream: Handle,
         code: u8,
@@ -55,12 +55,13 @@ pub(super) enum Control {
 
 #[derive(Default)]
 pub(super) struct ControlQueue {
-    /// What this side says by itself: bounded by its own requests and sends, and by the requests of the peer that it had parked; for
-    /// the rest see [`has_room`](Self::has_room).
+    /// What this side sends of its own accord: bounded by its own requests and sends, and by the parked requests of the peer;
+    /// for the rest see [`has_room`](Self::has_room).
     queue: VecDeque<Control>,
-    /// What the peer's frames made this side say: bounded by [`CONTROL_QUEUE_MAX`].
+    /// What this side must answer to frames of the peer: bounded by [`CONTROL_QUEUE_MAX`].
     answers: VecDeque<Control>,
-    /// `Resumed` and `GoAway`, one of each a link: they say that all is said, so they leave after requests and answers.
+    /// `Resumed` and `GoAway`, one of each per link: they conclude what was sent before, so they leave after requests and
+    /// answers.
     conclusions: VecDeque<Control>,
 }
 
@@ -73,7 +74,7 @@ impl ControlQueue {
         self.queue.push_back(control);
     }
 
-    /// Adds what a frame of the peer made this side say.
+    /// Adds an answer to a frame of the peer.
     pub(super) fn push_answer(&mut self, control: Control) {
         // A peer that pings and never reads must not fill the queue: the latest pong answers for all.
         if let (Control::Pong(nonce), Some(Control::Pong(last))) = (&control, self.answers.back_mut()) {
@@ -83,7 +84,6 @@ impl ControlQueue {
         self.answers.push_back(control);
     }
 
-    /// Adds one if there is one.
     #[inline]
     pub(super) fn extend_answers(&mut self, control: Option<Control>) {
         if let Some(control) = control {
@@ -96,24 +96,24 @@ impl ControlQueue {
         self.queue.is_empty() && self.answers.is_empty() && self.conclusions.is_empty()
     }
 
-    /// True if the peer has made this side say so much that it must be heard out first. What this side says by itself
-    /// does not count: else two sides that both end a step could stop reading each other.
+    /// True if the peer has caused so many answers that they must be sent before more is read. What this side sends of its own
+    /// accord does not count: otherwise two sides that both end a step could stop reading each other.
     pub(super) fn is_full(&self) -> bool {
         self.answers.len() >= CONTROL_QUEUE_MAX
     }
 
-    /// True if this side may say more that nothing it was asked bounds.
+    /// True if this side may add a message whose number no request bounds.
     pub(super) fn has_room(&self) -> bool {
         self.queue.len() < CONTROL_QUEUE_MAX
     }
 
-    /// Stages the first frame but a conclusion; false if there is none.
+    /// Stages the first frame that is not a conclusion; false if there is none.
     pub(super) fn stage(&mut self, outbox: &mut Outbox) -> bool {
         let control = self.answers.pop_front().or_else(|| self.queue.pop_front());
         control.is_some_and(|control| control.stage(outbox))
     }
 
-    /// Stages what concludes all that was said before; false if nothing does. A farewell waits for the last chunk.
+    /// Stages what concludes all that was sent before; false if there is nothing. A goodbye waits for the last chunk.
     pub(super) fn stage_conclusion(&mut self, outbox: &mut Outbox) -> bool {
         if outbox.has_chunks() && matches!(self.conclusions.front(), Some(Control::GoAway(_))) {
             return false;

@@ -1,4 +1,4 @@
-//! Tensors received in chunks, between two chunks: the receiving half of an outbox's transfers.
+//! Tensors received in chunks, while they wait for the next chunk: the receiving half of an outbox's transfers.
 //!
 //! Bounded by [`TRANSFERS_MAX`]; the memory of each is allocated when it begins.
 
@@ -10,11 +10,11 @@ use crate::wire::{Chunk, WireError};
 #[derive(Default)]
 pub(super) struct Landings {
     waiting: Vec<Landing>,
-    /// What links are filling at this moment, of which TCP knows one at a time.
+    /// Tensors that links are filling right now; TCP fills one at a time.
     lent: Vec<Traveller>,
 }
 
-/// Which tensor it is.
+/// Identifies a tensor on its way.
 #[derive(PartialEq, Eq)]
 struct Traveller {
     request: Handle,
@@ -22,7 +22,7 @@ struct Traveller {
 }
 
 impl Traveller {
-    /// `None` for one that is only thrown away, which harms nobody however often it comes.
+    /// `None` for one that is only dropped: it does no harm, however often it comes.
     fn of(landing: &Landing) -> Option<Traveller> {
         landing.memory()?;
         let number = match landing.of {
@@ -35,10 +35,10 @@ impl Traveller {
 }
 
 impl Landings {
-    /// Checks what a frame says of its payload; `transfer` is 0 for one that follows at once.
+    /// Checks what a frame says of its payload; `transfer` is 0 for a payload that follows immediately.
     ///
     /// # Errors
-    /// The number is out of range or names another payload that has not come to its end, or there are no bytes.
+    /// The number is out of range or names another payload that has not ended, or there are no bytes.
     #[inline]
     pub(super) fn check(&self, transfer: u16, payload_bytes: u64) -> Result<(), WireError> {
         if transfer == 0 {
@@ -53,10 +53,10 @@ impl Landings {
         Ok(())
     }
 
-    /// Checks that a tensor which begins to arrive is not on its way already.
+    /// Checks that a tensor that begins to arrive is not on its way already.
     ///
     /// # Errors
-    /// It is: each tensor is sent once a link.
+    /// It is: each tensor is sent only once per link.
     #[inline]
     pub(super) fn admit(&self, landing: &Landing) -> Result<(), WireError> {
         let is_lent = || Traveller::of(landing).is_some_and(|traveller| self.lent.contains(&traveller));
@@ -67,13 +67,13 @@ impl Landings {
         Ok(())
     }
 
-    /// A link begins to fill this one.
+    /// A link begins to fill this landing.
     #[inline]
     pub(super) fn lend(&mut self, landing: &Landing) {
         self.lent.extend(Traveller::of(landing));
     }
 
-    /// A link is done with one that it was filling, or that had come at once.
+    /// A link is done with a landing that it was filling, or that came all at once.
     #[inline]
     pub(super) fn end_loan(&mut self, landing: &Landing) {
         if self.lent.is_empty() {
@@ -91,10 +91,10 @@ impl Landings {
         self.waiting.push(landing);
     }
 
-    /// The tensor whose chunk comes.
+    /// The tensor that a chunk belongs to.
     ///
     /// # Errors
-    /// There is none, or the chunk is empty or reaches over its end.
+    /// There is none, or the chunk is empty or exceeds the tensor's end.
     pub(super) fn resume(&mut self, chunk: Chunk) -> Result<Landing, WireError> {
         let Some(at) = self.place_of(chunk.transfer) else {
             return Err(WireError::BadValue { what: "transfer of a chunk", found: u64::from(chunk.transfer) });
@@ -108,7 +108,7 @@ impl Landings {
         Ok(landing)
     }
 
-    /// The link is gone: all that waits.
+    /// The link is gone: returns all that waits.
     pub(super) fn take(&mut self) -> Vec<Landing> {
         self.lent.clear();
         std::mem::take(&mut self.waiting)

@@ -80,58 +80,58 @@ pub use receive::{Inbound, KeyOf, ReceiveMemory, Sink, Untaken};
 use server::Server;
 pub use server::{EmptyStore, Named, Store, Wait};
 
-/// What a session tells its owner. Small, since a peer's requests come as such by the million; an owner that gives a
-/// [`Sink`] gets tensors without one.
+/// What a session tells its owner. Kept small, since a peer's requests come as events by the million; an owner with a
+/// [`Sink`] gets tensors without events.
 #[derive(Debug)]
 pub enum Event<W, D> {
     /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
     Asked(Asked),
-    /// The peer requests rows of a table, which is answered in the same ways.
+    /// The peer requests rows of a table; answer as for [`Asked`](Self::Asked).
     RowsAsked(Box<RowsAsked>),
     /// The peer no longer waits for a request that was parked.
     Withdrawn(Handle),
     /// A request of this side ended.
     Answered {
-        /// What [`Ask`] came with.
+        /// The waiter of its [`Ask`].
         waiter: W,
         /// The tensor, or why there is none.
         answer: Box<Result<Arrived, Unanswered>>,
     },
     /// A tensor of this side was released.
     Settled {
-        /// What [`Session::answer`] came with.
+        /// What was given to [`Session::answer`].
         pending: D,
         /// The tensor's metadata and bytes.
         tensor: Box<(Meta, Payload)>,
-        /// True if the consumer has it, false if it goes back to where it was.
+        /// True if the consumer has it, false if it goes back to where it came from.
         taken: bool,
     },
     /// Tensors of this side that were [sent ahead](Session::send_ahead) were taken.
     TakenAhead {
-        /// What their [`AheadAsk`]s came with.
+        /// The `pending` of their [`AheadAsk`]s.
         pending: D,
         /// How many.
         count: u32,
     },
-    /// Such a tensor is back.
+    /// A tensor that was sent ahead is back.
     BackFromAhead(Box<AheadBack<D>>),
-    /// A pull of this side ended: each place of the pull buffer is filled or failed.
+    /// A pull by this side ended: each place of its pull buffer is filled or failed.
     Pulled {
-        /// What [`PullAsk`] came with.
+        /// The waiter of its [`PullAsk`].
         waiter: W,
         /// Its pull buffer.
         pull_buffer: PullBuffer,
     },
     /// The peer names a set of keys that it will pull.
     Named(Named),
-    /// The peer will pull these slots no more, each as often as it is named here.
+    /// The peer will no longer pull these slots. A slot is listed once for each time it was named.
     Forgotten {
         /// The slots.
         slots: Vec<u32>,
     },
-    /// Pushes of this side ended, all in the same way.
+    /// Pushes of this side ended, all with the same outcome.
     PushEnded {
-        /// What each [`PushAsk`] came with.
+        /// The `pending` of each [`PushAsk`].
         pending: D,
         /// How many.
         count: u32,
@@ -140,16 +140,16 @@ pub enum Event<W, D> {
     },
     /// The peer begins a stream of pushes.
     Opened(Opened),
-    /// A stream of the peer's waits for more credit: [`Session::wanted`] says how much.
+    /// A stream of the peer waits for more credit: [`Session::wanted`] says how much.
     Wanting {
         /// The stream.
         stream: Handle,
     },
-    /// A push came, within the credit of its stream, and counts as taken unless it is refused.
+    /// A push came, within the credit of its stream. It counts as taken unless it is refused.
     Pushed {
         /// The stream.
         stream: Handle,
-        /// Its number there.
+        /// Its number in the stream.
         number: u64,
         /// The tensor.
         tensor: Box<Tensor>,
@@ -159,7 +159,7 @@ pub enum Event<W, D> {
         /// The streams.
         streams: Vec<Handle>,
     },
-    /// The peer's task ends a step.
+    /// The peer's task aborts a step.
     Aborted {
         /// The step.
         step: i64,
@@ -175,17 +175,17 @@ pub enum Event<W, D> {
 pub struct Asked {
     /// Names the request in the answer.
     pub id: Handle,
-    /// The peer's task that wants the tensor, by the owner's number.
+    /// The peer's task that wants the tensor, by the owner's number for it.
     pub consumer: u32,
-    /// The task of this side that it requests from, by its index in this side's list.
+    /// The task of this side that should send it, by its index in this side's list.
     pub producer: u16,
     /// The step.
     pub step: i64,
-    /// How long the peer still waits, in milliseconds.
+    /// How much longer the peer waits, in milliseconds.
     pub timeout_ms: u32,
-    /// Whether it waits for a task that has left.
+    /// What the request does if the producer's task has left.
     pub if_gone: IfGone,
-    /// Where the key is, in an event: see [`Session::key`].
+    /// The key's range in the session's buffer, if this came as an event: see [`Session::key`].
     key: Range<usize>,
 }
 
@@ -194,15 +194,15 @@ pub struct Asked {
 pub struct RowsAsked {
     /// Names the request in the answer.
     pub id: Handle,
-    /// The peer's task that wants the rows, by the owner's number.
+    /// The peer's task that wants the rows, by the owner's number for it.
     pub consumer: u32,
     /// The task of this side that has the tables, by its index in this side's list.
     pub producer: u16,
     /// The oldest version of each table that will do.
     pub min_version: i64,
-    /// How long the peer still waits, in milliseconds.
+    /// How much longer the peer waits, in milliseconds.
     pub timeout_ms: u32,
-    /// The peer does not wait for a task that has left.
+    /// The request fails if the task has left.
     pub fail_if_gone: bool,
     /// The tables, and the rows of each.
     pub rows: NamedRowsBuf,
@@ -211,9 +211,9 @@ pub struct RowsAsked {
 /// A received tensor.
 #[derive(Debug)]
 pub struct Arrived {
-    /// Its metadata, not looked at.
+    /// Its metadata, unchecked.
     pub meta: Meta,
-    /// Its bytes, exactly as many as came, in the consumer's own buffer if one went with the request.
+    /// Exactly its bytes, in the consumer's own buffer if one went with the request.
     pub buffer: Buffer,
 }
 
@@ -222,14 +222,14 @@ pub struct Arrived {
 pub struct Unanswered {
     /// Why.
     pub error: Error,
-    /// The memory that came with the request, unless a tensor is arriving in it at this moment.
+    /// The memory that came with the request, unless a tensor is being written to it right now.
     pub destination: Option<Buffer>,
 }
 
 /// The tasks at the other end, as the owner numbers them.
 #[derive(Debug, Clone, Default)]
 pub struct Roster {
-    /// For each task in the peer's list, the owner's number of it.
+    /// The owner's number for each task in the peer's list.
     pub numbers: Vec<u32>,
 }
 
@@ -239,15 +239,15 @@ impl Roster {
     }
 }
 
-/// What calls that are late have waited for.
+/// Describes what overdue calls have waited for.
 struct Awaited<'a> {
-    /// Of the peer's task of a number: who it is, and how things stand with the connection.
+    /// For the peer's task of this number: who it is, and the state of the connection.
     standing: &'a dyn Fn(u32) -> String,
     is_attached: bool,
 }
 
 impl Awaited<'_> {
-    /// In words; `missing` is what the peer has not done, which is known only while it is connected.
+    /// As text; `missing` is what the peer has not done, which is known only while it is connected.
     fn of(&self, peer_task: u32, missing: &str) -> String {
         let standing = (self.standing)(peer_task);
         if self.is_attached { format!("{standing}, {missing}") } else { standing }
@@ -261,7 +261,7 @@ struct Attached {
     tensor_bytes_max: u64,
 }
 
-/// See the module.
+/// One session with a peer shard; see the module's documentation.
 pub struct Session<W, D> {
     /// The peer's transport address, for messages.
     peer: Box<str>,
@@ -269,10 +269,10 @@ pub struct Session<W, D> {
     quota: Rc<PeerQuota>,
     /// Number of tasks in this side's task list: requests for others are refused.
     tasks: u16,
-    /// Links that this session has had.
+    /// Number of links that this session has had.
     epoch: u32,
     attached: Option<Attached>,
-    /// Set when the peer said goodbye: nothing more is asked on this link.
+    /// Set when the peer said goodbye: nothing more is requested on this link.
     going_away: Option<Box<str>>,
     outbox: Outbox,
     control: ControlQueue,
@@ -286,27 +286,27 @@ pub struct Session<W, D> {
     landings: Landings,
     /// Number of the next tensor that may come ahead.
     ahead_next: u64,
-    /// What those cost together that are kept here.
+    /// Total cost of the tensors that came ahead and are kept here.
     kept_ahead: usize,
-    /// Whose turn it is to be staged first: answers, or parts of pulls.
+    /// Which is staged first at the next turn: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
-    /// [`Asked`] and [`RowsAsked`] events in the queue: the owner has still to park or answer them, so they count as if it had.
+    /// [`Asked`] and [`RowsAsked`] events in the queue. The owner has not parked or answered them yet; they count as if it had.
     undecided: usize,
     /// [`Aborted`](Event::Aborted) events in the queue.
     aborts: usize,
-    /// Keys of the [`Asked`] events in the queue, one after the other.
+    /// Keys of the [`Asked`] events in the queue, concatenated.
     event_keys: String,
-    /// What has come.
+    /// What was received.
     came: Traffic,
 }
 
-/// How much has moved one way over the links of a session.
+/// Traffic in one direction over all links of a session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Frames of the wire, releases and notes included.
+    /// Frames, including releases and notes.
     pub messages: u64,
-    /// Tensors; one that was sent again on another link counts again.
+    /// Tensors; one sent again on another link counts again.
     pub tensors: u64,
 }
 
@@ -317,7 +317,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Self::sharing(peer, tasks, limits, quota)
     }
 
-    /// The same where the peer has more sessions with this shard: what it may have here, it has on all of them together.
+    /// Like [`new`](Self::new), for a peer with several sessions at this shard: its quota applies to all of them together.
     pub fn sharing(peer: &str, tasks: u16, limits: SessionLimits, quota: Rc<PeerQuota>) -> Self {
         Self {
             peer: peer.into(),
@@ -348,26 +348,26 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Tells of every request, from now on.
+    /// From now on, records every request in the trace.
     pub fn set_recorder(&mut self, recorder: &Recorder) {
         self.consumer.recorder = Some(recorder.clone());
         self.producer.recorder = Some(recorder.clone());
     }
 
-    /// This side's next handshake names this many tasks.
+    /// Sets the number of tasks that this side's next handshake names.
     pub fn set_tasks(&mut self, tasks: u16) {
         self.tasks = tasks;
     }
 
-    /// What the peer has of this shard, on all its sessions.
+    /// What the peer uses of this shard, over all its sessions.
     pub fn quota(&self) -> &Rc<PeerQuota> {
         &self.quota
     }
 
-    /// What it has on this session.
+    /// What the peer uses through this session.
     ///
     /// # Panics
-    /// Something is not counted as it is kept.
+    /// If the counts disagree with what is kept.
     pub fn check_charges(&self) -> Charges {
         let parts = [self.server.counted(), self.acceptor.counted()];
         parts.iter().for_each(|(counted, there)| assert_eq!(counted, there, "what {} has here", self.peer));
@@ -396,10 +396,10 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.attached.is_some()
     }
 
-    /// Whether what this side keeps of its streams agrees with itself; for the simulation.
+    /// Whether the state of this side's streams is consistent; for the simulation.
     ///
     /// # Errors
-    /// What does not agree with what.
+    /// The inconsistency.
     #[cfg(feature = "fuzzing")]
     pub fn check_streams(&self) -> Result<(), String> {
         self.pusher.check()?;
@@ -412,33 +412,33 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.acceptor.has_streams()
     }
 
-    /// Whether the streams that `peer`, the other end of the same life of the session, pushes here agree with what it keeps of
-    /// them; for the simulation.
+    /// Whether the streams that `peer` pushes here agree with what `peer` keeps of them; for the simulation. `peer` is the
+    /// other end of this session, in the same life of it.
     ///
     /// # Errors
-    /// What does not agree with what.
+    /// The disagreement.
     #[cfg(feature = "fuzzing")]
     pub fn check_streams_from(&self, peer: &Self) -> Result<(), String> {
         self.acceptor.check_with(&peer.pusher)
     }
 
-    /// Requests, pulls and pushes of this side that have not ended.
+    /// Number of requests, pulls and pushes of this side that have not ended.
     pub fn requests(&self) -> usize {
         self.consumer.requests() + self.puller.pulls() + self.pusher.pushes()
     }
 
-    /// Tensors handed to the peer and not yet released.
+    /// Number of tensors handed to the peer and not yet released.
     pub fn unreleased(&self) -> usize {
         self.producer.unreleased() + self.ahead.len()
     }
 
-    /// True if the two sides do not yet agree on what was lent: a tensor was handed to the peer and not released, or
-    /// one of the peer's was released and the peer has not said that it knows.
+    /// True if the two sides do not yet agree on what was lent: a tensor handed to the peer was not released, or a release of
+    /// one of the peer's tensors was not acknowledged.
     pub fn has_loans(&self) -> bool {
         self.unreleased() > 0 || self.consumer.has_releases()
     }
 
-    /// True if a link is wanted: there is something to ask or to release.
+    /// True if a link is needed: there is something to request or to release.
     pub fn wants_link(&self) -> bool {
         let asks = self.consumer.requests() > 0 || self.puller.pulls() > 0 || self.pusher.pushes() > 0;
         self.attached.is_none() && (asks || self.consumer.has_releases())
@@ -459,14 +459,14 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.attached = Some(Attached { heard: now, pinged: None, roster, tensor_bytes_max });
     }
 
-    /// The link is gone; `landings` is what it was filling, which goes where all that waited for a chunk goes. The owner
-    /// drops the peer's parked requests: those that stand will be asked again.
+    /// The link is gone. `landings` is what it was filling; these are handled like those that waited for a chunk. The owner
+    /// drops the peer's parked requests: those still open will be sent again.
     pub fn detach(&mut self, landings: impl IntoIterator<Item = Landing>) {
         self.attached = None;
         self.going_away = None;
         self.control = ControlQueue::default();
         let mut waiting = self.landings.take();
-        // With the link, nobody can reach what was announced.
+        // Without the link, nobody can write to announced places any more.
         self.consumer.stage_revoked(&mut self.outbox);
         waiting.extend(self.outbox.revoked().drain(..).filter_map(|revocation| match revocation.kept {
             Kept::Answer(landing) => Some(landing),
@@ -480,7 +480,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.consumer.suspend(landings);
         self.producer.suspend();
         self.ahead.suspend();
-        // The owner forgets what came ahead and was kept: the peer takes it back.
+        // The owner forgets the tensors that came ahead and were kept: the peer takes them back.
         self.kept_ahead = 0;
         self.pusher.suspend();
         self.acceptor.suspend();
@@ -490,8 +490,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// The peer is another process now, or gone for good: every request that it was asked ends with `error`, every
-    /// tensor handed to it and not released goes back. Requests that were never asked wait on.
+    /// The peer is another process now, or gone for good: every request already sent ends with `error`, and every tensor handed
+    /// to it and not released comes back. Requests never sent keep waiting.
     pub fn reset(&mut self, error: &Error) {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.end_asked(error, &mut self.events);
@@ -502,8 +502,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         (self.epoch, self.ahead_next) = (0, 0);
     }
 
-    /// The peer is the same process, but does not remember this session: every tensor handed to it and not released goes
-    /// back, and every open request will be sent as if for the first time.
+    /// The peer is the same process, but does not remember this session: every tensor handed to it and not released comes back,
+    /// and every open request will be sent as if for the first time.
     pub fn start_anew(&mut self) {
         debug_assert!(self.attached.is_none(), "detach comes first");
         self.consumer.forget_asking();
@@ -515,7 +515,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         (self.epoch, self.ahead_next) = (0, 0);
     }
 
-    /// The owner forgets the peer: its streams of pushes have ended.
+    /// The owner forgets the peer: the peer's push streams have ended.
     pub fn forget_streams(&mut self) {
         let streams = self.acceptor.forget_all();
         if !streams.is_empty() {
@@ -523,13 +523,13 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Push streams are no longer in sync; resets them.
+    /// Resets the push streams, which are no longer in sync.
     fn forget_pushes(&mut self, error: &Error) {
         self.pusher.end_tried(error, &mut self.control, &mut self.events);
         self.forget_streams();
     }
 
-    /// The next thing that the owner must know.
+    /// The next event for the owner.
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
         let event = self.events.pop_front();
         match event {
@@ -540,8 +540,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         event
     }
 
-    /// Swaps the events that wait with `other`, which must be empty: the way to handle many without taking each from
-    /// the session.
+    /// Swaps the waiting events with `other`, which must be empty: a way to handle many without taking them one by one.
     pub fn swap_events(&mut self, other: &mut VecDeque<Event<W, D>>) {
         debug_assert!(other.is_empty());
         std::mem::swap(&mut self.events, other);
@@ -554,33 +553,32 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         !self.events.is_empty()
     }
 
-    /// The key of a request that [`poll_event`](Self::poll_event) just gave; valid until the next call that takes
-    /// bytes in.
+    /// The key of a request that [`poll_event`](Self::poll_event) just returned; valid until the next call that takes in bytes.
     pub fn key(&self, asked: &Asked) -> &str {
         &self.event_keys[asked.key.clone()]
     }
 
-    /// What this session has said.
+    /// What this session has sent.
     pub fn sent(&self) -> Traffic {
         Traffic { messages: self.outbox.frames(), tensors: self.outbox.tensors() }
     }
 
-    /// What it has heard.
+    /// What this session has received.
     pub fn received(&self) -> Traffic {
         self.came
     }
 
-    /// Where tensors in the memory of a device are copied for links that cannot read it.
+    /// Sets the slab to which tensors in device memory are copied for links that cannot read it.
     pub fn set_copy_slab(&mut self, slab: Slab) {
         self.outbox.set_copy_slab(slab);
     }
 
-    /// What the link is to write.
+    /// What the link is to send.
     pub fn outbox(&mut self) -> &mut Outbox {
         &mut self.outbox
     }
 
-    /// Takes back the payloads that the link has written.
+    /// Takes back the payloads that the link has sent.
     #[inline]
     pub fn collect_written(&mut self) {
         if !self.outbox.returned().is_empty() {
@@ -598,20 +596,21 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// True if the session takes in more bytes: a peer that does not read its answers is not read from.
+    /// True if the session accepts more bytes: a peer that does not read its answers is not read from.
     pub fn can_receive(&self) -> bool {
         !self.control.is_full()
     }
 
-    /// True if something other than releases waits to leave: a release by itself waits one turn, since the next
-    /// request most often follows it and both leave in one write.
+    /// True if something other than releases waits to be sent: a lone release waits one turn, since the next request usually
+    /// follows it and both leave in one write.
     #[inline]
     pub fn is_urgent(&self) -> bool {
         debug_assert!(!self.is_idle() || !self.has_urgent(), "what waits to leave would wait for ever");
         !self.is_idle() && self.has_urgent()
     }
 
-    /// True if no part holds anything that could leave, now or later: the usual state of a session, found out by a few loads.
+    /// True if no part of the session has anything to send, now or later. This is the usual state, and costs a few loads to
+    /// check.
     #[inline]
     fn is_idle(&self) -> bool {
         let answers = self.producer.is_idle() && self.server.is_idle() && !self.acceptor.has_news();
@@ -629,7 +628,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.attached.is_some() && (!self.control.is_empty() || outbox.has_chunks() || answers || asks)
     }
 
-    /// True if anything waits to leave.
+    /// True if anything waits to be sent.
     pub fn has_output(&self) -> bool {
         !self.outbox.is_empty()
             || self.consumer.has_revoked()
@@ -642,9 +641,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.fill_from(&EmptyStore, now, one_message)
     }
 
-    /// Puts frames into the outbox until it is full or there is no more to say; what the peer pulls comes from `store`.
-    /// With `one_message`, stops after the first request, answer or control frame, so that each leaves in a write of its
-    /// own; true if it put in any, and may put in more before the owner's next turn.
+    /// Puts frames into the outbox until it is full or nothing is left to send; the peer's pulls are answered from `store`.
+    /// With `one_message`, stops after the first request, answer or control frame, so that each leaves in a write of its own.
+    /// True if it staged any; it may then have more to stage before the owner's next turn.
     pub fn fill_from<S: Store + ?Sized>(&mut self, store: &S, now: Instant, one_message: bool) -> bool {
         self.server.may_look();
         self.fill_within(store, now, one_message) && !self.server.has_looked()
@@ -668,8 +667,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             if self.is_idle() {
                 return filled;
             }
-            // Control goes first: a request that is asked again must not overtake the cancel of the one before it.
-            // Chunks are next, few at a time: the rest passes between them.
+            // Control frames go first: a repeated request must not overtake the cancellation of its predecessor.
+            // Chunks are next, a few at a time: other frames pass between them.
             let more = !self.control.is_empty() && self.control.stage(&mut self.outbox)
                 || self.outbox.has_chunks() && self.outbox.stage_chunk()
                 || self.ahead.stage(&mut self.outbox)
@@ -683,7 +682,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Stages tensors: those that were asked for and those that are pulled, by turns.
+    /// Stages tensors: requested ones and pulled ones take turns.
     #[inline]
     fn stage_answers<S: Store + ?Sized>(&mut self, store: &S, one_message: bool) -> bool {
         if self.server.is_idle() {
@@ -698,7 +697,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             || self.server.stage(store, &mut self.outbox)
     }
 
-    /// Stages what this side asks.
+    /// Stages requests, pulls and pushes of this side.
     #[inline]
     fn stage_questions(&mut self, now: Instant, one_message: bool) -> bool {
         let Some(attached) = &self.attached else { return false };
@@ -712,22 +711,22 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 || !self.consumer.is_idle() && self.consumer.stage_requests(now, roster, outbox, one_message))
     }
 
-    /// Ends `step` for `task` (its index in this side's task list) at the peer too. A peer that reads so little that a queue
-    /// of such messages is full is not told: its requests end by their deadlines.
+    /// Ends `step` for `task` (its index in this side's task list) at the peer too. If a peer reads so little that the queue
+    /// for such messages is full, it is not told: its requests end by their deadlines.
     pub fn abort(&mut self, step: i64, task: u16, reason: &str) {
         if self.attached.is_some() && self.control.has_room() {
             self.control.push(Control::Abort { step, task, reason: reason.into() });
         }
     }
 
-    /// Says goodbye: the peer asks for nothing more on this link.
+    /// Says goodbye: the peer requests nothing more on this link.
     pub fn go_away(&mut self, reason: &str) {
         if self.attached.is_some() {
             self.control.push(Control::GoAway(reason.into()));
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called at the latest.
+    /// The latest time at which to call [`handle_timeout`](Self::handle_timeout).
     pub fn next_timeout(&self) -> Option<Instant> {
         let liveness = self.attached.as_ref().map(|attached| match attached.pinged {
             None => attached.heard + self.limits.heartbeat,
@@ -743,22 +742,22 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.limits.peer_timeout.saturating_sub(self.limits.heartbeat).max(Duration::from_millis(1))
     }
 
-    /// How things stand with the peer, as far as the session knows.
+    /// The peer's address and whether it is connected, for messages.
     fn standing(&self) -> String {
         format!("{}: {}", self.peer, if self.is_attached() { "connected" } else { "not connected" })
     }
 
-    /// [`handle_timeout_of`](Self::handle_timeout_of) for an owner that has no more to say of the peer than its address.
+    /// [`handle_timeout_of`](Self::handle_timeout_of) for an owner that knows only the peer's address.
     ///
     /// # Errors
-    /// As there.
+    /// As [`handle_timeout_of`](Self::handle_timeout_of).
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
         let standing = self.standing();
         self.handle_timeout_of(now, &|_| standing.clone())
     }
 
-    /// Time has passed: requests whose deadline is over end, an idle peer is pinged. `standing` says of the peer's task of a number who
-    /// and where it is, and how things stand with the connection.
+    /// Time has passed: ends requests whose deadline is over, and pings an idle peer. `standing` describes the peer's task of a
+    /// number: who and where it is, and the state of the connection.
     ///
     /// # Errors
     /// The peer has been silent for too long: the owner detaches.
@@ -783,7 +782,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 }
 
-/// How an error is told to a peer: its code, and the reason.
+/// An error as it is sent to a peer: its code and reason.
 fn failure_of(error: &Error) -> (u8, String) {
     (error.wire_code(), error.wire_reason())
 }

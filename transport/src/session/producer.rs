@@ -1,4 +1,4 @@
-//! The answering half of a session: the peer's requests, and every tensor lent, kept until its release.
+//! The answering half of a session: the peer's requests, and every lent tensor, kept until its release.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -26,22 +26,22 @@ struct Served<D> {
     payload: Option<Payload>,
     /// Taken with the release.
     pending: Option<D>,
-    /// It was passed to the current link, and counts as bytes in flight.
+    /// It was handed to the current link, and counts as bytes in flight.
     in_flight: bool,
-    /// The release, if it came while the link still had the payload.
+    /// The fate in its release, if that came while the link still had the payload.
     settled: Option<bool>,
-    /// It lies in memory that was taken for the answer alone, and counts as such.
+    /// Its memory was allocated for this answer alone, and is charged as such.
     is_gathered: bool,
 }
 
-/// Bytes of tensors that were handed to the link and not released: the peer's credit.
+/// Bytes of tensors handed to the link and not released, against the peer's credit.
 struct Flight {
     bytes: usize,
     bytes_max: usize,
 }
 
 impl Flight {
-    /// True if the peer has credit for so many more; one tensor of any size goes.
+    /// True if the peer has credit for this many more bytes; a single tensor of any size may always go.
     #[inline]
     fn has_room(&self, bytes: usize) -> bool {
         self.bytes == 0 || self.bytes + bytes <= self.bytes_max
@@ -51,20 +51,20 @@ impl Flight {
 pub(super) struct Producer<D> {
     served: Arena<Served<D>>,
     to_answer: VecDeque<Handle>,
-    /// The same for tensors that leave in chunks, which the others pass.
+    /// Like `to_answer`, for tensors that leave in chunks; the others pass them.
     to_answer_in_chunks: VecDeque<Handle>,
     in_flight: Flight,
     in_flight_in_chunks: Flight,
     chunk_bytes: usize,
-    /// Those handed out on an earlier link and not yet asked for on this one, by the peer's id.
+    /// Tensors handed out on an earlier link and not yet requested on this one, by the peer's id.
     stale: HashMap<Handle, Handle>,
-    /// Requests of the peer that the owner has parked.
+    /// Charges for requests of the peer that the owner has parked.
     share: Share,
     parked_max: usize,
     /// Number of the next release.
     release_seen: u64,
     release_acknowledged: u64,
-    /// The consumer may not have had the last acknowledgement: the next releases are acknowledged at once.
+    /// The consumer may not have received the last acknowledgement: the next releases are acknowledged at once.
     acknowledge_next: bool,
     pub(super) recorder: Option<Recorder>,
 }
@@ -88,7 +88,7 @@ impl<D> Producer<D> {
         }
     }
 
-    /// What is counted for the peer.
+    /// What is charged to the peer.
     pub(super) fn counted(&self) -> Charges {
         self.share.mine()
     }
@@ -103,7 +103,7 @@ impl<D> Producer<D> {
         self.to_answer.is_empty() && self.to_answer_in_chunks.is_empty()
     }
 
-    /// True if there is an answer that the peer has credit for, and that does not wait for memory.
+    /// True if there is an answer that the peer has credit for and that does not wait for memory.
     pub(super) fn has_answers(&self, outbox: &Outbox) -> bool {
         let may_leave = |queue: &VecDeque<Handle>, flight: &Flight| {
             let Some(&next) = queue.front() else { return false };
@@ -117,7 +117,7 @@ impl<D> Producer<D> {
         payload.is_some_and(|payload| payload.host_bytes().is_none())
     }
 
-    /// Queues an answer of so many bytes.
+    /// Queues an answer of `bytes` bytes.
     #[inline]
     fn queue(&mut self, token: Handle, bytes: usize) {
         let in_chunks = leaves_in_chunks(bytes, self.chunk_bytes);
@@ -126,7 +126,7 @@ impl<D> Producer<D> {
         self.served.prune(queue);
     }
 
-    /// A tensor of so many bytes that was handed to the link was released.
+    /// A tensor of `bytes` bytes that was handed to the link was released.
     #[inline]
     fn count_landed(&mut self, bytes: usize) {
         let in_chunks = leaves_in_chunks(bytes, self.chunk_bytes);
@@ -134,7 +134,8 @@ impl<D> Producer<D> {
         flight.bytes -= bytes;
     }
 
-    /// The setting's value, if the peer has as many requests parked or tensors unreleased, `undecided` ones included.
+    /// The limit from the settings, if the peer has reached it with parked requests, `undecided` ones included, or unreleased
+    /// tensors.
     #[inline]
     pub(super) fn full(&self, undecided: usize) -> Option<usize> {
         let most = self.share.used(Held::Parked).max(self.served.len()) + undecided;
@@ -147,7 +148,7 @@ impl<D> Producer<D> {
         }
     }
 
-    /// A request that this side has answered on an earlier link gets the same answer; false if it has not.
+    /// Answers a request again with the same tensor if this side has answered it on an earlier link; false if it has not.
     #[inline]
     pub(super) fn answer_again(&mut self, request: Handle) -> bool {
         if self.stale.is_empty() {
@@ -159,8 +160,8 @@ impl<D> Producer<D> {
         true
     }
 
-    /// Makes sure that the link can read the tensor that is to leave next; `None` if it has to wait for that. False if it cannot be
-    /// read, which its request hears: it goes back.
+    /// Makes sure that the link can read the next tensor; `None` if it has to wait for that. False if it cannot be read: the
+    /// request fails, and the tensor goes back.
     fn make_readable<W>(
         &mut self,
         token: Handle,
@@ -180,7 +181,7 @@ impl<D> Producer<D> {
         }
     }
 
-    /// Begins to hand out the next tensor that leaves in chunks; false if there is none, or too many are on their way.
+    /// Begins to send the next tensor that leaves in chunks; false if there is none, or too many are on their way.
     fn begin_transfer<W>(&mut self, outbox: &mut Outbox, events: &mut VecDeque<Event<W, D>>) -> bool {
         while let Some(&token) = self.to_answer_in_chunks.front() {
             let Some(payload_bytes) = self.length_of(token) else {
@@ -201,7 +202,7 @@ impl<D> Producer<D> {
         false
     }
 
-    /// Hands one tensor out in a frame of its own.
+    /// Sends one tensor in a frame of its own.
     #[inline]
     fn post(&mut self, token: Handle, outbox: &mut Outbox) {
         trace::tell(self.recorder.as_ref(), token, || Moment::AnswerOnTheWire);
@@ -252,7 +253,7 @@ impl<D> Producer<D> {
         failed
     }
 
-    /// Stages small tensors that share a frame, of which there is one at least, and `most` at most.
+    /// Stages small tensors that share a frame: at least one, and at most `most`.
     #[inline]
     fn stage_group(&mut self, outbox: &mut Outbox, most: usize) {
         let Self { served, to_answer, in_flight, recorder, .. } = self;
@@ -287,13 +288,13 @@ impl<D> Producer<D> {
         outbox.count_small(count as u64);
     }
 
-    /// Bytes of a tensor that waits to be handed out.
+    /// Bytes of a tensor that waits to be sent.
     #[inline]
     fn length_of(&self, token: Handle) -> Option<usize> {
         Some(self.served.get(token)?.payload.as_ref()?.len())
     }
 
-    /// A payload that the link is done with comes home.
+    /// The link is done with a payload and gives it back.
     #[inline]
     pub(super) fn written<W>(&mut self, token: Handle, mut payload: Payload, events: &mut VecDeque<Event<W, D>>) {
         payload.drop_host_copy();
@@ -304,10 +305,10 @@ impl<D> Producer<D> {
         }
     }
 
-    /// How many of the releases that begin with this number were seen before.
+    /// How many of the releases from this number on were seen before.
     ///
     /// # Errors
-    /// It cannot be.
+    /// The number is impossible.
     #[inline]
     pub(super) fn seen_before(&self, sequence: u64) -> Result<usize, WireError> {
         let seen = self.release_seen.checked_sub(sequence);
@@ -319,13 +320,11 @@ impl<D> Producer<D> {
         self.release_seen
     }
 
-    /// One more was seen.
     #[inline]
     pub(super) fn count_release(&mut self) {
         self.release_seen += 1;
     }
 
-    /// Takes in a release.
     #[inline]
     pub(super) fn release<W>(
         &mut self,
@@ -339,7 +338,7 @@ impl<D> Producer<D> {
         }
     }
 
-    /// The number before which all releases were seen, if the peer is to be told.
+    /// The number before which all releases were seen, if the peer should be told now.
     #[inline]
     pub(super) fn acknowledgement(&mut self) -> Option<u64> {
         let is_due = self.acknowledge_next || self.release_seen - self.release_acknowledged >= RELEASE_ACK_EVERY;
@@ -350,7 +349,7 @@ impl<D> Producer<D> {
         })
     }
 
-    /// A tensor was taken: its owner hears so at once, unless the link still has the payload.
+    /// A tensor was taken: tells its owner at once, unless the link still has the payload.
     #[inline]
     fn take<W>(&mut self, token: Handle, sink: &mut dyn Sink<W, D>, events: &mut VecDeque<Event<W, D>>) {
         if self.served.get(token).is_none_or(|served| served.payload.is_none()) || !self.stale.is_empty() {
@@ -375,7 +374,7 @@ impl<D> Producer<D> {
         }
     }
 
-    /// Gathered rows of so many bytes are no longer the peer's.
+    /// Gathered rows of `bytes` bytes are no longer charged to the peer.
     fn rows_released(&self, bytes: usize) {
         let unreleased = self.share.unreleased_rows();
         unreleased.set(unreleased.get() - bytes);
@@ -405,7 +404,7 @@ impl<D> Producer<D> {
         }
     }
 
-    /// The link is gone; the outbox has given every payload back.
+    /// The link is gone; the outbox has given back every payload.
     pub(super) fn suspend(&mut self) {
         self.to_answer.clear();
         self.to_answer_in_chunks.clear();
@@ -415,16 +414,16 @@ impl<D> Producer<D> {
         self.stale = self.served.iter().map(|(token, served)| (served.request, token)).collect();
     }
 
-    /// An acknowledgement may have been lost with the former link, and the consumer sends again what it lacks one for:
-    /// without an answer to that, links that die young would let its log grow until it may ask for nothing more.
+    /// An acknowledgement may have been lost with the former link, and the consumer repeats the releases that it has none for.
+    /// These must be acknowledged: otherwise short-lived links would let its log grow until it may request nothing more.
     pub(super) fn resume(&mut self) {
         self.acknowledge_next = self.release_seen > 0;
     }
 
-    /// The consumer has asked again for all it still wants: what is left was given up while there was no link.
+    /// The consumer has repeated every request that it still wants: the rest was given up while there was no link.
     pub(super) fn take_back_stale<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
         let mut left: Vec<_> = std::mem::take(&mut self.stale).into_values().collect();
-        // A hash map's order is no order: the same history is to have the same outcome.
+        // A hash map has no stable order, but the same history must have the same outcome.
         left.sort_unstable();
         for token in left {
             self.settle(token, false, events);
@@ -441,8 +440,8 @@ impl<D> Producer<D> {
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Answers the peer's request with a tensor. It stays here until its release, which comes as
-    /// [`Event::Settled`] with `pending`.
+    /// Answers the peer's request with a tensor. It stays here until its release, reported as [`Event::Settled`] with
+    /// `pending`.
     ///
     /// # Errors
     /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
@@ -484,8 +483,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(token)
     }
 
-    /// [`answer`](Self::answer) with rows in memory that was taken for them alone: it counts as the [peer's](PeerQuota::rows) until they
-    /// are released.
+    /// [`answer`](Self::answer) with rows in memory allocated for this answer: it counts against the [peer's](PeerQuota::rows)
+    /// quota until they are released.
     ///
     /// # Errors
     /// As [`answer`](Self::answer).
@@ -504,17 +503,18 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(token)
     }
 
-    /// A tensor was not answered with after all: it comes back as [`Event::Settled`], as if the consumer had returned it.
+    /// A tensor was not used as an answer after all: reports it as [`Event::Settled`], as if the consumer had returned it.
     pub fn give_back(&mut self, meta: Meta, payload: Payload, pending: D) {
         self.events.push_back(Event::Settled { pending, tensor: Box::new((meta, payload)), taken: false });
     }
 
-    /// The owner keeps the request until its tensor is there: the peer is told, and asks on past its window.
+    /// The owner keeps the request until its tensor is there: the peer is told, and may request more beyond its window.
     pub fn park(&mut self, id: Handle) {
         self.park_for(id, 0);
     }
 
-    /// The same for a request that [fails](crate::if_gone::IfGone) when this attachment of its task ends; 0 if it has none yet.
+    /// As [`park`](Self::park), for a request that [fails](crate::if_gone::IfGone) when this attachment of its task ends; 0 if
+    /// it has none yet.
     pub fn park_for(&mut self, id: Handle, attachment: u32) {
         self.producer.share.count(Held::Parked, 1);
         self.control.push_answer(Control::Parked(id, attachment));
@@ -525,18 +525,18 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.control.push(Control::Parked(id, attachment));
     }
 
-    /// The owner no longer keeps a request that it had parked: call before answering it.
+    /// The owner no longer keeps a request that it had parked; call this before answering it.
     pub fn unpark(&mut self) {
         self.producer.unpark();
     }
 
-    /// Answers a request that the peer has just made with an error.
+    /// Answers with an error a request that the peer has just made.
     pub fn refuse(&mut self, id: Handle, error: &Error) {
         let failure = failure(id, error);
         self.control.push_answer(failure);
     }
 
-    /// Answers a request that was parked with an error: this side has ended it.
+    /// Answers with an error a request that was parked: this side has ended it.
     pub fn end_parked(&mut self, id: Handle, error: &Error) {
         self.unpark();
         self.control.push(failure(id, error));

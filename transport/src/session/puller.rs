@@ -21,20 +21,20 @@ use crate::pull_buffer::{Keys, Known, PullBuffer, next_stamp};
 use crate::tensor::TensorMeta;
 use crate::wire::{Metas, Part, Parts, Pull, PullFailure, WireError};
 
-/// A pull: of which set, how new, until when, into what.
+/// A pull: of which set, how recent, until when, and into what.
 #[derive(Debug)]
 pub struct PullAsk<W> {
     /// The set, from [`Session::add_set`].
     pub set: Handle,
     /// The oldest version that will do.
     pub min_version: i64,
-    /// When what is missing ends with DeadlineExceeded.
+    /// When tensors still missing fail with DeadlineExceeded.
     pub deadline: Instant,
-    /// What a task has not published that has left is not waited for.
+    /// It fails for tensors that are not published if their task has left.
     pub fail_if_gone: bool,
-    /// The places, as many as the set has keys.
+    /// One place for each key of the set.
     pub pull_buffer: PullBuffer,
-    /// Comes back with the pull buffer.
+    /// Returned with the pull buffer.
     pub waiter: W,
 }
 
@@ -42,7 +42,7 @@ struct Set {
     consumer: u16,
     producer: u32,
     keys: Arc<Keys>,
-    /// Keys that the producer has been told on this link.
+    /// Number of keys that the producer was told on this link.
     told: usize,
     known: Vec<Option<Known>>,
 }
@@ -55,7 +55,7 @@ struct Pulling<W> {
     fail_if_gone: bool,
     /// It was sent on the current link.
     out: bool,
-    /// It went out on any link.
+    /// It was sent at least once, on any link.
     asked: bool,
     pull_buffer: PullBuffer,
     waiter: W,
@@ -66,7 +66,7 @@ pub(super) struct Puller<W> {
     pulls: Arena<Pulling<W>>,
     pulls_max: usize,
     to_ask: VecDeque<Handle>,
-    /// No deadline is earlier.
+    /// A lower bound of all deadlines.
     deadlines: Sweep,
     tensor_bytes_max: u64,
 }
@@ -129,7 +129,7 @@ impl<W> Puller<W> {
         false
     }
 
-    /// What the peer does not serve ends.
+    /// Ends the pulls of tasks that the peer does not serve.
     pub(super) fn resume<D>(&mut self, roster: &Roster, error: &Error, events: &mut VecDeque<Event<W, D>>) {
         let sets = &self.sets;
         let is_strange =
@@ -139,7 +139,7 @@ impl<W> Puller<W> {
         }
     }
 
-    /// Takes a pull out; what has not come of it fails with `error`.
+    /// Removes a pull; what has not come of it fails with `error`.
     fn end<D>(&mut self, handle: Handle, error: &Error, events: &mut VecDeque<Event<W, D>>) {
         if let Some(pull) = self.pulls.get_mut(handle) {
             pull.pull_buffer.fail_missing(|_| error.clone());
@@ -189,7 +189,7 @@ impl<W> Puller<W> {
         self.pulls.iter_mut().for_each(|(_, pull)| pull.asked = false);
     }
 
-    /// Ends the pulls of `consumer`, of all tasks without one.
+    /// Ends the pulls of `consumer`, or of all tasks if `None`.
     pub(super) fn end_those<D>(
         &mut self,
         consumer: Option<u16>,
@@ -238,7 +238,7 @@ impl<W> Puller<W> {
         self.deadlines.extend(self.pulls.iter().map(|(_, pull)| pull.deadline));
     }
 
-    /// Notes what tensors of a set look like.
+    /// Records the metadata of tensors of a set.
     pub(super) fn learn(&mut self, metas: &Metas<'_>) -> Result<(), WireError> {
         let Some(set) = self.sets.get_mut(metas.set) else { return Ok(()) };
         for entry in metas.iter() {
@@ -257,11 +257,11 @@ impl<W> Puller<W> {
         Ok(())
     }
 
-    /// Takes small tensors in; how many.
+    /// Takes in small tensors; returns how many.
     ///
     /// # Errors
-    /// They are not what the peer has said of them, or one has come before: each is sent once a link, and without bytes a frame can name
-    /// tens of thousands.
+    /// They differ from what the peer has said of them, or one has come before. Each is sent only once per link: without bytes
+    /// a frame could name tens of thousands.
     #[inline]
     pub(super) fn take<D>(
         &mut self,
@@ -269,7 +269,7 @@ impl<W> Puller<W> {
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Result<u64, WireError> {
-        // A pull that was given up.
+        // The pull may have been given up.
         let Some(pull) = self.pulls.get_mut(parts.id) else { return Ok(0) };
         let set = self.sets.get(pull.set).expect("a set stays while it is pulled");
         let first = parts.first as usize;
@@ -340,8 +340,8 @@ impl<W> Puller<W> {
         Ok(landing(LandingOf::GivenUp, Place::Nowhere))
     }
 
-    /// A tensor is all there; `known` is what it looked like when it began to arrive, since the set may have learned of
-    /// another meanwhile.
+    /// A tensor has fully arrived; `known` is its metadata as of when it began to arrive, since the set may have learned other
+    /// metadata meanwhile.
     pub(super) fn landed<D>(
         &mut self,
         id: Handle,
@@ -374,7 +374,7 @@ impl<W> Puller<W> {
         if pull.pull_buffer.is_complete() {
             self.finish(failure.id, events);
         }
-        // The peer has not taken the plan in, perhaps for lack of room: the next pull names it anew.
+        // The peer has not taken in the set, perhaps for lack of room: the next pull names it again.
         if let Some(id) = set
             && !self.pulls.iter().any(|(_, pull)| pull.set == id && pull.out)
             && let Some(set) = self.sets.get_mut(id)
@@ -390,7 +390,7 @@ fn comes_again(index: u32) -> WireError {
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Names a set of keys of the peer's task `producer`, to be pulled by `consumer`. The peer is told with the first pull.
+    /// Names a set of keys of the peer's task `producer`, for `consumer` to pull. The peer is told with the first pull.
     ///
     /// # Errors
     /// ResourceExhausted if there are [`SETS_MAX`] already.
@@ -412,11 +412,11 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Pulls a set; the pull buffer comes back as [`Event::Pulled`], each place filled or failed.
+    /// Pulls a set; the pull buffer comes back as [`Event::Pulled`], with each place filled or failed.
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` pulls exist, NotFound if the attached peer does not serve the task,
-    /// Unavailable if the peer is going away. Pull buffer and waiter come back with each.
+    /// Unavailable if the peer is going away. Each returns the pull buffer and the waiter.
     pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, PullBuffer, W)> {
         let PullAsk { set, min_version, deadline, fail_if_gone, mut pull_buffer, waiter } = ask;
         if let Some(reason) = &self.going_away {
@@ -459,7 +459,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Some((pull.waiter, pull.pull_buffer))
     }
 
-    /// Takes out the pulls that `pick` (consumer, producer) chooses and that have not been sent: see
+    /// Removes and returns the pulls that `pick` (consumer, producer) chooses and that were not sent: see
     /// [`take_requests`](Self::take_requests).
     pub fn take_pulls(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(PullAsk<W>)) {
         debug_assert!(self.attached.is_none(), "pulls move before a link is attached");

@@ -25,7 +25,7 @@ use crate::wire::{PushFailure, PushGrant, PushRecordsBuf, WireError};
 use batch::Batch;
 use stream::{Entry, Stream, What};
 
-/// A push: what, and until when.
+/// A push: what to push, and until when.
 #[derive(Debug)]
 pub struct PushAsk<D> {
     /// The stream, from [`Session::stream`].
@@ -34,37 +34,36 @@ pub struct PushAsk<D> {
     pub meta: Meta,
     /// Its bytes.
     pub payload: Payload,
-    /// When it ends with DeadlineExceeded, if it has not been taken.
+    /// When it ends with DeadlineExceeded if it has not been taken.
     pub deadline: Instant,
-    /// Comes back with the end.
+    /// Returned when the push ends.
     pub pending: D,
 }
 
-/// Streams whose end is told again on the next link, although it was told on the last: far more than end within what a link may
-/// hold that never arrives.
+/// Streams whose end is told again on the next link although it was told on this one: far more than can end within the data
+/// that a link can lose.
 const TOLD_AGAIN_MAX: usize = 1024;
 
 pub(super) struct Pusher<D> {
     streams: Arena<Stream<D>>,
     names: HashMap<(u16, u32, Box<str>), Handle>,
     to_send: VecDeque<Handle>,
-    /// Those whose next push leaves in chunks, while too many do: the others pass them.
+    /// Streams whose next push leaves in chunks while too many already do: the others pass them.
     held_back: VecDeque<Handle>,
-    /// Those whose next push is in the memory of a device, and waits for memory to be copied to.
+    /// Streams whose next push is in device memory, and waits for host memory to be copied to.
     starved: VecDeque<Handle>,
-    /// Streams that have ended and that the peer knew. It is told again on the next link, since a link may take with it what
-    /// was said last: of those that it was told on the current link, [`TOLD_AGAIN_MAX`].
+    /// Ended streams that the peer knew. Their end is told again on the next link, since a link may lose what was sent last; of
+    /// those told on the current link, only [`TOLD_AGAIN_MAX`] are kept.
     closed: VecDeque<Handle>,
     linked: bool,
-    /// Pushes of all streams.
+    /// Number of pushes of all streams.
     pushes: usize,
     pushes_max: usize,
     deadlines: Sweep,
-    /// Memory for the next pushes that are made together.
+    /// Memory for the next pushes made together.
     spare: Option<Vec<u8>>,
 }
 
-/// The key of a stream, borrowed.
 #[derive(Hash)]
 struct QueueName<'a>(u16, u32, &'a str);
 
@@ -74,7 +73,7 @@ impl hashbrown::Equivalent<(u16, u32, Box<str>)> for QueueName<'_> {
     }
 }
 
-/// How pushes that were made for one owner ended.
+/// Where the ends of pushes are reported.
 type Ends<'a, W, D> = &'a mut VecDeque<Event<W, D>>;
 
 impl<D: PartialEq + Clone> Pusher<D> {
@@ -164,7 +163,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
                         continue;
                     }
                 }
-                // The next stream's turn.
+                // Now it is the next stream's turn.
                 self.to_send.rotate_left(1);
                 return true;
             }
@@ -174,7 +173,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         false
     }
 
-    /// A payload that the link is done with.
+    /// The link is done with a payload.
     pub(super) fn written(&mut self, handle: Handle, number: u64, payload: Payload) {
         let Some(stream) = self.streams.get_mut(handle) else { return };
         if let Some(Entry { what: What::One(_, place), .. }) = stream.tried_entry(number) {
@@ -189,7 +188,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         self.queue(handle);
     }
 
-    /// Takes in what the peer has taken; an error if it cannot have.
+    /// Takes in how much the peer has taken; an error if that is impossible.
     pub(super) fn granted<W>(&mut self, grant: &PushGrant, events: Ends<'_, W, D>) -> Result<(), WireError> {
         let Some(stream) = self.streams.get_mut(grant.stream) else { return Ok(()) };
         let count = grant.taken.saturating_sub(stream.first);
@@ -239,7 +238,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
             && failure.number == stream.first
             && stream.tried == 0
         {
-            // The peer has not taken the stream in, and knows nothing of it: the next push opens it again.
+            // The peer has not taken in the stream and knows nothing of it: the next push opens it again.
             (stream.told, stream.known) = (false, false);
             self.pushes -= stream.entries.len();
             for pending in stream.entries.drain(..).filter_map(|entry| entry.pending) {
@@ -258,13 +257,13 @@ impl<D: PartialEq + Clone> Pusher<D> {
         Ok(())
     }
 
-    /// Nobody accepts from a queue any more: what came before `number` was taken, and all from there on goes again when there
+    /// Nobody accepts from a queue any more: pushes before `number` were taken, and all from there on are sent again when there
     /// is a grant.
     fn rewind<W>(&mut self, handle: Handle, number: u64, events: Ends<'_, W, D>) -> Result<(), WireError> {
         self.granted(&PushGrant { stream: handle, taken: number, messages: 0, bytes: 0 }, events)?;
         if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.first == number) {
             (stream.paused, stream.wanted_bytes) = (true, 0);
-            // A peer may say so again and again, and of what has not left there is nothing to begin again.
+            // A peer may say so repeatedly; what was not sent needs no restart.
             if stream.tried > 0 {
                 stream.unpack();
                 stream.begin_again();
@@ -274,7 +273,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         Ok(())
     }
 
-    /// The link is gone: what was not taken goes out again. The outbox has given every payload back.
+    /// The link is gone: what was not taken is sent again. The outbox has given back every payload.
     pub(super) fn suspend(&mut self) {
         self.linked = false;
         self.to_send.clear();
@@ -288,7 +287,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         }
     }
 
-    /// A link is up: the peer is told of streams that have ended, and of those that have something to push.
+    /// A link is up: tells the peer of streams that have ended, and of those that have something to push.
     pub(super) fn resume<W>(
         &mut self,
         (roster, tensor_bytes_max): (&Roster, u64),
@@ -305,7 +304,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         }
     }
 
-    /// Ends the pushes that have never left and that the peer would refuse: it would give no credit for them.
+    /// Ends the pushes that were never sent and that are too large for the peer: it would give no credit for them.
     fn end_too_large<W>(&mut self, limit: u64, events: Ends<'_, W, D>) {
         for (_, stream) in self.streams.iter_mut() {
             let (mut index, before) = (0, stream.entries.len());
@@ -322,7 +321,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         }
     }
 
-    /// The peer knows nothing of the streams any more: what it may have taken ends with `error`.
+    /// The peer knows nothing of the streams any more: pushes that it may have taken end with `error`.
     pub(super) fn end_tried<W>(&mut self, error: &Error, control: &mut ControlQueue, events: Ends<'_, W, D>) {
         self.closed.clear();
         for (_, stream) in self.streams.iter_mut() {
@@ -357,7 +356,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         }
     }
 
-    /// Ends the pushes of a task, of all tasks without one, and its streams when nothing of them is in flight.
+    /// Ends a task's pushes, or those of all tasks without one, and its streams once nothing of them is in flight.
     pub(super) fn end_of<W>(
         &mut self,
         from: Option<u16>,
@@ -373,7 +372,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         }
     }
 
-    /// Ends a stream whose task is gone, once nothing of it is in flight.
+    /// Closes a stream whose task is gone, once nothing of it is in flight.
     pub(super) fn close_if_done(&mut self, handle: Handle, control: &mut ControlQueue) {
         let is_done = |stream: &Stream<D>| stream.closing && stream.entries.is_empty();
         if !self.streams.get(handle).is_some_and(is_done) {
@@ -435,13 +434,13 @@ impl<D: PartialEq + Clone> Pusher<D> {
                 changed.push(handle);
             }
         }
-        // The push that is next now may have the credit that the one before it waited for.
+        // The push that is now next may have the credit that the one before it waited for.
         if self.linked {
             changed.into_iter().for_each(|handle| self.queue(handle));
         }
     }
 
-    /// Takes out the streams that `pick` (from, to) chooses and that have not been told to anyone.
+    /// Removes and returns the streams that `pick` (from, to) chooses and that nobody was told of.
     fn take(&mut self, mut pick: impl FnMut(u16, u32) -> bool) -> Vec<Stream<D>> {
         let chosen = self.streams.select(|stream| pick(stream.from, stream.to));
         let take = |handle| {
@@ -459,7 +458,7 @@ fn too_large(bytes: u64, limit: u64) -> Error {
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// The stream of a task of this side into a queue of a task of the peer's; made if there is none.
+    /// The stream from a task of this side into a queue of the peer's task; created if there is none.
     ///
     /// # Errors
     /// InvalidArgument if the queue's name is too long, ResourceExhausted if there are [`STREAMS_MAX`] streams,
@@ -513,7 +512,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(handle)
     }
 
-    /// Pushes a tensor; its end comes as [`Event::PushEnded`].
+    /// Pushes a tensor; its end is reported as [`Event::PushEnded`].
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` pushes wait. The pending send comes back.
@@ -550,9 +549,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(())
     }
 
-    /// Pushes the first of `tensors`, as long as they are small and the peer has given credit for them: they are copied now, and leave
-    /// together. Their ends come as [`Event::PushEnded`]. The first that is to be [pushed](Self::push) by itself comes back; `None` if
-    /// none is left.
+    /// Pushes the first of `tensors` together, as long as they are small and the peer has given credit: they are copied now.
+    /// Their ends are reported as [`Event::PushEnded`]. Returns the first tensor that has to be [pushed](Self::push) by itself;
+    /// `None` if none is left.
     pub fn push_together<T: IntoTensor>(
         &mut self,
         now: Instant,
@@ -568,7 +567,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         let mut left = None;
         loop {
             let mut records = PushRecordsBuf::within(pusher.spare.take().unwrap_or_default());
-            // Of those in credit: a push may leave that begins within it.
+            // Within credit means: a push may be sent if it begins within the credit for bytes.
             let messages = stream.granted_messages.saturating_sub(stream.fresh).min(room as u64) as u32;
             let credit =
                 stream.granted_bytes.saturating_sub(stream.bytes_before + stream.bytes_sent + stream.bytes_ready);
@@ -580,7 +579,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 };
                 let tensor: &Tensor = next.borrow();
                 let (meta, payload) = (tensor.meta().as_wire(), tensor.payload());
-                // Lent memory is its owner's again when the push has ended, and no sooner.
+                // Lent memory must stay with the push until it has ended.
                 let is_small = payload.len() <= BATCHED_TENSOR_BYTES.min(limit) && !payload.is_lent();
                 let fits = is_small && (count == 0 || !records.is_full(meta.len() + payload.len()));
                 let Some(payload) = payload.host_bytes().filter(|_| fits) else { break Some(next) };
@@ -607,7 +606,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Takes out the pushes that `pick` (from, to) chooses and that have not been sent: see
+    /// Removes and returns the pushes that `pick` (from, to) chooses and that were not sent: see
     /// [`take_requests`](Self::take_requests).
     pub fn take_pushes(
         &mut self,

@@ -11,10 +11,10 @@ use std::rc::Rc;
 use crate::error::Error;
 use crate::limits::{SETS_MAX, STREAMS_MAX, SessionLimits};
 
-/// What is counted.
+/// What is charged to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Held {
-    /// Plans that it named.
+    /// Plans (key sets) that it named.
     Plans,
     /// Their keys.
     Keys,
@@ -26,7 +26,7 @@ pub(super) enum Held {
     Parked,
     /// Its pulls.
     Pulls,
-    /// Tensors that they wait for.
+    /// Tensors that its pulls wait for.
     Waits,
 }
 
@@ -35,42 +35,43 @@ const KINDS: usize = Held::Waits as usize + 1;
 /// How much of each kind.
 pub type Charges = [usize; KINDS];
 
-/// See the module.
+/// What one peer uses of this shard over all its sessions, and its limits; see the module's documentation.
 #[derive(Debug)]
 pub struct PeerQuota {
     most: Charges,
     used: [Cell<usize>; KINDS],
-    /// Of rows that it asks for.
+    /// Charges for its requests for rows.
     pub rows: RowCharges,
 }
 
-/// Bytes that a peer's requests for rows hold here. The owner of the sessions counts and bounds them, but for what is unreleased.
+/// Bytes that a peer's requests for rows hold here. The owner of the sessions counts and bounds them, except for
+/// `unreleased`.
 #[derive(Debug, Default)]
 pub struct RowCharges {
-    /// Of keys and row numbers of requests that have not ended.
+    /// Bytes of keys and row numbers in requests that have not ended.
     pub requests: Cell<usize>,
-    /// Of rows that are being gathered.
+    /// Bytes of rows that are being gathered.
     pub gathering: Cell<usize>,
-    /// Of answers that the peer has not released.
+    /// Bytes of answers that the peer has not released.
     pub(super) unreleased: Cell<usize>,
 }
 
 impl RowCharges {
-    /// Bytes of rows: of those that are being gathered, and of those that the peer has not released.
+    /// Bytes of rows: those being gathered, and those that the peer has not released.
     pub fn held(&self) -> usize {
         self.gathering.get() + self.unreleased.get()
     }
 }
 
 impl PeerQuota {
-    /// What a peer may have by these limits.
+    /// The quota of a peer under these limits.
     pub fn new(limits: &SessionLimits) -> Rc<PeerQuota> {
         let SessionLimits { plan_keys_max, peer_name_bytes_max, parked_requests_max: parked, .. } = *limits;
         let most = [SETS_MAX, plan_keys_max, peer_name_bytes_max, STREAMS_MAX, parked, parked, parked];
         Rc::new(PeerQuota { most, used: Default::default(), rows: RowCharges::default() })
     }
 
-    /// What the peer has, on all its sessions.
+    /// What the peer uses, over all its sessions.
     pub fn used(&self) -> Charges {
         self.used.each_ref().map(Cell::get)
     }
@@ -97,7 +98,7 @@ impl PeerQuota {
     }
 }
 
-/// What one part of a session has of its peer's quota.
+/// What one part of a session uses of its peer's quota.
 #[derive(Debug)]
 pub(super) struct Share {
     quota: Rc<PeerQuota>,
@@ -114,26 +115,26 @@ impl Share {
         &self.quota.rows.unreleased
     }
 
-    /// What this part has.
+    /// What this part uses.
     pub(super) fn mine(&self) -> Charges {
         self.mine
     }
 
-    /// What all of the peer's sessions have of a kind.
+    /// What all of the peer's sessions use of a kind.
     #[inline]
     pub(super) fn used(&self, what: Held) -> usize {
         self.quota.used[what as usize].get()
     }
 
-    /// The error of [`take`](Self::take), where it would fail for one more.
+    /// The error with which [`take`](Self::take) would refuse one more.
     pub(super) fn is_full(&self, what: Held) -> Option<Error> {
         (self.used(what) >= self.quota.most[what as usize]).then(|| self.quota.full(what))
     }
 
-    /// Counts `count` more.
+    /// Charges `count` more.
     ///
     /// # Errors
-    /// ResourceExhausted, with the limit's name; nothing was counted.
+    /// ResourceExhausted, with the limit's name; nothing was charged.
     #[inline]
     pub(super) fn take(&mut self, what: Held, count: usize) -> Result<(), Error> {
         if self.used(what).saturating_add(count) > self.quota.most[what as usize] {
@@ -143,7 +144,7 @@ impl Share {
         Ok(())
     }
 
-    /// Counts `count` more of what was found to fit before.
+    /// Charges `count` more that were checked to fit.
     #[inline]
     pub(super) fn count(&mut self, what: Held, count: usize) {
         self.mine[what as usize] += count;
@@ -151,7 +152,6 @@ impl Share {
         used.set(used.get() + count);
     }
 
-    /// `count` are gone.
     #[inline]
     pub(super) fn give_back(&mut self, what: Held, count: usize) {
         self.mine[what as usize] -= count;
@@ -159,7 +159,7 @@ impl Share {
         used.set(used.get() - count);
     }
 
-    /// All of this part's are gone.
+    /// Returns all that this part uses.
     pub(super) fn give_all_back(&mut self) {
         for (used, mine) in self.quota.used.iter().zip(&mut self.mine) {
             used.set(used.get() - std::mem::take(mine));

@@ -17,15 +17,15 @@ use crate::wire::{
     Request, Response, RowsRequest, WireError,
 };
 
-/// Memory for tensors that come without a place of their own.
+/// Provides memory for tensors that come without a destination of their own.
 pub trait ReceiveMemory {
-    /// Exactly `len` bytes for a tensor that `consumer`, a task by its index in this side's task list, has asked for.
+    /// Exactly `len` bytes for a tensor that `consumer` requested; `consumer` is a task's index in this side's task list.
     ///
     /// # Errors
-    /// ResourceExhausted, which the consumer hears; the tensor stays with its producer.
+    /// ResourceExhausted, which the consumer gets; the tensor stays with its producer.
     fn allocate(&self, consumer: u16, len: usize) -> Result<Buffer, Error>;
 
-    /// The same for a tensor of a pull, which lies there until the next one is written over it.
+    /// As [`allocate`](Self::allocate), for a tensor of a pull, which stays there until the next pull overwrites it.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -34,55 +34,56 @@ pub trait ReceiveMemory {
     }
 }
 
-/// How often a sink may take nothing of a frame before each of its other tensors comes by itself: a look costs it more than a tensor does.
+/// How often a sink may take nothing of a frame before the rest of its tensors come one by one: offering costs it more than
+/// a tensor.
 const LOOKS_IN_VAIN: u32 = 4;
 
 /// An owner that takes requests, tensors and releases as they arrive, instead of as events afterwards.
 pub trait Sink<W, D> {
-    /// The peer requests a tensor, and no event waits: [answer](Session::answer), [park](Session::park) or [refuse](Session::refuse) it. The
-    /// key is what came.
+    /// The peer requests a tensor, and no event waits: [answer](Session::answer), [park](Session::park) or
+    /// [refuse](Session::refuse) it. The key is as received, unchecked.
     ///
     /// # Errors
-    /// The key is to be kept, and is no text.
+    /// The key must be kept, and is not valid text.
     fn asked(&mut self, session: &mut Session<W, D>, asked: &Asked, key: &[u8]) -> Result<(), WireError>;
 
-    /// The tensor of a request that stood `since` then; false if its waiter no longer listens, so that the tensor goes back
-    /// to its producer.
+    /// The tensor of a request made at `since` arrived; false if its waiter no longer listens, so that the tensor goes back to
+    /// its producer.
     fn arrived(&mut self, waiter: W, since: Instant, meta: &[u8], buffer: Buffer) -> bool;
 
     /// A tensor of this side was taken by its consumer.
     fn taken(&mut self, pending: D, payload: Payload);
 
-    /// A small tensor came ahead of its request: what became of it, or `None` if it is kept, and
+    /// A small tensor came ahead of its request. Returns its fate, or `None` if it is kept and
     /// [released](Session::release_ahead) later.
     ///
     /// # Errors
-    /// The key is to be kept, and is no text.
+    /// The key must be kept, and is not valid text.
     fn came_ahead(&mut self, _session: &mut Session<W, D>, _tensor: &CameAhead<'_>) -> Result<Option<Fate>, WireError> {
         Ok(Some(Fate::Returned))
     }
 
-    /// True if [`came_together`](Self::came_together) may take some.
+    /// True if [`came_together`](Self::came_together) may take any.
     fn looks_at_frames(&self) -> bool {
         false
     }
 
-    /// Small tensors came ahead of their requests, in one frame, and this side [looks at frames](Self::looks_at_frames). How many of the
-    /// first are taken or kept so: it is asked again for those behind them. If it takes none, the first [comes by
-    /// itself](Self::came_ahead), and it is asked again, a few times a frame.
+    /// Small tensors came ahead of their requests in one frame, and this side [looks at frames](Self::looks_at_frames). Returns
+    /// how many of the first are all taken or all kept; it is called again for the rest. If it takes none, the first is passed
+    /// to [`came_ahead`](Self::came_ahead) and this is called again, a few times per frame.
     fn came_together(&mut self, _frame: &CameTogether<'_>) -> TakenTogether {
         TakenTogether::default()
     }
 
-    /// The peer wants such a tensor back: what it cost, if it was kept and is not any more.
+    /// The peer wants a tensor that it sent ahead back: returns its cost if it was kept, and is kept no longer.
     fn revoked(&mut self, _number: u64, _of: KeyOf<'_>) -> Option<usize> {
         None
     }
 
-    /// A tensor of the peer's with this key waits for its request.
+    /// A tensor of the peer with this key waits to be requested.
     fn held(&mut self, _of: KeyOf<'_>) {}
 
-    /// So many tensors of this side that were [sent ahead](Session::send_ahead) for this pending send were taken.
+    /// `_count` tensors that were [sent ahead](Session::send_ahead) for this pending send were taken.
     fn taken_ahead(&mut self, _pending: D, _count: u32) {
         unreachable!("none was sent")
     }
@@ -93,21 +94,22 @@ pub trait Sink<W, D> {
     /// Why it is not taken after all.
     fn pushed(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken>;
 
-    /// True if small pushes of a stream that came together are to be handed over so.
+    /// True if small pushes of a stream that came together should be passed to [`pushed_together`](Self::pushed_together).
     fn takes_together(&mut self, _stream: Handle) -> bool {
         false
     }
 
-    /// They came, within the credit of their stream, just after they [were to](Self::takes_together).
+    /// Small pushes came together, within the credit of their stream; [`takes_together`](Self::takes_together) has just said
+    /// yes.
     fn pushed_together(&mut self, _stream: Handle, _tensors: TensorBatch) {
         unreachable!("each comes by itself")
     }
 }
 
-/// A key, and whose it is.
+/// A key and the tasks that it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyOf<'a> {
-    /// The peer's task, by the owner's number.
+    /// The peer's task, by the owner's number for it.
     pub producer: u32,
     /// The task of this side, by its index in this side's list.
     pub consumer: u16,
@@ -120,10 +122,9 @@ pub struct KeyOf<'a> {
 /// Why a push was not taken.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Untaken {
-    /// It ends with this, for the pusher.
+    /// The push fails with this error.
     Refused(Error),
-    /// Nobody accepts from the queue: it comes again when someone does, once there is a
-    /// [grant](super::Session::grant).
+    /// Nobody accepts from the queue: it is sent again when somebody does, after a [grant](super::Session::grant).
     Unaccepted,
 }
 
@@ -137,7 +138,7 @@ impl ReceiveMemory for Slab {
     }
 }
 
-/// A session in receive mode: lent to a link for one call of [`Link::receive`](crate::link::Link::receive).
+/// A session that is receiving: lent to a link for one call of [`Link::receive`](crate::link::Link::receive).
 pub struct Inbound<'a, W, D> {
     session: &'a mut Session<W, D>,
     memory: &'a dyn ReceiveMemory,
@@ -154,7 +155,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Inbound { session: self, memory, sink: None, now }
     }
 
-    /// The same, for an owner that takes tensors and releases as they come.
+    /// As [`inbound`](Self::inbound), for an owner that takes tensors and releases as they come.
     pub fn inbound_to<'a>(
         &'a mut self,
         now: Instant,
@@ -164,7 +165,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Inbound { sink: Some(sink), ..self.inbound(now, memory) }
     }
 
-    /// Bytes came in: the peer lives.
+    /// Bytes came in: the peer is alive.
     pub fn heard(&mut self, now: Instant) {
         if let Some(attached) = &mut self.attached {
             attached.heard = now;
@@ -172,7 +173,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Which of its tasks asks, by the owner's number; checks that the asked one is there.
+    /// The peer's requesting task, by the owner's number for it; checks that the requested task exists here.
     pub(super) fn asking(&self, consumer: u16, producer: u16) -> Result<Option<u32>, WireError> {
         let Some(attached) = &self.attached else { return Ok(None) };
         let Some(&number) = attached.roster.numbers.get(usize::from(consumer)) else {
@@ -184,7 +185,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(Some(number))
     }
 
-    /// Which of its tasks sends, by the owner's number; checks that the task of this side is there. `None` without a link.
+    /// The peer's sending task, by the owner's number for it; checks that the task of this side exists. `None` without a link.
     fn sending(&self, ends: Ends) -> Result<Option<u32>, WireError> {
         let Some(attached) = &self.attached else { return Ok(None) };
         let Some(&number) = attached.roster.numbers.get(usize::from(ends.producer)) else {
@@ -196,7 +197,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(Some(number))
     }
 
-    /// False for a request that is answered already: as on an earlier link, or because the peer has too many.
+    /// False if the request was already answered, either on an earlier link or because the peer has too many.
     #[inline]
     fn admit(&mut self, id: Handle) -> bool {
         if self.producer.answer_again(id) {
@@ -213,7 +214,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
     }
 
-    /// Keeps a request for an owner without a [`Sink`], or that has other events to handle first.
+    /// Queues a request as an event: the owner has no [`Sink`], or other events to handle first.
     fn keep_request(&mut self, mut asked: Asked, key: &str) {
         self.undecided += 1;
         let start = self.event_keys.len();
@@ -222,7 +223,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.events.push_back(Event::Asked(asked));
     }
 
-    /// Every kind but those that bring tensors, requests or releases.
+    /// Handles all kinds of frames except those with tensors, requests or releases.
     fn handle_frame(&mut self, now: Instant, frame: Frame<'_>) -> Result<(), WireError> {
         match frame {
             Frame::Request(_) | Frame::Requests(_) | Frame::Rows(_) => unreachable!("the caller takes these in"),
@@ -231,7 +232,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             Frame::Push(frame) => self.handle_push_frame(frame)?,
             Frame::Pull(frame) => self.handle_pull_frame(now, frame)?,
             Frame::Failure(failure) => {
-                // After a stop of this process: the peer may have given up what should have ended here before.
+                // If this process was stopped for a while, the peer may have failed a request whose deadline should have ended
+                // it here first.
                 let standing = self.standing();
                 let awaited = Awaited { standing: &|_| standing.clone(), is_attached: true };
                 self.consumer.expire(now, &awaited, &mut self.control, &mut self.events);
@@ -300,7 +302,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(())
     }
 
-    /// The peer's farewell, if it said one.
+    /// The reason of the peer's goodbye, if it said one.
     pub fn farewell(&self) -> Option<&str> {
         self.going_away.as_deref()
     }
@@ -314,7 +316,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         session.consumer.land(response, outbox, self.memory, &mut session.events)
     }
 
-    /// Takes in requests that have these in common.
+    /// Takes in a request; the fields common to its frame are separate.
     #[inline]
     fn asked<'k>(
         &mut self,
@@ -330,7 +332,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
             }
             let asked = Asked { id, consumer, producer, step, timeout_ms, if_gone, key: 0..0 };
             match &mut self.sink {
-                // Not before what came before it: a request that takes the place of one that is cancelled comes behind that.
+                // Not before earlier events: a request may replace a cancelled one, and must come behind its cancellation.
                 Some(sink) if session.events.is_empty() => sink.asked(session, &asked, key)?,
                 _ => session.keep_request(asked, wire::text("key", key)?),
             }
@@ -364,7 +366,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         Ok(())
     }
 
-    /// The same of tensors that were sent ahead.
+    /// Like `released`, for tensors that were sent ahead.
     fn released_ahead(&mut self, release: &AheadRelease<'_>) -> Result<(), WireError> {
         let Session { producer, ahead, events, control, .. } = &mut *self.session;
         let seen_before = producer.seen_before(release.sequence)?;
@@ -400,7 +402,7 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
         }
     }
 
-    /// Whose a key is; `None` without a link.
+    /// A key with its tasks; `None` without a link.
     fn key_of<'k>(&self, ends: Ends, key: &'k str) -> Result<Option<KeyOf<'k>>, WireError> {
         let producer = self.session.sending(ends)?;
         Ok(producer.map(|producer| KeyOf { producer, consumer: ends.consumer, step: ends.step, key }))
@@ -410,14 +412,15 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
     fn came_ahead(&mut self, ahead: &Ahead<'_>) -> Result<(), WireError> {
         let session = &mut *self.session;
         let Some(producer) = session.sending(ahead.ends)? else { return Ok(()) };
-        // Numbers that no sender will reach would overflow when they are counted on.
+        // Counting on from numbers that no sender reaches would overflow.
         if ahead.first < session.ahead_next || ahead.first >> 63 != 0 {
             return Err(WireError::BadValue { what: "number of a tensor sent ahead", found: ahead.first });
         }
         session.consumer.check_flood(ahead.first)?;
         let Ends { step, consumer, .. } = ahead.ends;
         let (mut number, mut records, mut in_vain) = (ahead.first, ahead.records, 0);
-        // What comes behind a word that a step has ended must not reach a recv that it ends: its owner has yet to hear it.
+        // A tensor that comes behind the abort of a step must not reach a recv that the abort ends: the owner has not handled
+        // it yet.
         let mut no_sink = None;
         let sink = if session.aborts == 0 { &mut self.sink } else { &mut no_sink };
         while !records.is_empty() {
@@ -467,7 +470,7 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
         while let Some((frame, length)) = wire::parse(&bytes[consumed..])? {
             consumed += length;
             self.session.came.messages += 1;
-            // No bytes of a payload that the link moves by itself are among the frames.
+            // If the link moves a payload by itself, none of its bytes are among the frames.
             let is_aside = |transfer| transfer == 0 && consumed == bytes.len();
             let mut landing = match frame {
                 Frame::Response(response) => {
@@ -557,7 +560,7 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
             (LandingOf::Push { number }, Place::Buffer(memory)) => {
                 session.push_landed(landing.request, number, (&landing.meta, memory), &mut self.sink);
             }
-            // A pull buffer keeps its device's memory itself, and pushes come into the host's.
+            // A pull buffer keeps its device memory itself, and pushes arrive in host memory.
             (LandingOf::Part { .. } | LandingOf::Push { .. }, Place::Nowhere | Place::Bounce(_))
             | (LandingOf::GivenUp, _) => {}
             (of @ LandingOf::Response, place) => {

@@ -9,7 +9,7 @@ use crate::wire::{AheadEnd, Fate};
 
 #[derive(Clone, Copy)]
 enum Entry {
-    /// A tensor that was asked for, and whether it was taken.
+    /// A requested tensor, and whether it was taken.
     Asked(Handle, bool),
     /// Tensors that were sent ahead.
     Ahead(AheadEnd),
@@ -36,9 +36,9 @@ pub(super) struct ReleaseLog {
     entries: VecDeque<Entry>,
     /// Number of the first entry.
     first: u64,
-    /// Entries at the front that went out on this link.
+    /// Number of entries at the front that were sent on this link.
     sent: usize,
-    /// Number behind the last that went out on any link: the producer may acknowledge what it saw on earlier ones.
+    /// Number behind the last entry sent on any link: the producer may acknowledge what it saw on earlier links.
     told: u64,
 }
 
@@ -47,7 +47,7 @@ impl ReleaseLog {
         self.entries.push_back(Entry::Asked(token, taken));
     }
 
-    /// So many that were sent ahead: most often they are the next after the last of these.
+    /// Logs `count` tensors that were sent ahead: usually they follow the last ones logged.
     #[inline]
     pub(super) fn push_ahead(&mut self, first: u64, count: u32, fate: Fate) {
         if self.has_unsent()
@@ -69,7 +69,7 @@ impl ReleaseLog {
         self.entries.len() >= RELEASE_LOG_MAX
     }
 
-    /// True if the log holds more than honest answers can have put there, `asked` of them unasked for at most.
+    /// True if the log holds more than honest answers can have put there; at most `asked` of them may be unrequested.
     pub(super) fn is_flooded(&self, asked: usize) -> bool {
         self.entries.len() >= RELEASE_LOG_MAX + asked
     }
@@ -78,7 +78,7 @@ impl ReleaseLog {
         self.sent < self.entries.len()
     }
 
-    /// Stages one frame of releases: those of one kind.
+    /// Stages one frame of releases, all of one kind.
     pub(super) fn stage(&mut self, outbox: &mut Outbox) {
         let sequence = self.first + self.sent as u64;
         let unsent = self.entries.range(self.sent..);
@@ -99,7 +99,7 @@ impl ReleaseLog {
         self.told = self.told.max(self.first + self.sent as u64);
     }
 
-    /// The producer has seen all before `sequence`; false if that cannot be.
+    /// The producer has seen all releases before `sequence`; false if that is impossible.
     pub(super) fn acknowledge(&mut self, sequence: u64) -> bool {
         let Some(count) = sequence.checked_sub(self.first) else { return true };
         if sequence > self.told {
@@ -111,7 +111,7 @@ impl ReleaseLog {
         true
     }
 
-    /// The link is gone: all that was not acknowledged goes out again.
+    /// The link is gone: all that was not acknowledged is sent again.
     pub(super) fn rewind(&mut self) {
         self.sent = 0;
     }
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn what_an_earlier_link_brought_may_be_acknowledged_before_it_has_gone_out_on_this_one() {
         let (mut log, mut outbox) = (ReleaseLog::default(), Outbox::default());
-        // Each leaves in a frame of its own kind, of which this link takes the first.
+        // The two kinds are sent in frames of their own; this link takes only the first frame.
         for number in 0..4 {
             log.push(Handle::from_bits(number), true);
             log.push_ahead(number, 1, Fate::Taken);

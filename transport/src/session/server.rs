@@ -1,4 +1,4 @@
-//! The serving half of pulls: the peer's key sets and its pulls, answered from the store as fast as the link takes data.
+//! The serving half of pulls: the peer's key sets and pulls, answered from the store as fast as the link takes data.
 //!
 //! A waiting pull holds only numbers; bytes are read from the store when they are sent.
 
@@ -19,12 +19,12 @@ use crate::wire::{KeySet, Part, Pull, PullFailure, WireError};
 
 /// Published tensors, by slot.
 pub trait Store {
-    /// What lies in a slot, if anything does.
+    /// What is in a slot, if anything.
     fn look(&self, slot: u32) -> Option<Stored<'_>>;
 
-    /// For tensors that are [packed](StoredBytes::Packed), to be copied at once: the bytes of the first of these slots' tensors, as far as
-    /// they are of that version, have these stamps, and lie one behind the other, no more than `bytes_max`; how many tensors those are. With
-    /// 0, as from a store that packs nothing, each is looked at by itself.
+    /// A run of [packed](StoredBytes::Packed) tensors to be copied at once: how many of the first of these slots have tensors
+    /// that are of this version, have these stamps, and lie contiguously in at most `bytes_max` bytes; and those bytes. If it
+    /// is 0, as from a store that packs nothing, each tensor is looked up by itself.
     fn run(&self, _slots: &[u32], _version: i64, _stamps: &[u64], _bytes_max: usize) -> (usize, &[u8]) {
         (0, &[])
     }
@@ -39,49 +39,49 @@ impl Store for EmptyStore {
     }
 }
 
-/// A tensor that a pull waits for: to be told by [`Session::pull_ready`] when it is in the store.
+/// A tensor that a pull waits for: the owner calls [`Session::pull_ready`] once it is in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
-    /// Where it will lie.
+    /// The slot it will be in.
     pub slot: u32,
     /// The oldest version that will do.
     pub min_version: i64,
     /// The pull.
     pub pull: Handle,
-    /// The tensor's number in it.
+    /// The tensor's index in the pull.
     pub index: u32,
-    /// The pull does not wait for a task that has left.
+    /// The pull fails if the task has left.
     pub fail_if_gone: bool,
 }
 
-/// A set that the peer names: find its slots with [`Session::set_found`], or refuse it.
+/// A key set that the peer names: answer with its slots by [`Session::set_found`], or refuse it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The peer's handle of it.
+    /// The peer's handle for it.
     pub set: Handle,
-    /// Tells this set from an earlier one of the same handle.
+    /// Distinguishes this set from an earlier one with the same handle.
     pub serial: u64,
-    /// The peer's task that will pull, by the owner's number.
+    /// The peer's task that will pull, by the owner's number for it.
     pub consumer: u32,
-    /// The task of this side that is asked, by its index in this side's task list.
+    /// The task of this side that is pulled from, by its index in this side's task list.
     pub producer: u16,
-    /// The keys, by number.
+    /// The keys, in the order of their numbers.
     pub keys: Vec<Box<str>>,
 }
 
 struct PeerSet {
     serial: u64,
-    /// The task of this side that is asked.
+    /// The task of this side that is pulled from.
     producer: u16,
     count: usize,
     /// All keys have come.
     whole: bool,
-    /// Those that have come, until all have.
+    /// The keys that have come, until all have.
     keys: Vec<Box<str>>,
-    /// Their bytes.
+    /// Total bytes of its keys.
     name_bytes: usize,
     found: Option<Result<Vec<u32>, Error>>,
-    /// The stamps that the peer was told.
+    /// The stamps of the metadata that the peer was told.
     told: Vec<u64>,
 }
 
@@ -92,9 +92,9 @@ struct Serving {
     serial: u64,
     min_version: i64,
     fail_if_gone: bool,
-    /// Numbers to look at: first and count.
+    /// Ranges of key numbers to look up: first and count.
     ready: VecDeque<(u32, u32)>,
-    /// Numbers that wait for their tensor.
+    /// How many keys wait for their tensor.
     waiting: usize,
     queued: bool,
 }
@@ -110,21 +110,21 @@ impl Serving {
 
 pub(super) struct Server {
     sets: HashMap<Handle, PeerSet>,
-    /// Its sets, their keys and bytes, its pulls and what they wait for.
+    /// The peer's charges: its sets, their keys and bytes, its pulls and what they wait for.
     share: Share,
-    /// Of the last set that was named.
+    /// Serial of the last named set.
     serial: u64,
     pulls: Arena<Serving>,
-    /// By the peer's handle.
+    /// `pulls` by the peer's handle.
     ids: HashMap<Handle, Handle>,
     to_serve: VecDeque<Handle>,
-    /// Those whose next tensor leaves in chunks, while too many do: the others pass them.
+    /// Pulls whose next tensor leaves in chunks while too many already do: the others pass them.
     held_back: VecDeque<Handle>,
-    /// Those whose next tensor is in the memory of a device, and waits for memory to be copied to.
+    /// Pulls whose next tensor is in device memory, and waits for host memory to be copied to.
     starved: VecDeque<Handle>,
-    /// Found missing since the owner last took them down.
+    /// Tensors found missing since the owner last took these.
     waits: Vec<Wait>,
-    /// How many may still be looked at in this turn.
+    /// How many tensors may still be looked up in this turn.
     looks: usize,
 }
 
@@ -144,13 +144,13 @@ impl Server {
         }
     }
 
-    /// As many may be looked at as in one turn.
+    /// Renews the number of lookups for a turn.
     #[inline]
     pub(super) fn may_look(&mut self) {
         self.looks = LOOKS_PER_TURN;
     }
 
-    /// True if none may be looked at before the next turn.
+    /// True if no more may be looked up in this turn.
     #[inline]
     pub(super) fn has_looked(&self) -> bool {
         self.looks == 0
@@ -167,7 +167,7 @@ impl Server {
         !self.to_serve.is_empty() || !self.held_back.is_empty() || is_fed
     }
 
-    /// Takes keys of a set in; all of them, once it is whole.
+    /// Takes in keys of a set; returns all of them once the set is complete.
     pub(super) fn name(&mut self, named: &KeySet<'_>) -> Result<Option<Vec<Box<str>>>, WireError> {
         let (id, producer, count) = (named.id, named.producer, named.count as usize);
         if named.first == 0 {
@@ -178,7 +178,7 @@ impl Server {
                 });
             }
             if self.share.take(Held::Plans, 1).is_err() {
-                // Its pulls hear why.
+                // The set's pulls will be told why.
                 return Ok(None);
             }
             self.serial += 1;
@@ -196,7 +196,7 @@ impl Server {
             };
             self.sets.insert(id, set);
         }
-        // Of a set that was refused.
+        // The keys may be of a set that was refused.
         let Some(set) = self.sets.get_mut(&id).filter(|set| !set.whole) else { return Ok(None) };
         if named.first as usize != set.keys.len() || count != set.count {
             return Err(WireError::BadValue { what: "first key of a part of a set", found: u64::from(named.first) });
@@ -226,7 +226,7 @@ impl Server {
         self.sets.get(&id).map_or(0, |set| set.serial)
     }
 
-    /// The slots of a set that is no more.
+    /// Forgets a set, and returns its slots.
     pub(super) fn forget(&mut self, id: Handle) -> Vec<u32> {
         let Some(set) = self.sets.remove(&id) else { return Vec::new() };
         self.share.give_back(Held::Plans, 1);
@@ -238,7 +238,7 @@ impl Server {
         }
     }
 
-    /// The link is gone: the peer sends its sets and pulls again. Returns the slots that were found for it.
+    /// The link is gone: the peer sends its sets and pulls again. Returns the slots of its sets.
     pub(super) fn suspend(&mut self) -> Vec<u32> {
         self.to_serve.clear();
         self.held_back.clear();
@@ -253,12 +253,12 @@ impl Server {
         for (_, set) in self.sets.drain() {
             slots.extend(set.found.and_then(Result::ok).unwrap_or_default());
         }
-        // A hash map's order is no order: the same history is to leave the same store behind.
+        // A hash map has no stable order, but the same history must leave the same store behind.
         slots.sort_unstable();
         slots
     }
 
-    /// Takes a pull in; why not, if it cannot be answered.
+    /// Takes in a pull; an error says why it cannot be answered.
     pub(super) fn asked(&mut self, pull: &Pull) -> Result<(), Error> {
         let Some(set) = self.sets.get(&pull.set) else {
             return Err(self.share.is_full(Held::Plans).unwrap_or_else(|| Error::invalid("the plan is unknown")));
@@ -299,7 +299,7 @@ impl Server {
         }
     }
 
-    /// What is counted for the peer, and what there is by the tables themselves.
+    /// What is charged to the peer, and what the tables actually hold.
     pub(super) fn counted(&self) -> (Charges, Charges) {
         let mut there = Charges::default();
         there[Held::Plans as usize] = self.sets.len();
@@ -310,12 +310,12 @@ impl Server {
         (self.share.mine(), there)
     }
 
-    /// Slots that were found for the peer's sets.
+    /// The slots of the peer's sets.
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
         self.sets.values().filter_map(|set| set.found.as_ref()?.as_ref().ok()).flatten().copied()
     }
 
-    /// Stages the next frame of an answer; false if there is none.
+    /// Stages the next frame of a pull's answer; false if there is none.
     pub(super) fn stage<S: Store + ?Sized>(&mut self, store: &S, outbox: &mut Outbox) -> bool {
         if !self.held_back.is_empty() && outbox.has_room_for_answer() {
             self.to_serve.extend(self.held_back.pop_front());
@@ -329,7 +329,7 @@ impl Server {
                 self.to_serve.pop_front();
                 continue;
             };
-            // Forgotten meanwhile, and perhaps another one named by its handle.
+            // The set may have been forgotten meanwhile, and another one named with its handle.
             let Some(set) = self.sets.get_mut(&serving.set).filter(|set| set.serial == serving.serial) else {
                 self.end(handle);
                 continue;
@@ -343,7 +343,7 @@ impl Server {
                     self.end(handle);
                     return true;
                 }
-                // Its owner has still to look.
+                // The owner has not looked up its slots yet.
                 None => return false,
             };
             let waits = Waits { list: &mut self.waits, share: &mut self.share };
@@ -372,28 +372,27 @@ impl Server {
     }
 }
 
-/// Where a pull notes what it waits for.
+/// Where a pull records what it waits for.
 struct Waits<'a> {
     list: &'a mut Vec<Wait>,
     share: &'a mut Share,
 }
 
-/// What became of an answer's turn.
+/// The result of a pull's turn.
 enum Staging {
-    /// A frame of it was staged.
     Staged,
-    /// Its next tensor leaves in chunks, and too many do.
+    /// Its next tensor leaves in chunks, and too many already do.
     HeldBack,
-    /// There is no memory now to copy its next tensor from a device.
+    /// There is no memory now for a host copy of its next tensor, which is in device memory.
     Starved,
-    /// Enough was looked at in this turn.
+    /// The lookups of this turn are used up.
     Later,
-    /// All that is there has left.
+    /// All that is there was sent.
     Done,
 }
 
 impl Serving {
-    /// Stages the next frame of this answer.
+    /// Stages the next frame of this pull's answer.
     #[inline]
     fn stage<S: Store + ?Sized>(
         &mut self,
@@ -465,7 +464,8 @@ impl Serving {
     }
 }
 
-/// Stages small tensors from the front of `range` on, as long as they are of one version and were told; how many.
+/// Stages small tensors from the front of `range`, as long as they have one version and their metadata was told. Returns
+/// how many.
 #[inline]
 fn stage_small<S: Store + ?Sized>(
     id: Handle,
@@ -494,7 +494,7 @@ fn stage_small<S: Store + ?Sized>(
                 StoredBytes::Payload(payload) => parts.push(1, payload.volatile()),
             }
             let at = range.start + parts.count() as usize;
-            // Large ones may be in a device's memory.
+            // Large tensors may be in device memory.
             let follows = |next: &Stored<'_>| {
                 let bytes_max = INLINE_PAYLOAD_BYTES.min(parts.room());
                 let fits = next.bytes.len() <= bytes_max && next.bytes.host_bytes().is_some();
@@ -509,7 +509,7 @@ fn stage_small<S: Store + ?Sized>(
     count
 }
 
-/// Stages what the tensors at the front of `range` look like, of those which leave next.
+/// Stages the metadata of the tensors at the front of `range` that leave next.
 #[cold]
 fn tell<S: Store + ?Sized>(
     set: Handle,
@@ -540,10 +540,10 @@ fn tell<S: Store + ?Sized>(
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Where the tensors of a set lie or will lie.
+    /// Sets the slots where the tensors of a set are or will be.
     ///
     /// # Errors
-    /// The peer has forgotten the set meanwhile: the slots come back, to be let go.
+    /// The peer has forgotten the set meanwhile: the slots come back, to be released.
     pub fn set_found(&mut self, set: Handle, serial: u64, slots: Vec<u32>) -> Result<(), Vec<u32>> {
         let same = |named: &&mut PeerSet| named.serial == serial;
         let Some(named) = self.server.sets.get_mut(&set).filter(same) else { return Err(slots) };
@@ -552,7 +552,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(())
     }
 
-    /// A set that cannot be pulled: each pull of it ends with `error`.
+    /// Refuses a set that cannot be pulled: each pull of it ends with `error`.
     pub fn refuse_set(&mut self, set: Handle, serial: u64, error: Error) {
         if let Some(named) = self.server.sets.get_mut(&set).filter(|named| named.serial == serial) {
             named.found = Some(Err(error));
@@ -565,7 +565,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         !self.server.waits.is_empty()
     }
 
-    /// Moves what pulls wait for into `into`, since the last call of [`fill_from`](Self::fill_from).
+    /// Moves to `into` what pulls were found to wait for by [`fill_from`](Self::fill_from) since the last call.
     pub fn take_waits(&mut self, into: &mut Vec<Wait>) {
         into.append(&mut self.server.waits);
     }
@@ -575,7 +575,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.server.pulls.get(pull).is_some()
     }
 
-    /// A tensor that a pull waits for has come.
+    /// A tensor that a pull waits for is in the store.
     pub fn pull_ready(&mut self, pull: Handle, index: u32) {
         let Some(serving) = self.server.pulls.get_mut(pull) else { return };
         serving.waiting -= 1;
@@ -599,8 +599,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.control.push(Control::PullFailure { id, code, index, reason });
     }
 
-    /// A task of this side publishes nothing any more: what pulls of it have not come to ends with `error`. What is on its
-    /// way arrives.
+    /// A task of this side no longer publishes: what pulls from it have not reached yet ends with `error`. What was already staged
+    /// arrives.
     pub fn refuse_pulls_of(&mut self, producer: u16, error: &Error) {
         let Server { sets, pulls, .. } = &mut self.server;
         let is_of = |serving: &Serving| {

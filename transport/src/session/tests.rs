@@ -1,4 +1,4 @@
-//! The session by itself: bytes in, bytes out, time as an argument. No socket, no clock, no thread.
+//! The session alone: bytes in, bytes out, time as an argument. No socket, no clock, no thread.
 
 mod ahead;
 mod alive;
@@ -24,12 +24,12 @@ use crate::named_rows::OfTable;
 use crate::payload::Payload;
 use crate::wire::{Frame, FrameWriter, WireError, parse, text};
 
-/// The owner's number of the one task at the other end.
+/// The owner's number for the only task at the other end.
 const PEER_TASK: u32 = 7;
-/// Receive slab of an end: a few tensors.
+/// Receive slab of an end: enough for a few tensors.
 const SLAB_BYTES: usize = 4 << 20;
 
-/// What an end's owner sees: waiters are numbers, pending sends are names. As the session's events, without boxes.
+/// What an end's owner sees; as the session's events, without boxes. Waiters are numbers, pending sends are names.
 #[derive(Debug)]
 enum Event {
     Asked(Asked),
@@ -55,13 +55,13 @@ impl From<super::Event<u32, &'static str>> for Event {
     }
 }
 
-/// A session, with what its owner and its link would keep for it.
+/// A session, with the state that its owner and its link would keep.
 struct End {
     session: Session<u32, &'static str>,
     slab: Slab,
     now: Instant,
     limits: SessionLimits,
-    /// Bytes of a frame that is not all there.
+    /// Bytes of an incomplete frame.
     input: Vec<u8>,
     landing: Option<Landing>,
 }
@@ -85,7 +85,7 @@ impl End {
         end
     }
 
-    /// A new link; the next after the one before.
+    /// Attaches a link with the next epoch.
     fn attach(&mut self) {
         let epoch = self.session.epoch() + 1;
         let roster = Roster { numbers: vec![PEER_TASK] };
@@ -112,7 +112,7 @@ impl End {
         assert!(self.session.answer(id, meta, bytes.into(), pending).is_ok());
     }
 
-    /// All that the session has to say, as if the link had taken it.
+    /// Everything that the session has to send, as if the link had taken it.
     fn speak(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         loop {
@@ -130,7 +130,7 @@ impl End {
         }
     }
 
-    /// Takes bytes in as a link does, in whatever pieces they come.
+    /// Receives bytes as a link does, in pieces of any size.
     fn hear(&mut self, bytes: &[u8]) -> Result<(), WireError> {
         let mut inbound = self.session.inbound(self.now, &self.slab);
         self.input.extend_from_slice(bytes);
@@ -157,7 +157,7 @@ impl End {
         std::iter::from_fn(|| self.session.poll_event()).map(Event::from).collect()
     }
 
-    /// The peer's requests that came, with their keys; nothing else may have come.
+    /// The peer's requests that came, with their keys; there must be no other events.
     fn asked(&mut self) -> Vec<(Asked, String)> {
         let mut asked = Vec::new();
         while let Some(event) = self.session.poll_event().map(Event::from) {
@@ -168,14 +168,13 @@ impl End {
         asked
     }
 
-    /// The one request that came.
     fn asked_one(&mut self) -> Handle {
         let asked = self.asked();
         assert_eq!(asked.len(), 1);
         asked[0].0.id
     }
 
-    /// Answers that came: waiter, and the bytes or the error's text.
+    /// Answers that came: waiter, and bytes or the error's text.
     fn answers(&mut self) -> Vec<(u32, Result<Vec<u8>, String>)> {
         let answered = |event: Event| match event {
             Event::Answered { waiter, answer } => {
@@ -186,7 +185,7 @@ impl End {
         self.events().into_iter().map(answered).collect()
     }
 
-    /// Releases that came: the pending send, bytes, taken.
+    /// Releases that came: the pending send, bytes, and whether it was taken.
     fn settled(&mut self) -> Vec<(&'static str, usize, bool)> {
         let settled = |event: Event| match event {
             Event::Settled { pending, tensor: (meta, payload), taken } => {
@@ -199,7 +198,7 @@ impl End {
     }
 }
 
-/// Two ends, and the wire between them.
+/// Two ends connected by a wire.
 struct Pair {
     asking: End,
     answering: End,
@@ -210,7 +209,7 @@ impl Pair {
         Self { asking: End::new(), answering: End::new() }
     }
 
-    /// Everything said is heard, until nobody has more to say.
+    /// Carries everything said, until both sides have nothing more to say.
     fn talk(&mut self) {
         loop {
             let (forth, back) = (self.asking.speak(), self.answering.speak());
@@ -222,7 +221,7 @@ impl Pair {
         }
     }
 
-    /// The link dies and another one takes its place.
+    /// The link fails and is replaced.
     fn new_link(&mut self) {
         self.asking.lose_link();
         self.answering.lose_link();
@@ -238,14 +237,14 @@ impl Pair {
     }
 }
 
-/// Bytes that a peer may send.
+/// Frames that a peer sends.
 fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
     let mut bytes = Vec::new();
     write(&mut FrameWriter(&mut bytes));
     bytes
 }
 
-/// What was said, in a word each, however it was put into frames: `request w0`, `response 5`, `release 0+2`.
+/// Frames as text, one item each, however they are grouped into frames: `request w0`, `response 5`, `release 0+2`.
 fn words(mut bytes: &[u8]) -> Vec<String> {
     let mut words = Vec::new();
     while let Some((frame, length)) = parse(bytes).unwrap() {
@@ -296,7 +295,7 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
     words
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that differ by position.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 % 251) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! The bells: how one side wakes the other, only after that one has announced that it sleeps. Any thread; only
+//! The bells: how one side wakes the other, only after the other has announced that it sleeps. Any thread; only
 //! [`ClientEar::wait`] blocks.
 
 use std::{
@@ -19,7 +19,7 @@ use nix::{
 
 use super::{error::ShmError, limits::RINGS_PER_WAKING};
 
-/// Rung by a client to wake a shard: an eventfd for each segment.
+/// Rung by a client to wake a shard: one eventfd per segment.
 ///
 /// The shard watches it edge-triggered and never reads it, so that nothing the client does to it can block the shard.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Doorbell {
     /// A doorbell that has not been rung.
     ///
     /// # Errors
-    /// Where no descriptor is left.
+    /// If no descriptor is left.
     pub fn create() -> Result<Self, ShmError> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(ShmError::system("making a doorbell"))?;
@@ -39,7 +39,7 @@ impl Doorbell {
     /// A second descriptor of the same doorbell, for the client.
     ///
     /// # Errors
-    /// Where no descriptor is left.
+    /// If no descriptor is left.
     pub fn duplicate(&self) -> Result<OwnedFd, ShmError> {
         let operation = "duplicating a doorbell";
         self.0.try_clone().map_err(|source| ShmError::System { operation, source })
@@ -47,7 +47,7 @@ impl Doorbell {
 
     /// Wakes the shard.
     pub fn ring(&self) {
-        // It fails only at a counter that is at its limit, which has rung before.
+        // This fails only if the counter is at its limit, and then the bell has been rung already.
         let _ = nix::unistd::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -64,10 +64,10 @@ impl AsFd for Doorbell {
     }
 }
 
-/// Rung by the daemon to wake a client: a byte on the socket over which it attached, from any shard.
+/// Rung by the daemon to wake a client: a byte on the socket over which the client attached, from any shard.
 ///
-/// No eventfd: the client holds the same open file, and could make it blocking and full, which would block a shard that rings
-/// it. A socket's send can be made non-blocking, whatever the client does to its end.
+/// Not an eventfd: the client holds the same open file, and could make it blocking and full, which would block a shard that
+/// rings it. A send on a socket can be non-blocking, whatever the client does to its end.
 #[derive(Debug, Clone)]
 pub struct ClientBell(Arc<OwnedFd>);
 
@@ -77,23 +77,23 @@ impl ClientBell {
         Self(socket)
     }
 
-    /// Tells, as long as it can be upgraded, that somebody here has the client's socket.
+    /// As long as it can be upgraded, somebody here holds the client's socket.
     pub fn witness(&self) -> Weak<OwnedFd> {
         Arc::downgrade(&self.0)
     }
 
-    /// Lets the watcher of the socket here find it closed. The client finds it closed with the last handle of the socket: when nothing
-    /// here uses its memory any more. It takes all of its memory back then.
+    /// Makes the watcher of the socket here see it closed. The client sees it closed once the last handle here is dropped, when
+    /// nothing here uses its memory any more, and then takes back all of its memory.
     pub fn take_leave(&self) {
-        // One that is closed already needs no leave.
+        // A socket that is already closed needs no leave.
         let _ = shutdown(self.0.as_raw_fd(), Shutdown::Read);
     }
 
-    /// A bell by which clients wake one of them, past the daemon, and the ear for it. The bell is for all of them, and whatever one does to
-    /// it, none that rings waits.
+    /// A bell by which clients wake one of them without the daemon, and its ear. All of them share the bell; whatever one
+    /// client does to it, ringing never blocks.
     ///
     /// # Errors
-    /// Where no descriptor is left.
+    /// If no descriptor is left.
     pub fn between_clients() -> Result<(ClientBell, ClientEar), ShmError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (bell, ear) = socketpair(AddressFamily::Unix, SockType::Datagram, None, flags)
@@ -103,7 +103,7 @@ impl ClientBell {
 
     /// Wakes the client.
     pub fn ring(&self) {
-        // A full socket has rung before, and a closed one is noticed by its watcher.
+        // If the socket is full, the bell has been rung already; if it is closed, its watcher notices.
         let _ = send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 }
@@ -115,7 +115,7 @@ pub enum Woken {
     Rung,
     /// The daemon is gone. The rings may still hold what it wrote before.
     HungUp,
-    /// Nothing happened for so long.
+    /// Nothing happened for that long.
     TimedOut,
 }
 
@@ -123,54 +123,54 @@ pub enum Woken {
 #[derive(Debug)]
 pub struct ClientEar {
     socket: OwnedFd,
-    /// Each message is one of its own, and one without a byte is not the end.
+    /// Rings are datagrams, and an empty one does not mean the end.
     is_of_datagrams: bool,
 }
 
 impl ClientEar {
-    /// Hears on the socket over which the client attached.
+    /// Listens on the socket over which the client attached.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket, is_of_datagrams: false }
     }
 
-    /// Hears other clients, where [`ClientBell::between_clients`] has made the socket. Any of them may send what it likes.
+    /// Listens to other clients on a socket from [`ClientBell::between_clients`]. Any of them may send anything.
     pub fn among_clients(socket: OwnedFd) -> Self {
         Self { socket, is_of_datagrams: true }
     }
 
-    /// Waits until the daemon rings or hangs up, at most for `timeout`. To be called after the client has announced its
-    /// sleep on every segment and found their rings empty.
+    /// Waits until the daemon rings or hangs up, at most for `timeout`. Call it after the client has announced its sleep on
+    /// every segment and found the rings empty.
     ///
     /// # Errors
-    /// [`ShmError::System`] where the socket cannot be waited for.
+    /// [`ShmError::System`] if waiting on the socket fails.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Woken, ShmError> {
-        // A duration that the kernel's clock cannot hold is as good as none.
+        // A duration too long for the kernel's clock counts as none.
         let timeout = timeout.filter(|timeout| timeout.as_secs() < u64::from(u32::MAX)).map(TimeSpec::from_duration);
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         match ppoll(&mut polled, timeout, None) {
             Ok(0) => Ok(Woken::TimedOut),
             Ok(_) => Ok(self.take_rings()),
-            // So that a program that waits for a tensor can act on a signal.
+            // So that a program that waits for a tensor can handle a signal.
             Err(Errno::EINTR) => Ok(Woken::Rung),
             Err(errno) => Err(ShmError::system("waiting for the daemon")(errno)),
         }
     }
 
-    /// Waits until the daemon hangs up, at most for `timeout`; true if it has. Leaves its rings to [`wait`](Self::wait): any number of threads may
-    /// do this.
+    /// Waits until the daemon hangs up, at most for `timeout`; true if it has. Leaves its rings to [`wait`](Self::wait); any
+    /// number of threads may do this at once.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
-        // Nothing is asked for: the end is always told.
+        // No events are requested: a hang-up is always reported.
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::empty())];
         matches!(ppoll(&mut polled, Some(TimeSpec::from_duration(timeout)), None), Ok(1..))
     }
 
-    /// Ends the conversation, also where another process holds the socket open.
+    /// Ends the conversation, even if another process holds the socket open.
     pub fn hang_up(&self) {
-        // One that is closed already is hung up.
+        // A socket that is already closed is hung up.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
-    /// Takes the rings that have come, without waiting, as many as are taken at once; `HungUp` behind them if the daemon has hung up.
+    /// Takes the rings that have come, without waiting, up to a limit; `HungUp` if the daemon has hung up behind them.
     pub fn take_rings(&self) -> Woken {
         for _ in 0..RINGS_PER_WAKING {
             match recv(self.socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {

@@ -1,5 +1,5 @@
-//! Small calls of one kind in one record: a head each, then all bytes, then all keys, which are checked for being text at once. No I/O;
-//! bounded by the record.
+//! Small calls of one kind in one record: a head for each, then all payloads and metadata, then all keys, which are checked
+//! to be text at once. No I/O; bounded by the record.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,20 +11,20 @@ use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX};
 
 const NO_CALLS: Malformed = Malformed { what: "a list of calls" };
 
-/// One call: that sends a small tensor, asks for one, or has received one.
+/// One call that sends a small tensor, requests one, or has received one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SmallCall<'a> {
     /// Its number.
     pub call: u32,
-    /// The tensor's name; empty where the call is known.
+    /// The tensor's name; empty if the call is known.
     pub key: &'a str,
-    /// The tensor's metadata; empty where it is asked for.
+    /// The tensor's metadata; empty in a request.
     pub meta: &'a [u8],
     /// Its bytes; at most [`INLINE_BYTES_MAX`].
     pub bytes: &'a [u8],
 }
 
-/// What a call begins with.
+/// The head of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Head {
@@ -35,7 +35,7 @@ struct Head {
     unused: u16,
 }
 
-/// How many calls a list has, and how long its parts are.
+/// The number of calls in a list, and the lengths of its parts.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct ListFixed {
@@ -72,7 +72,7 @@ impl<'a> CallList<'a> {
         let CallList { heads, mut data, mut keys } = self;
         heads.iter().map(move |head| {
             let (key, meta, bytes);
-            // The lengths were added up, and the keys' ends looked at, when the list was read.
+            // The sum of the lengths, and the ends of the keys, were checked when the list was read.
             (key, keys) = keys.split_at(head.key_bytes.into());
             (meta, data) = data.split_at(head.meta_bytes.into());
             (bytes, data) = data.split_at(head.inline_bytes.into());
@@ -80,12 +80,12 @@ impl<'a> CallList<'a> {
         })
     }
 
-    /// Of calls that ask for tensors.
+    /// For calls that request tensors.
     pub(super) fn has_no_data(&self) -> Result<(), Malformed> {
         if self.data.is_empty() { Ok(()) } else { Err(Malformed { what: "data of calls that ask" }) }
     }
 
-    /// Of calls that are known.
+    /// For calls that are known.
     #[inline]
     pub(super) fn has_no_keys(&self) -> Result<(), Malformed> {
         if self.keys.is_empty() { Ok(()) } else { Err(Malformed { what: "keys of calls that are known" }) }
@@ -94,7 +94,7 @@ impl<'a> CallList<'a> {
     #[inline]
     pub(super) fn fixed(&self) -> ListFixed {
         let CallList { heads, data, keys } = self;
-        // All fit into a record, and so into 16 bits.
+        // All lengths fit into a record, and so into 16 bits.
         ListFixed { count: heads.len() as u16, key_bytes: keys.len() as u16, data_bytes: data.len() as u16, unused: 0 }
     }
 
@@ -103,12 +103,12 @@ impl<'a> CallList<'a> {
         [self.heads.as_bytes(), self.data, self.keys.as_bytes()]
     }
 
-    /// The list in a record, which may hold anything.
+    /// Reads the list in a record, which may hold anything.
     #[inline]
     pub(super) fn read(fixed: ListFixed, sections: &mut Sections<'a>) -> Result<Self, Malformed> {
         let heads: &[Head] = sections.numbers("calls", fixed.count.into(), NUMBERS_PER_RECORD)?;
         let data = sections.bytes("data of calls", fixed.data_bytes, CALL_LIST_BYTES_MAX)?;
-        // What has arrived has no keys, and no text is looked at for that.
+        // Arrivals have no keys, so no text needs to be checked.
         let keys = match fixed.key_bytes {
             0 => "",
             key_bytes => sections.text("keys of calls", key_bytes, CALL_LIST_BYTES_MAX)?,
@@ -133,7 +133,7 @@ impl Head {
     }
 }
 
-/// A list that grows to what a record holds; its memory is used again.
+/// A list that grows up to what a record holds; its memory is reused.
 #[derive(Debug, Default)]
 pub struct CallListBuf {
     heads: Vec<Head>,
@@ -142,7 +142,7 @@ pub struct CallListBuf {
 }
 
 impl CallListBuf {
-    /// Adds a call; false, and nothing was added, if it does not fit behind those that are there, or into any record.
+    /// Adds a call; false if it does not fit behind the others, or into any record: then nothing was added.
     #[inline]
     pub fn push(&mut self, SmallCall { call, key, meta, bytes }: SmallCall<'_>) -> bool {
         let long = key.len() + meta.len() + bytes.len();
@@ -159,13 +159,13 @@ impl CallListBuf {
         true
     }
 
-    /// Gives each call the next number.
+    /// Numbers the calls in order.
     #[inline]
     pub fn number(&mut self, mut next: impl FnMut() -> u32) {
         self.heads.iter_mut().for_each(|head| head.call = next());
     }
 
-    /// Takes out all calls.
+    /// Removes all calls.
     pub fn clear(&mut self) {
         let CallListBuf { heads, data, keys } = self;
         heads.clear();

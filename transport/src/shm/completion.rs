@@ -14,50 +14,50 @@ use crate::{
     limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX},
 };
 
-/// Where the bytes of a tensor are that arrived, and is not in a list of small ones.
+/// Where the payload of an arrived tensor is, if it is not in a list of small ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceivedAt {
-    /// In the destination that was given, from its beginning.
+    /// At the beginning of the destination that the client gave.
     Destination {
         /// How many bytes of it were written.
         len: u64,
     },
-    /// In the receive area, until the token is given back.
+    /// In the receive area, until the client returns the token.
     Area {
         /// Where in the area.
         span: Span,
-        /// What to give back.
+        /// The token to return.
         token: u64,
     },
-    /// As `Area`, and tables stay where it says that they are until the token is given back: others wait for that.
+    /// As `Area`; in addition the tables stay in place until the token is returned, and others wait for that.
     Lending {
         /// Where in the area.
         span: Span,
-        /// What to give back, as soon as may be.
+        /// The token to return, as soon as possible.
         token: u64,
     },
 }
 
-/// Where the bytes of a tensor are that a queue has taken.
+/// Where the payload of a pushed tensor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptedAt<'a> {
     /// In the record itself; at most [`INLINE_BYTES_MAX`].
     Inline(&'a [u8]),
-    /// In the receive area, until the token is given back.
+    /// In the receive area, until the client returns the token.
     Area {
         /// Where in the area.
         span: Span,
-        /// What to give back.
+        /// The token to return.
         token: u64,
     },
 }
 
-/// One answer of a shard. Each call ends with `Sent`, `Arrived`, `Received`, `Published`, `Pulled` or `Failed`; after `Published`, and
-/// after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the arena ends like a
-/// publication.
+/// One answer of a shard. Each call ends with `Sent`, `Arrived`, `Received`, `Published`, `Pulled` or `Failed`. After
+/// `Published`, and after `Failed` with `memory_back` false, its memory comes back by `Returned`. A push of bytes in the
+/// arena ends like a publication.
 ///
-/// Before `Pulled`, records report what changed: `Board`, `Placed` and `Viewed` (locations), `Reshaped`, `Missed`. Versions lie on
-/// the board. Between pulls the client may read the plan's tensors and versions.
+/// Before `Pulled`, records report what changed: `Board`, `Placed` and `Viewed` (locations), `Reshaped`, `Missed`. Versions
+/// are on the board. The client may read the plan's tensors and versions between pulls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Completion<'a> {
     /// Sends whose consumers have their tensors; at most [`NUMBERS_PER_RECORD`].
@@ -65,7 +65,7 @@ pub enum Completion<'a> {
         /// The calls.
         calls: &'a [u32],
     },
-    /// Small tensors arrived that have no destination.
+    /// Small tensors without a destination arrived.
     Arrived {
         /// The calls.
         calls: CallList<'a>,
@@ -85,15 +85,16 @@ pub enum Completion<'a> {
         call: u32,
         /// False if the shard may still read the payload or write the destination.
         memory_back: bool,
-        /// Why, as an embedded engine would tell it; its reason is cut to [`REASON_BYTES_MAX`].
+        /// The error, as an embedded engine would report it; its reason is cut to [`REASON_BYTES_MAX`].
         error: Error,
     },
-    /// The memory of failed calls and of publications is the client's again; at most [`NUMBERS_PER_RECORD`].
+    /// The client gets back the memory of failed calls and of publications; at most [`NUMBERS_PER_RECORD`].
     Returned {
         /// The calls.
         calls: &'a [u32],
     },
-    /// Tensors in the arena lie in the shard's store, where peers read them, or were pushed; at most [`NUMBERS_PER_RECORD`].
+    /// Tensors in the arena are in the shard's store, where peers can read them, or were pushed; at most
+    /// [`NUMBERS_PER_RECORD`].
     Published {
         /// The calls.
         calls: &'a [u32],
@@ -104,28 +105,28 @@ pub enum Completion<'a> {
         plan: u32,
         /// Where in the area.
         span: Span,
-        /// What to give back.
+        /// The token to return.
         token: u64,
     },
-    /// A tensor of a plan has a new location: in the receive area, until the token is given back.
+    /// A tensor of a plan has a new location: in the receive area, until the client returns the token.
     Placed {
         /// The plan.
         plan: u32,
-        /// The tensor's number in it.
+        /// The tensor's index in the plan.
         index: u32,
         /// Its metadata.
         meta: &'a [u8],
         /// Where in the area.
         span: Span,
-        /// What to give back.
+        /// The token to return.
         token: u64,
     },
-    /// A tensor of a plan lies in the arena of its publisher, which leaves it alone until the token is given back: only for a pull
-    /// that asks for views. The client asks the daemon for that arena by its number.
+    /// A tensor of a plan is in the arena of its publisher, which does not touch it until the token is returned: only for a
+    /// pull that asks for views. The client asks the daemon for the arena by its number.
     Viewed {
         /// The plan.
         plan: u32,
-        /// The tensor's number in it.
+        /// The tensor's index in the plan.
         index: u32,
         /// Its metadata.
         meta: &'a [u8],
@@ -133,10 +134,10 @@ pub enum Completion<'a> {
         arena: u64,
         /// Where in that arena.
         span: Span,
-        /// What to give back.
+        /// The token to return.
         token: u64,
     },
-    /// No call's: the client to which an arena belonged has gone, and nothing in it will be viewed any more.
+    /// Belongs to no call: the client that owned an arena is gone, and nothing in the arena will be viewed any more.
     ArenaGone {
         /// The arena.
         arena: u64,
@@ -145,7 +146,7 @@ pub enum Completion<'a> {
     Reshaped {
         /// The plan.
         plan: u32,
-        /// The tensor's number in it.
+        /// The tensor's index in the plan.
         index: u32,
         /// Its metadata.
         meta: &'a [u8],
@@ -154,12 +155,12 @@ pub enum Completion<'a> {
     Missed {
         /// The plan.
         plan: u32,
-        /// The tensor's number in it.
+        /// The tensor's index in the plan.
         index: u32,
         /// Why.
         error: Error,
     },
-    /// A tensor was pushed into a queue of the client's, which has credit for it.
+    /// A tensor was pushed into one of the client's queues, which has credit for it.
     Accepted {
         /// The queue.
         queue: u32,
@@ -170,29 +171,29 @@ pub enum Completion<'a> {
         /// Its bytes.
         payload: AcceptedAt<'a>,
     },
-    /// A queue could not be opened; its number is taken until it is closed.
+    /// A queue could not be opened; its number stays in use until it is closed.
     Unopened {
         /// The queue.
         queue: u32,
         /// Why.
         error: Error,
     },
-    /// A queue is closed, as the client asked: no tensor of it follows. What the client was not handed is handed to its next
-    /// queue of that name.
+    /// A queue is closed, as the client asked: no more tensors of it follow. Those not handed over go to the client's next
+    /// queue with that name.
     QueueClosed {
         /// The queue.
         queue: u32,
     },
-    /// Every tensor of a pull has come, or was missed.
+    /// Every tensor of a pull has come or was missed.
     Pulled {
         /// The call.
         call: u32,
     },
-    /// No call's: the daemon is about to stop. It finishes what is in flight; new calls are for the daemon after it.
+    /// Belongs to no call: the daemon is about to stop. It finishes what is in flight; new calls must go to the next daemon.
     Draining,
 }
 
-/// Bytes of a plan's board for each key: the version of its tensor, 64 bits, little-endian.
+/// Bytes of a plan's board per key: the version of its tensor, 64 bits, little-endian.
 pub const BOARD_BYTES_PER_KEY: usize = size_of::<i64>();
 
 /// Kinds of records in a completion ring.
@@ -216,7 +217,7 @@ mod kind {
     pub(super) const ARRIVED: u8 = 17;
 }
 
-/// Of a tensor that is received or accepted: where its bytes are.
+/// Where the payload of a received or accepted tensor is.
 mod place {
     pub(super) const INLINE: u8 = 0;
     pub(super) const DESTINATION: u8 = 1;
@@ -227,7 +228,7 @@ mod place {
 const FLAG_MEMORY_BACK: u8 = 1;
 
 fixed_parts! {
-    /// What a tensor that is received or accepted begins with: the call or queue, and the lengths of what lies in the record.
+    /// Beginning of a received or accepted tensor: the call or queue, and the lengths of what is in the record.
     struct TensorFixed { number: u32, meta_bytes: u16, inline_bytes: u16 }
     struct InDestination { fixed: TensorFixed, len: u64 }
     /// A block of the receive area.
@@ -239,7 +240,7 @@ fixed_parts! {
     struct ReshapedFixed { plan: u32, index: u32, meta_bytes: u16, unused: Unused<6> }
     struct PlacedFixed { tensor: ReshapedFixed, block: Block }
     struct ViewedFixed { tensor: ReshapedFixed, arena: u64, block: Block }
-    /// An error, and the number of what failed.
+    /// An error, and the number of the call, plan or queue that failed.
     struct FailedFixed {
         number: u32, code: u8, operation: u8, delivery_unknown: u8, unused: Unused<1>,
         step: i64, waited_s: u64, waited_ns: u32, subject_bytes: u16, reason_bytes: u16,
@@ -335,14 +336,14 @@ impl<'a> Completion<'a> {
         Ok(())
     }
 
-    /// Reads a completion out of a record, which may hold anything.
+    /// Reads a completion from a record, which may hold anything.
     ///
     /// # Errors
-    /// [`Malformed`] if it is not one. Calls and spans are for the caller to look up.
+    /// [`Malformed`] if it is not one. The caller must check calls and spans itself.
     #[inline]
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let (completion, sections) = match (record.kind, record.flags) {
-            // Made where it is wanted: there are most of these.
+            // Built directly in the return place: these are the most frequent.
             (kind::ARRIVED, 0) => {
                 let (list, mut sections) = record.parts::<ListFixed>()?;
                 let calls = CallList::read(list, &mut sections)?;
@@ -457,7 +458,7 @@ impl TensorFixed {
         Ok(Self { number, meta_bytes, inline_bytes: 0 })
     }
 
-    /// The same, of a tensor whose bytes lie in the record.
+    /// For a tensor whose payload is in the record.
     #[inline]
     fn with(self, payload: &[u8]) -> Result<Self, TooLong> {
         Ok(Self { inline_bytes: at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?, ..self })
@@ -472,7 +473,7 @@ impl ReshapedFixed {
     }
 }
 
-/// An error as a fixed part and texts.
+/// An error as a fixed part and strings.
 fn failed<'e>(number: u32, failure: &Failure<'e>) -> Result<(FailedFixed, [&'e [u8]; 2]), TooLong> {
     let &Failure { code, operation, delivery_unknown, step, waited, subject, reason } = failure;
     let fixed = FailedFixed {
@@ -490,7 +491,7 @@ fn failed<'e>(number: u32, failure: &Failure<'e>) -> Result<(FailedFixed, [&'e [
     Ok((fixed, [subject.as_bytes(), reason.as_bytes()]))
 }
 
-/// What [`failed`] has written: the number and the error.
+/// Reads what [`failed`] wrote: the number and the error.
 fn error(fixed: FailedFixed, sections: &mut Sections<'_>) -> Result<(u32, Error), Malformed> {
     let FailedFixed { number, code, operation, delivery_unknown, step, waited_s, waited_ns, .. } = fixed;
     let subject = sections.text("subject", fixed.subject_bytes, KEY_BYTES_MAX)?;

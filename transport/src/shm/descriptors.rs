@@ -13,21 +13,21 @@ use nix::{
     sys::socket::{ControlMessage, MsgFlags, SockFlag, accept4, sendmsg},
 };
 
-/// Most descriptors in one message: a direct lane and the bells of its two ends, and a fourth, for which the kernel's rounding leaves room.
+/// Most descriptors in one message: a direct lane and the bells of its two ends; the kernel's rounding leaves room for a
+/// fourth.
 pub(super) const DESCRIPTORS_MAX: usize = 4;
 
 /// A message that was received.
 #[derive(Debug)]
 pub(super) struct Message {
-    /// Bytes that were put into the buffer; 0 at the end of the conversation.
+    /// Bytes put into the buffer; 0 at the end of the conversation.
     pub(super) len: usize,
-    /// The message was longer than the buffer, or brought more descriptors than [`DESCRIPTORS_MAX`]; what did not fit is
-    /// lost.
+    /// The message was longer than the buffer, or had more descriptors than [`DESCRIPTORS_MAX`]; what did not fit is lost.
     pub(super) cut: bool,
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// Sends one message whole, or nothing.
+/// Sends one message, whole or not at all.
 pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[RawFd]) -> Result<(), Errno> {
     let rights = [ControlMessage::ScmRights(descriptors)];
     let control = if descriptors.is_empty() { &[] } else { &rights[..] };
@@ -35,7 +35,7 @@ pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[RawFd]) -> Res
     sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None).map(drop)
 }
 
-/// Room for one control message with the descriptors, aligned as the kernel's header wants it.
+/// Room for one control message with the descriptors, aligned as required by the kernel's header.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
@@ -46,7 +46,7 @@ const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
 
 /// Receives one message, if there is one.
 ///
-/// By hand, because the library gives up on a message with too many descriptors and leaves open those that came.
+/// Written by hand: the library gives up on a message with too many descriptors and leaks those that came.
 pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Message, Errno> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut control = Control([0; CONTROL_BYTES]);
@@ -89,7 +89,7 @@ unsafe fn take_descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
     taken
 }
 
-/// The next connection of a listening socket; closed by exec, and never waiting.
+/// The next connection of a listening socket; close-on-exec and non-blocking.
 pub(super) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
     // SAFETY: the kernel has just opened it, for this call alone.

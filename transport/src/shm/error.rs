@@ -9,9 +9,9 @@ pub enum ShmError {
     /// A system call failed.
     #[error("{operation} failed: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// What the kernel answered.
+        /// The error from the kernel.
         source: io::Error,
     },
     /// Memory received over the socket can still change its size, which could kill this process with SIGBUS.
@@ -23,17 +23,17 @@ pub enum ShmError {
     /// Memory received over the socket does not have the announced size.
     #[error("shared memory has {found} bytes, {announced} were announced")]
     WrongSize {
-        /// What was announced.
+        /// The announced size.
         announced: u64,
-        /// What it has.
+        /// The actual size.
         found: u64,
     },
     /// More memory than allowed.
     #[error("{bytes} bytes of shared memory are more than the {limit} available")]
     TooLarge {
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
-        /// The most that there may be.
+        /// The largest allowed.
         limit: u64,
     },
     /// A segment received over the socket has an invalid header.
@@ -41,12 +41,12 @@ pub enum ShmError {
     NotASegment {
         /// The field of the header.
         field: &'static str,
-        /// What it should be.
+        /// The value that it should have.
         expected: u64,
-        /// What it is.
+        /// The value that it has.
         found: u64,
     },
-    /// The path of a socket is taken, by a running daemon or one that was killed.
+    /// The path of a socket exists already, from a running daemon or one that was killed.
     #[error("{} exists already", path.display())]
     InUse {
         /// The path.

@@ -9,24 +9,24 @@ use crate::{
     limits::REASON_BYTES_MAX,
 };
 
-/// In place of an [`Operation`]: what was late is no call that has one.
+/// Instead of an [`Operation`]: what was late is not a call with an operation.
 const NO_OPERATION: u8 = u8::MAX;
 
-/// The operation of [`Error::Left`], which tells it from another Unavailable.
+/// The operation of [`Error::Left`], to distinguish it from another Unavailable.
 const LEFT: u8 = 1;
 
-/// The fields of every variant of [`Error`]; those that a variant does not have are zero or empty.
+/// The fields of all variants of [`Error`]; those that a variant does not have are zero or empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure<'a> {
     pub(super) code: u8,
     pub(super) operation: u8,
-    /// Nobody knows whether the tensor arrived.
+    /// It is unknown whether the tensor arrived.
     pub(super) delivery_unknown: bool,
     pub(super) step: i64,
     pub(super) waited: Duration,
-    /// Whom or what it concerns: task, peer, key or limit.
+    /// What it concerns: a task, peer, key or limit.
     pub(super) subject: &'a str,
-    /// Why; of a call that is late, what it waited for.
+    /// The reason; for a late call, what it waited for.
     pub(super) reason: &'a str,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Failure<'a> {
         Ok(Duration::new(seconds, nanoseconds))
     }
 
-    /// The error that these are the fields of.
+    /// The error with these fields.
     pub(super) fn into_error(self) -> Result<Error, Malformed> {
         let (subject, reason, step) = (self.subject.into(), given(self.reason).into(), self.step);
         Ok(match code(self.code)? {

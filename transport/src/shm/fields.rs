@@ -8,7 +8,7 @@ use super::{
     record::Record,
 };
 
-/// A part of the arena or of a receive area, not yet checked against its size.
+/// A range of the arena or of a receive area, not yet checked against its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Span {
@@ -26,11 +26,11 @@ pub struct TooLong {
     pub what: &'static str,
     /// Its length: bytes, or entries of a list.
     pub len: usize,
-    /// The largest that there may be.
+    /// The largest allowed.
     pub limit: usize,
 }
 
-/// A record's content is not what its kind says.
+/// A record's content does not match its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the other side wrote a malformed record: {what}")]
 pub struct Malformed {
@@ -44,22 +44,22 @@ impl From<TooLong> for Malformed {
     }
 }
 
-/// Holds a field's length to its limit, which has 16 bits, as limits.rs asserts of each.
+/// Checks a field's length against its limit, which fits into 16 bits, as limits.rs asserts.
 #[inline]
 pub(super) fn at_most(what: &'static str, len: usize, limit: usize) -> Result<u16, TooLong> {
     debug_assert!(limit <= usize::from(u16::MAX), "a length would lose its upper bits in a record");
     if len <= limit { Ok(len as u16) } else { Err(TooLong { what, len, limit }) }
 }
 
-/// The part of a text that fits into `limit` bytes, cut between two characters.
+/// The beginning of a text that fits into `limit` bytes, cut between two characters.
 pub(super) fn cut(text: &str, limit: usize) -> &str {
     &text[..text.floor_char_boundary(limit)]
 }
 
-/// Bytes that fill a fixed part up to whole words: written as zeros, and not looked at.
+/// Bytes that pad a fixed part to whole words: written as zeros, ignored when read.
 pub(super) type Unused<const BYTES: usize> = [u8; BYTES];
 
-/// Structs that lie in a record as they lie in memory: the fixed parts of records.
+/// Structs with the same layout in a record as in memory: the fixed parts of records.
 macro_rules! fixed_parts {
     ($($(#[$meta:meta])* struct $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$meta])*
@@ -74,7 +74,7 @@ macro_rules! fixed_parts {
 pub(super) use fixed_parts;
 
 fixed_parts! {
-    /// Of records that carry a number and nothing else, and where a number fills a word.
+    /// For records that carry only a number, and for numbers that fill a word.
     struct Number { number: u32, unused: Unused<4> }
 }
 
@@ -86,15 +86,15 @@ impl Number {
 }
 
 impl Record {
-    /// Makes this a record of a fixed part and bytes. Each field has been held to its limit, and limits.rs asserts that
-    /// all of them together fit.
+    /// Makes this a record of a fixed part and bytes. Each field must have been checked against its limit; limits.rs asserts
+    /// that all of them together fit.
     #[inline]
     pub(super) fn fill<F: IntoBytes + Immutable>(&mut self, kind: u8, flags: u8, fixed: F, sections: &[&[u8]]) {
         const { assert!(size_of::<F>() <= FIXED_BYTES_MAX && size_of::<F>().is_multiple_of(8)) };
         let bytes: usize = sections.iter().map(|section| section.len()).sum();
         let len = size_of::<F>() / 8 + bytes.div_ceil(8);
         let words = &mut self.words[..len];
-        // What a record carried before must not be seen in the padding of this one.
+        // The padding of this record must not reveal earlier contents.
         if let Some(last) = words.last_mut() {
             *last = 0;
         }
@@ -119,12 +119,12 @@ impl Record {
 
 /// The bytes of a record, taken from front to back.
 pub(super) struct Sections<'a> {
-    /// With the word of zeros behind the content, which no field may have.
+    /// Includes the word of zeros behind the content, which no field may contain.
     rest: &'a [u8],
 }
 
 const WORD: usize = size_of::<u64>();
-/// Bytes that the standard library checks at once for being ASCII.
+/// Number of bytes that the standard library checks for being ASCII at once.
 const ASCII_BYTES: usize = 2 * WORD;
 
 impl<'a> Sections<'a> {
@@ -165,7 +165,7 @@ impl<'a> Sections<'a> {
     pub(super) fn text(&mut self, what: &'static str, len: u16, limit: usize) -> Result<&'a str, Malformed> {
         let with_padding = self.rest.get(..usize::from(len).next_multiple_of(ASCII_BYTES));
         let text = self.bytes(what, len, limit)?;
-        // Byte by byte, a key takes a hundred instructions to check; with the zeros behind it, twenty.
+        // Byte by byte, checking a key takes a hundred instructions; with the zeros behind it, twenty.
         let padded = with_padding.and_then(|padded| std::str::from_utf8(padded).ok());
         match padded.and_then(|padded| padded.get(..text.len())) {
             Some(text) => Ok(text),
@@ -173,20 +173,20 @@ impl<'a> Sections<'a> {
         }
     }
 
-    /// The next `count` numbers; nothing but numbers may stand before them.
+    /// The next `count` numbers; only numbers may come before them.
     #[inline]
     pub(super) fn numbers<N>(&mut self, what: &'static str, count: u64, limit: usize) -> Result<&'a [N], Malformed>
     where
         N: FromBytes + Immutable,
     {
         let count = usize::try_from(count).map_err(|_| Malformed { what })?;
-        // The count is held to its limit first, so the product cannot overflow.
+        // The count is checked against its limit first, so the product cannot overflow.
         at_most(what, count, limit)?;
         let bytes = self.bytes(what, count * size_of::<N>(), limit * size_of::<N>())?;
         <[N]>::ref_from_bytes(bytes).map_err(|_| Malformed { what })
     }
 
-    /// Nothing but padding may be left.
+    /// Checks that only padding is left.
     #[inline]
     pub(super) fn end(self) -> Result<(), Malformed> {
         if self.rest.len() < 2 * WORD { Ok(()) } else { Err(Malformed { what: "a record is too long for its fields" }) }

@@ -1,4 +1,5 @@
-//! Keys of a plan in a record: one after the other, each behind its length in 16 bits. No I/O; bounded by `KEY_LIST_BYTES_MAX`.
+//! Keys of a plan in a record: concatenated, each preceded by its length in 16 bits. No I/O; bounded by
+//! `KEY_LIST_BYTES_MAX`.
 
 use super::{fields::Malformed, limits::KEY_LIST_BYTES_MAX};
 use crate::limits::KEY_BYTES_MAX;
@@ -12,7 +13,7 @@ const NO_KEYS: Malformed = Malformed { what: "a list of keys" };
 pub struct KeyList<'a>(&'a [u8]);
 
 impl<'a> KeyList<'a> {
-    /// Packs as many keys as one list may have, from the first on, in place of what `packed` held.
+    /// Packs as many keys as fit into one list, from the first on, into `packed`, whose contents are replaced.
     ///
     /// # Errors
     /// [`Malformed`] if the first does not fit.
@@ -31,7 +32,7 @@ impl<'a> KeyList<'a> {
         Ok(KeyList(packed))
     }
 
-    /// The keys in these bytes, which may be anything.
+    /// The keys in these bytes, which may hold anything.
     pub(super) fn of(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut rest = bytes;
         while !rest.is_empty() {

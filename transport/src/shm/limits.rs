@@ -7,14 +7,14 @@ use crate::limits::{
     SET_KEYS_MAX,
 };
 
-/// Slots of a ring: at 128 bytes each, 128 KiB, of which a core's second-level cache holds several. Tensors in flight are
-/// not bounded by it, only records that the other side has not read yet.
+/// Slots of a ring: at 128 bytes each, 128 KiB, several of which fit into a core's second-level cache. This does not limit
+/// the tensors in flight, only records that the other side has not read yet.
 pub const SLOTS: usize = 1024;
 
 /// Words of a slot: two cache lines, which the processor fetches as a pair.
 pub const SLOT_WORDS: usize = 16;
 
-/// Words of a slot that carry content; the first is the commit word.
+/// Words of a slot that carry content; the first word is the commit word.
 pub const CONTENT_WORDS: usize = SLOT_WORDS - 1;
 
 /// Most slots of one record: the longest key, metadata and inline payload together need 57.
@@ -23,45 +23,45 @@ pub const RECORD_SLOTS_MAX: usize = 60;
 /// Most words of one record.
 pub const RECORD_WORDS_MAX: usize = RECORD_SLOTS_MAX * CONTENT_WORDS;
 
-/// Most bytes of fields that stand before the others of a record.
+/// Most bytes of the fixed fields at the front of a record.
 pub const FIXED_BYTES_MAX: usize = 48;
 
-/// Largest payload that lies in the ring itself, in bytes: a copy on each side in place of a block of the arena, which has
-/// to be found, and freed when the tensor was released. At this size a record takes five slots or so.
+/// Largest payload that is put into the ring itself, in bytes. It costs a copy on each side, but no arena block, which
+/// would have to be found, and freed after the tensor's release. At this size a record takes about five slots.
 pub const INLINE_BYTES_MAX: usize = 512;
 
-/// Entries of each direction of a direct lane: tensors that one client has sent another and that it has not taken. More of them go by
-/// the daemon. They are pages only once they were used, the last used first.
+/// Entries of each direction of a direct lane: tensors sent by one client and not taken by the other. Further ones go
+/// through the daemon. Their pages are allocated on first use, and the last used entry is reused first.
 pub const LANE_ENTRIES: usize = 1024;
 
-/// Words of an entry, 1 KiB: of the record of a small tensor the key and the metadata may have half.
+/// Words of an entry, 1 KiB: in the record of a small tensor, key and metadata may take half.
 pub const LANE_ENTRY_WORDS: usize = 128;
 
 /// Where the record in an entry begins: behind the word of its state and that of its kind.
 pub const LANE_RECORD_AT: usize = 2;
 
-/// Bytes of an entry that are fetched while the one before it is dealt with: what a tensor of 64 bytes takes, with its key.
+/// Bytes of an entry that are prefetched while the previous one is handled: what a tensor of 64 bytes takes, with its key.
 pub(super) const LANE_AHEAD_BYTES: usize = 256;
 
-/// Notes of one entry that may be unread: that it was sent, and that it was withdrawn.
+/// Notes per entry that may be unread: it was sent, and it was withdrawn.
 pub const LANE_NOTES_PER_ENTRY: usize = 2;
 
-/// Rings of bytes of each direction of a direct lane: streams of bytes beyond them go by the daemon.
+/// Rings of bytes in each direction of a direct lane: further streams of bytes go through the daemon.
 pub const LANE_RINGS: usize = 16;
 
-/// Bytes of such a ring: what is written there and was not read. Pages once they were used.
+/// Bytes of such a ring, which hold what was written and not yet read. Pages are allocated on first use.
 pub const LANE_RING_BYTES: usize = 256 << 10;
 
-/// Most calls or tokens in one record: enough to make their share of a record's cost vanish.
+/// Most calls or tokens in one record: enough to make each one's share of a record's cost negligible.
 pub const NUMBERS_PER_RECORD: usize = 256;
 
-/// Most bytes of keys in one record, with their lengths: those of the longest key.
+/// Most bytes of keys in one record, with their lengths: room for the longest key.
 pub const KEY_LIST_BYTES_MAX: usize = KEY_BYTES_MAX + size_of::<u16>();
 
-/// Most bytes of small calls in one record, with their heads: what a record holds.
+/// Most bytes of small calls in one record, with their heads: as many as a record holds.
 pub const CALL_LIST_BYTES_MAX: usize = RECORD_WORDS_MAX * 8 - FIXED_BYTES_MAX;
 
-/// Most tensors that a shard makes visible together; of more, those that came first are seen first.
+/// Most tensors that a shard makes visible together; of a larger set, the first become visible earlier.
 pub const PUBLISHED_TOGETHER_MAX: usize = 4096;
 
 /// Most peers that one client names to one shard; a peer's number has 16 bits.
@@ -73,60 +73,62 @@ pub const PLANS_MAX: usize = 4096;
 /// Most keys of all plans that one client has open with one shard: four of the largest.
 pub const PLAN_KEYS_MAX: usize = 4 * SET_KEYS_MAX;
 
-/// Most bytes that these keys have together: 64 a key.
+/// Most bytes of these keys together: 64 per key.
 pub const PLAN_KEY_BYTES_MAX: usize = PLAN_KEYS_MAX * 64;
 
-/// Most queues that one client accepts from with one shard, together with those that it has closed and in which tensors
-/// wait for its next acceptor.
+/// Most queues from which one client accepts at one shard, including closed ones in which tensors wait for its next
+/// acceptor.
 pub const QUEUES_MAX: usize = 1024;
 
-/// Most tensors that may wait in all queues of one client on one shard: as many as an engine keeps. Small ones are in the
-/// daemon's own memory meanwhile.
+/// Most tensors that may wait in all queues of one client on one shard: as many as an engine keeps. Small ones wait in the
+/// daemon's own memory.
 pub const QUEUED_TENSORS_MAX: usize = 1 << 20;
 
-/// Most tensors of one queue that a shard hands over before the client has taken any: as many as a ring has slots.
+/// Most tensors of one queue that a shard hands over before the client has taken any: the number of slots of a ring.
 pub const QUEUE_CREDIT_TENSORS_MAX: u32 = SLOTS as u32;
 
-/// Most bytes of them. No window means to go this far: it keeps sums from overflowing.
+/// Most bytes of these tensors. No window is meant to be that large: the limit keeps sums from overflowing.
 pub const QUEUE_CREDIT_BYTES_MAX: u64 = MEMORY_BYTES_MAX;
 
-/// Part of a receive area that the tensors of one queue may fill while they wait with the shard, a quarter: its pushers may
-/// have credit for as much again.
+/// The part of a receive area that the waiting tensors of one queue may fill, a quarter: its pushers may have credit for as
+/// much again.
 pub const QUEUE_AREA_SHARE: u64 = 4;
 
-/// Longest message of the attaching conversation, in bytes.
+/// Longest message of the attach protocol, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 
-/// Most shards that a daemon may announce: as many as `NETWORK_*_CORE_NUMBER` allows.
+/// Most shards that a daemon may announce: the maximum of `NETWORK_*_CORE_NUMBER`.
 pub const SHARDS_MAX: usize = 1024;
 
-/// Largest arena or receive area, in bytes. No setting means to go this far: it keeps sums of sizes from overflowing.
+/// Largest arena or receive area, in bytes. No setting is meant to be that large: the limit keeps sums of sizes from
+/// overflowing.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
 
-/// So much of an arena is there from the start (about 20 ms), so that no tensor waits for its pages. Those of a larger one come when
-/// they are first written, and cost nothing before: making them would delay the next client that attaches.
+/// Bytes of an arena allocated from the start (about 20 ms), so that no tensor waits for its pages. The rest of a larger
+/// arena is allocated on first write: allocating it earlier would delay the next client that attaches.
 pub const POPULATED_BYTES_MAX: u64 = 64 << 20;
 
-/// Most figures of a daemon that are read, in bytes of JSON: some 1,000 a peer and shard, for a hundred thousand of them.
+/// Largest figures of a daemon that are read, in bytes of JSON: some 1,000 per peer and shard, for a hundred thousand of
+/// them.
 pub const FIGURES_BYTES_MAX: u64 = 256 << 20;
 
-/// Most bytes that a daemon's description for its successor is read of: 64 for each of so many clients, addresses and CPUs.
+/// Largest description from a predecessor that is read, in bytes: 64 for each client, address and CPU at their maximum.
 pub const ESTATE_BYTES_MAX: u64 = 16 << 20;
 
 /// Most listening sockets that one daemon takes over from another: as many as it may have transport addresses.
 pub const LISTENERS_MAX: usize = 1 << 16;
 
-/// How long a daemon that hands over waits until its successor reads: that one has nothing else to do then.
+/// How long a daemon that hands over waits for its successor to read: the successor has nothing else to do then.
 pub const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
 pub const LISTEN_BACKLOG: i32 = 256;
 
-/// Longest wait for a daemon with many callers to take one more: a day, which the kernel's clock can hold.
+/// Longest wait for a busy daemon to accept a caller: a day, which the kernel's clock can represent.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(86_400);
 
-/// Most doorbell messages that a client takes off its socket at one waking. The socket's buffer holds fewer; a daemon
-/// that sends without end cannot keep a client in the loop.
+/// Most doorbell messages that a client takes off its socket each time it wakes. The socket's buffer holds fewer; so a
+/// daemon that sends endlessly cannot keep a client in the loop.
 pub const RINGS_PER_WAKING: usize = 1024;
 
 const _: () = {
@@ -135,7 +137,7 @@ const _: () = {
     // An entry's number has 16 bits in a note.
     assert!(LANE_ENTRIES <= 1 << 16);
     assert!(LANE_ENTRY_WORDS <= RECORD_WORDS_MAX);
-    // The reader says how far it is every quarter, so a record must not need the whole ring to be free.
+    // The reader publishes its position every quarter, so no record may need the whole ring to be free.
     assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
     // A record's length has 16 bits in the commit word, and so has the length of each of its fields.
     assert!(RECORD_WORDS_MAX <= u16::MAX as usize);
@@ -143,7 +145,7 @@ const _: () = {
     assert!(NAME_BYTES_MAX <= u16::MAX as usize);
     assert!(REASON_BYTES_MAX <= u16::MAX as usize);
     assert!(INLINE_BYTES_MAX <= u16::MAX as usize);
-    // What a store has packed leaves in frames.
+    // What a store has packed is sent in frames.
     assert!(INLINE_BYTES_MAX <= INLINE_PAYLOAD_BYTES);
     assert!(KEY_LIST_BYTES_MAX <= u16::MAX as usize);
     assert!(CALL_LIST_BYTES_MAX <= u16::MAX as usize);

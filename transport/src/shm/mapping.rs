@@ -1,5 +1,5 @@
-//! Shared memory: sealed, of a fixed size, mapped once per process and unmapped with its last user; any thread. The only place
-//! where its addresses become references, and only to atomics, for which every value is legal.
+//! Shared memory: sealed, of a fixed size, mapped once per process and unmapped with its last user; any thread. The only
+//! place where its addresses become references, and these are only to atomics, for which every value is legal.
 #![allow(unsafe_code)]
 
 use std::{
@@ -30,23 +30,23 @@ use super::{
     ring::RingMemory,
 };
 
-/// Sizes and places of shared memory are multiples of this.
+/// Sizes and offsets of shared memory are multiples of this.
 pub(super) const PAGE: u64 = 4096;
 
-/// Nobody may make the memory smaller (touching what is gone kills the process), or larger.
+/// Nobody may shrink the memory (touching what is gone kills the process) or grow it.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
 
-/// Nor change the seals.
+/// Nor may anyone change the seals.
 const FINAL_SEALS: SealFlag = SEALS.union(SealFlag::F_SEAL_SEAL);
 
-/// `F_SEAL_FUTURE_WRITE` of Linux 5.1, which the libraries do not name: who maps the memory from now on can only read it, and
-/// nobody writes to the file; mappings that there are stay writable.
+/// `F_SEAL_FUTURE_WRITE` of Linux 5.1, which the libraries do not name: new mappings of the memory are read-only, and
+/// nobody can write to the file; existing mappings stay writable.
 const SEAL_FUTURE_WRITE: SealFlag = SealFlag::from_bits_retain(0x10);
 
 /// `MFD_NOEXEC_SEAL` of Linux 6.3, which the libraries do not name yet: the file can never be executed.
 const NOEXEC_SEAL: MFdFlags = MFdFlags::from_bits_retain(8);
 
-/// A span is not within the memory that it is said to be in.
+/// A span is outside the memory that it should be in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{} bytes at {} are not within {bytes} bytes of shared memory", span.len, span.offset)]
 pub struct OutOfRange {
@@ -56,7 +56,7 @@ pub struct OutOfRange {
     pub bytes: u64,
 }
 
-/// What memory is for: its seals, how it is mapped, and how its pages are put into this process's tables.
+/// What memory is used for: its seals, how it is mapped, and how its pages are populated in this process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Purpose {
     seals: SealFlag,
@@ -64,14 +64,13 @@ pub(super) struct Purpose {
     populating: libc::c_int,
 }
 
-/// A segment.
 pub(super) const SEGMENT: Purpose = Purpose {
     seals: FINAL_SEALS,
     protection: libc::PROT_READ | libc::PROT_WRITE,
     populating: libc::MADV_POPULATE_WRITE,
 };
 
-/// An arena, of which others may be made readers later.
+/// An arena, which others may be allowed to read later.
 pub(super) const ARENA: Purpose = Purpose { seals: SEALS, ..SEGMENT };
 
 /// The arena of another client.
@@ -94,8 +93,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// New memory of at least `bytes`, zero, with its descriptor for the other side. With `populate` its first
-    /// [`POPULATED_BYTES_MAX`] exist from now on, which takes 0.25 ms a MiB; other pages from their first use on.
+    /// New zeroed memory of at least `bytes`, with its descriptor for the other side. With `populate` its first
+    /// [`POPULATED_BYTES_MAX`] are allocated now, which takes 0.25 ms per MiB; other pages are allocated on first use.
     pub(super) fn create(
         name: &str,
         bytes: u64,
@@ -123,9 +122,9 @@ impl Mapping {
         Ok((Self::map(&fd, bytes, purpose, populate)?, fd))
     }
 
-    /// Memory that came from the other side and is said to have `bytes`.
+    /// Opens memory from the other side, which should have `bytes` bytes.
     pub(super) fn open(fd: &OwnedFd, bytes: u64, purpose: Purpose, populate: bool) -> Result<Arc<Self>, ShmError> {
-        // What has no seals at all, a pipe or an ordinary file, answers EINVAL.
+        // A file that cannot have seals (a pipe, an ordinary file) gives EINVAL.
         let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
         if !SealFlag::from_bits_retain(seals).contains(purpose.seals) {
             return Err(ShmError::Unsealed { seals });
@@ -137,7 +136,7 @@ impl Mapping {
         Self::map(fd, bytes, purpose, populate)
     }
 
-    /// Maps all of a sealed file of exactly `bytes`.
+    /// Maps all of a sealed file of exactly `bytes` bytes.
     fn map(fd: &OwnedFd, bytes: u64, purpose: Purpose, populate: bool) -> Result<Arc<Self>, ShmError> {
         // SAFETY: a new mapping at an address that the kernel chooses aliases no memory of this process.
         let base = unsafe {
@@ -162,7 +161,7 @@ impl Mapping {
     /// The address of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// If they are not within the mapping: offsets from outside are checked before.
+    /// If they are not within the mapping: offsets from outside must be checked first.
     fn at(&self, offset: u64, len: u64) -> NonNull<u8> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.bytes), "{len} at {offset} of {}", self.bytes);
         // SAFETY: the offset is within the mapping, or just behind it where `len` is 0.
@@ -201,12 +200,12 @@ impl Drop for Mapping {
     }
 }
 
-/// Equal runs of `N` words that follow each other in shared memory; keeps the memory mapped.
+/// Consecutive runs of `N` words in shared memory; keeps the memory mapped.
 pub(super) struct Words<const N: usize> {
-    /// Holds the memory that the pointer leads into.
+    /// Keeps the memory that `first` points into.
     _mapping: Arc<Mapping>,
     first: NonNull<[AtomicU64; N]>,
-    /// How many there are, a power of two.
+    /// Number of runs, a power of two.
     count: usize,
 }
 
@@ -221,7 +220,7 @@ impl<const N: usize> Words<N> {
         Self { _mapping: Arc::clone(mapping), first, count }
     }
 
-    /// The run of that number, which is taken modulo how many there are.
+    /// The run with this number, modulo their number.
     #[inline]
     pub(super) fn get(&self, number: u64) -> &[AtomicU64; N] {
         let index = number as usize & (self.count - 1);
@@ -231,12 +230,12 @@ impl<const N: usize> Words<N> {
     }
 }
 
-/// Bytes in shared memory that are copied in and out, and gone round; keeps the memory mapped.
+/// Bytes in shared memory that are copied in and out, and wrap around; keeps the memory mapped.
 pub(super) struct Bytes {
-    /// Holds the memory that the pointer leads into.
+    /// Keeps the memory that `first` points into.
     _mapping: Arc<Mapping>,
     first: NonNull<u8>,
-    /// How many there are, a power of two.
+    /// Number of bytes, a power of two.
     count: usize,
 }
 
@@ -250,10 +249,10 @@ impl Bytes {
         Self { _mapping: Arc::clone(mapping), first: mapping.at(offset, count as u64), count }
     }
 
-    /// Copies `bytes` in from a position on, which is taken modulo how many there are.
+    /// Copies `bytes` in at a position, modulo the number of bytes.
     ///
     /// # Panics
-    /// If they are more.
+    /// If `bytes` is longer than that.
     pub(super) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let at = self.index(position, bytes.len());
         let (one, other) = bytes.split_at(bytes.len().min(self.count - at));
@@ -264,7 +263,7 @@ impl Bytes {
         }
     }
 
-    /// Copies bytes out from a position on, likewise.
+    /// Copies bytes out from a position, modulo the number of bytes.
     ///
     /// # Panics
     /// As [`copy_in`](Self::copy_in).
@@ -294,7 +293,7 @@ pub struct Ring {
 pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
 
 impl Ring {
-    /// The ring whose head and slots lie at these offsets.
+    /// The ring whose head and slots are at these offsets.
     pub(super) fn new(mapping: &Arc<Mapping>, head: u64, slots: u64) -> Self {
         Self { head: Words::new(mapping, head, 1), slots: Words::new(mapping, slots, SLOTS) }
     }
@@ -321,7 +320,7 @@ impl fmt::Debug for Ring {
 }
 
 /// Memory for tensors that both sides read and write: the arena, or the receive area of a segment. Cheap to clone; stays
-/// mapped until the last clone is gone.
+/// mapped until the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct SharedMemory {
     mapping: Arc<Mapping>,
@@ -330,21 +329,20 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// New memory, zero, and its descriptor for the other side. `bytes` is rounded up to whole pages, at least one. With
-    /// `populate` the pages of its first [`POPULATED_BYTES_MAX`] exist, and are in this process's tables, from now on; others from their
-    /// first use on.
+    /// New zeroed memory, and its descriptor for the other side. `bytes` is rounded up to whole pages, at least one. With
+    /// `populate` the pages of its first [`POPULATED_BYTES_MAX`] are allocated and mapped now; others on first use.
     ///
     /// # Errors
-    /// [`ShmError::TooLarge`]; [`ShmError::System`] where there is not so much memory.
+    /// [`ShmError::TooLarge`]; [`ShmError::System`] if there is not enough memory.
     pub fn create(name: &str, bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
         let (mapping, fd) = Mapping::create(name, bytes, ARENA, populate)?;
         Ok((Self::part(&mapping, 0), fd))
     }
 
-    /// Opens memory that the other side created and announced with `bytes`.
+    /// Opens memory that the other side created and announced as `bytes` long.
     ///
     /// # Errors
-    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] where it cannot be mapped.
+    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] if it cannot be mapped.
     pub fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
         Ok(Self::part(&Mapping::open(fd, bytes, ARENA, populate)?, 0))
     }
@@ -359,18 +357,18 @@ impl SharedMemory {
         self.bytes
     }
 
-    /// True if there are no bytes, as in the area of a segment that was made without one.
+    /// True if there are no bytes, as in a segment created without an area.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Its first byte; aligned to a page, valid while a clone of this lives.
+    /// Its first byte; page-aligned, valid while a clone of this lives.
     pub fn base(&self) -> NonNull<u8> {
         self.mapping.at(self.start, self.bytes)
     }
 
-    /// The bytes of a span, which may come from the other side; valid while a clone of this lives. The other side may
-    /// change them at any time.
+    /// The bytes of a span, which may come from the other side. Valid while a clone of this lives; the other side may change
+    /// them at any time.
     ///
     /// # Errors
     /// [`OutOfRange`].
@@ -386,31 +384,32 @@ impl SharedMemory {
     }
 }
 
-/// Makes memory that its owner has mapped read-only for all who map it from now on.
+/// Makes memory that its owner has mapped read-only for everyone who maps it from now on.
 ///
 /// # Errors
-/// [`ShmError::System`] where the kernel cannot (before Linux 5.1), or the seals are final.
+/// [`ShmError::System`] if the kernel cannot do so (before Linux 5.1), or the seals are final.
 pub(super) fn seal_for_readers(fd: &OwnedFd) -> Result<(), ShmError> {
-    // What is sealed already may be sealed again, unless the seals are final.
+    // Adding a seal again is allowed, unless the seals are final.
     let sealed = fcntl(fd, FcntlArg::F_ADD_SEALS(SEAL_FUTURE_WRITE));
     sealed.map(drop).map_err(ShmError::system("sealing an arena against writing"))
 }
 
-/// The arena of another client, mapped to be read. Cheap to clone; stays mapped until the last clone is gone, whatever becomes of
-/// its owner.
+/// The arena of another client, mapped read-only. Cheap to clone; stays mapped until the last clone is dropped, whatever
+/// happens to its owner.
 #[derive(Debug, Clone)]
 pub struct ReadOnlyMemory(Arc<Mapping>);
 
 impl ReadOnlyMemory {
-    /// Opens memory that is announced with `bytes`.
+    /// Opens memory that was announced as `bytes` long.
     ///
     /// # Errors
-    /// [`ShmError::Unsealed`] also where it could be written to; otherwise as [`SharedMemory::open`].
+    /// [`ShmError::Unsealed`] also if it could be written to; otherwise as [`SharedMemory::open`].
     pub(super) fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
         Ok(Self(Mapping::open(fd, bytes, OTHERS_ARENA, populate)?))
     }
 
-    /// The bytes of a span, which may come from the other side; valid, and never to be written to, while a clone of this lives.
+    /// The bytes of a span, which may come from the other side. Valid while a clone of this lives, and must never be written
+    /// to.
     ///
     /// # Errors
     /// [`OutOfRange`].
@@ -418,7 +417,7 @@ impl ReadOnlyMemory {
         SharedMemory::part(&self.0, 0).bytes(span)
     }
 
-    /// The bytes of a span that its owner may write meanwhile.
+    /// The bytes of a span that its owner may be writing.
     ///
     /// # Errors
     /// [`OutOfRange`].

@@ -1,22 +1,22 @@
-//! The memory that a client process and the daemon share, and how a client attaches to it.
+//! The memory shared by a client process and the daemon, and how a client attaches to it.
 //!
-//! A client attaches as one task and gets one *arena*, from which it allocates and which the daemon reads and writes,
-//! and with each shard one *segment*: a [`Submission`] ring, a [`Completion`] ring, and a receive *area*, from which the
-//! daemon allocates. A ring has one writer and one reader, each on one thread; while both are awake nothing makes a
-//! system call. Bounded by [`limits`] and the sizes agreed on when attaching. All of it is sealed `memfd` passed over a Unix
-//! socket: nothing has a name, so nothing is left behind by a process that is killed.
+//! A client attaches as one task. It gets one *arena*, from which it allocates and which the daemon reads and writes, and
+//! one *segment* per shard: a [`Submission`] ring, a [`Completion`] ring, and a receive *area*, from which the daemon
+//! allocates. A ring has one writer and one reader, each on one thread; while both are awake there are no system calls.
+//! Bounded by [`limits`] and the sizes agreed on when attaching. All of it is sealed `memfd` memory passed over a Unix
+//! socket: nothing has a name, so a killed process leaves nothing behind.
 //!
 //! Up to 512 B travel in the ring. A larger tensor is sent in place from the arena; a received one goes to the client's
-//! destination, or to the receive area. Between two clients of one daemon the shard copies it once, arena to arena, at most 1
-//! MiB per turn and in pieces of 64 KiB (38 GB/s; 31 GB/s with one `memcpy` of 4 MiB, which bypasses the caches).
+//! destination, or to the receive area. Between two clients of one daemon the shard copies it once, from arena to arena, at
+//! most 1 MiB per turn and in pieces of 64 KiB (38 GB/s; 31 GB/s with one `memcpy` of 4 MiB, which bypasses the caches).
 //!
-//! Doorbells are rung only if the other side sleeps. A shard watches one eventfd per segment, edge-triggered, and never reads
-//! it. In the other direction a byte goes over the Unix socket with MSG_DONTWAIT: an eventfd's O_NONBLOCK belongs to both ends,
-//! so a client could make it blocking, fill it, and stop the shard that rings.
+//! Doorbells are rung only if the other side sleeps. A shard watches one eventfd per segment, edge-triggered, and never
+//! reads it. In the other direction a byte goes over the Unix socket with MSG_DONTWAIT: an eventfd's O_NONBLOCK belongs to
+//! both ends, so a client could make it blocking, fill it, and stop the shard that rings.
 //!
-//! Everything the other side writes is untrusted. Records are copied into private memory before they are parsed, ranges are
-//! checked before they become addresses, and all memory is sealed against a change of size. Tensors cannot be copied first:
-//! their bytes may change while they are read, so no decision may depend on them.
+//! Everything that the other side writes is untrusted. Records are copied into private memory before they are parsed,
+//! ranges are checked before they become addresses, and all memory is sealed against changes of its size. Tensors cannot be
+//! copied first: their bytes may change while they are read, so no decision may depend on them.
 
 #[cfg(not(loom))]
 pub mod attach;

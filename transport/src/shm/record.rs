@@ -1,17 +1,17 @@
-//! One record in private memory: to be written into a ring, or copied out of it. Allocates once, when created.
+//! One record in private memory, to be written into a ring or copied out of it. Allocates once, when created.
 
 use super::limits::RECORD_WORDS_MAX;
 
-/// The content of one ring record, in memory that the other side cannot change; 7 KiB, made once and used again.
+/// The content of one ring record, in memory that the other side cannot change; 7 KiB, allocated once and reused.
 ///
-/// The ring gives it a kind, a byte of flags and up to [`RECORD_WORDS_MAX`] words; what they mean is for
-/// `Submission` and `Completion` to say.
+/// The ring gives it a kind, a byte of flags and up to [`RECORD_WORDS_MAX`] words, which `Submission` and `Completion`
+/// interpret.
 #[derive(Clone)]
 pub struct Record {
     pub(super) kind: u8,
     pub(super) flags: u8,
     pub(super) len: usize,
-    /// The content, and a word of zeros behind it.
+    /// The content, followed by a word of zeros.
     pub(super) words: Box<[u64; RECORD_WORDS_MAX + 1]>,
 }
 
@@ -21,7 +21,7 @@ impl Record {
         Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX + 1]) }
     }
 
-    /// What it is, and the byte of flags.
+    /// Its kind and flags.
     pub fn kind_and_flags(&self) -> (u8, u8) {
         (self.kind, self.flags)
     }
@@ -32,7 +32,7 @@ impl Record {
         &self.words[..self.len]
     }
 
-    /// Sets kind, flags and content as they are.
+    /// Sets kind, flags and content without any checks of their meaning.
     ///
     /// # Panics
     /// With more than [`RECORD_WORDS_MAX`] words.
@@ -42,7 +42,7 @@ impl Record {
         self.become_record(kind, flags, content.len());
     }
 
-    /// The first `len` words are the content of a record from now on.
+    /// Makes the first `len` words the content of a record.
     #[inline]
     pub(super) fn become_record(&mut self, kind: u8, flags: u8, len: usize) {
         self.words[len] = 0;
@@ -52,7 +52,7 @@ impl Record {
 
 #[cfg(all(test, not(loom)))]
 impl Record {
-    /// Kind, flags and every byte of content as they lie in memory.
+    /// Kind, flags and every byte of content as they are in memory.
     pub(super) fn hex(&self) -> String {
         let content = self.content().iter().flat_map(|word| word.to_ne_bytes()).map(|byte| format!("{byte:02x}"));
         format!("{} {} {}", self.kind, self.flags, content.collect::<String>())

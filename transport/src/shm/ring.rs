@@ -20,15 +20,15 @@ use super::{
     record::Record,
 };
 
-/// Where a ring lies. The memory must be zero before its first use.
+/// Where a ring is. The memory must be zero before its first use.
 pub trait RingMemory {
-    /// Slots of the ring, a power of two.
+    /// Number of slots of the ring, a power of two.
     const SLOTS: usize;
 
-    /// How far the reader is; on a cache line of its own.
+    /// The reader's position; on a cache line of its own.
     fn head(&self) -> &AtomicU64;
 
-    /// The slot of a position, which is taken modulo [`SLOTS`](Self::SLOTS).
+    /// The slot of a position, modulo [`SLOTS`](Self::SLOTS).
     fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS];
 }
 
@@ -62,11 +62,11 @@ fn commit_word<M: RingMemory>(position: u64, record: &Record) -> u64 {
         | u64::from(record.flags)
 }
 
-/// How often the ring has been gone round, never 0, since fresh memory is.
+/// The lap of a position; never 0, since fresh memory is 0.
 #[inline]
 fn lap<M: RingMemory>(position: u64) -> u32 {
     let round = position / M::SLOTS as u64;
-    // A division costs as much as the copy of a short record, and is needed after four billion rounds.
+    // A division costs as much as copying a short record, and is needed only after four billion laps.
     if round < u64::from(u32::MAX) { round as u32 + 1 } else { (round % u64::from(u32::MAX)) as u32 + 1 }
 }
 
@@ -86,7 +86,7 @@ pub(super) fn store(words: &[AtomicU64], content: &[u64]) {
     rest.iter().zip(from_rest).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
 }
 
-/// Reads them, likewise.
+/// Reads words, four at a time as in `store`.
 #[inline]
 pub(super) fn load(words: &[AtomicU64], into: &mut [u64]) {
     let ((fours, rest), (into_fours, into_rest)) = (words[..into.len()].as_chunks(), into.as_chunks_mut::<4>());
@@ -116,7 +116,8 @@ impl<M: RingMemory> Writer<M> {
     /// Writes a record; the reader sees all of it or nothing.
     ///
     /// # Errors
-    /// [`PushError::Full`] while the reader has to free slots first, [`PushError::Broken`] if it claims what cannot be.
+    /// [`PushError::Full`] while the reader has to free slots first, [`PushError::Broken`] if the reader's position is
+    /// impossible.
     #[inline]
     pub fn push(&mut self, record: &Record) -> Result<(), PushError> {
         let slots = slots_of(record.len);
@@ -132,16 +133,16 @@ impl<M: RingMemory> Writer<M> {
         Ok(())
     }
 
-    /// How far the reader has come, as it says, where it has not read all.
+    /// The reader's position as it claims, if it has not read everything.
     pub fn behind(&self) -> Option<u64> {
         let head = self.memory.head().load(Ordering::Relaxed);
         (head != self.tail).then_some(head)
     }
 
-    /// Slots that the reader has freed, by a fresh look.
+    /// Number of slots that the reader has freed, read anew.
     ///
     /// # Errors
-    /// [`Broken`] if the reader claims to have read what was not written, or to have fallen behind the ring.
+    /// [`Broken`] if the reader claims to have read what was not written, or to be further behind than the ring is long.
     pub fn free_slots(&mut self) -> Result<u64, Broken> {
         // HEAD: Acquire here, Release in `publish`, so that the reader's loads are over before slots are written anew.
         let head = self.memory.head().load(Ordering::Acquire);
@@ -161,7 +162,7 @@ pub struct Reader<M> {
     memory: M,
     /// Slots read so far.
     position: u64,
-    /// The position that the writer was told.
+    /// The position that was published to the writer.
     published: u64,
 }
 
@@ -171,10 +172,10 @@ impl<M: RingMemory> Reader<M> {
         Self { memory, position: 0, published: 0 }
     }
 
-    /// Copies the next record; false if there is none. Tells the writer of the freed slots every quarter of the ring.
+    /// Copies the next record; false if there is none. Publishes the freed slots to the writer every quarter of the ring.
     ///
     /// # Errors
-    /// [`Broken`] if the record claims to be longer than one can be; `into` is then unchanged.
+    /// [`Broken`] if the record claims to be longer than possible; `into` is then unchanged.
     #[inline]
     pub fn pop(&mut self, into: &mut Record) -> Result<bool, Broken> {
         // COMMIT: see `push`.
@@ -198,7 +199,7 @@ impl<M: RingMemory> Reader<M> {
         Ok(true)
     }
 
-    /// True if there is no record now: one load.
+    /// True if there is no record now; costs one load.
     #[inline]
     pub fn is_empty(&self) -> bool {
         // COMMIT: see `push`; a sleeper's last look must see what a poster wrote before it looked for sleepers.
@@ -206,7 +207,7 @@ impl<M: RingMemory> Reader<M> {
         (commit >> 32) as u32 != lap::<M>(self.position)
     }
 
-    /// Tells the writer which slots are free again; to be called once a drained batch.
+    /// Tells the writer which slots are free again; call it once per drained batch.
     #[inline]
     pub fn publish(&mut self) {
         if self.published != self.position {

@@ -1,5 +1,5 @@
-//! A segment: the memory shared by one client and one shard. The daemon's end belongs to the shard's thread, the client's end
-//! to any thread; bounded by its size.
+//! A segment: the memory shared by one client and one shard. The daemon's end belongs to the shard's thread, the client's
+//! end to any thread; bounded by its size.
 //!
 //! A page of header, the submission ring, the completion ring, the receive area. Words that one side writes while the other
 //! polls have separate cache lines.
@@ -15,7 +15,7 @@ use super::{
     ring::{Reader, Writer},
 };
 
-/// The offsets of what lies in a segment, in bytes.
+/// Offsets within a segment, in bytes.
 mod at {
     pub(super) const MAGIC: u64 = 0;
     pub(super) const LAYOUT: u64 = 8;
@@ -27,7 +27,7 @@ mod at {
     pub(super) const COMPLETIONS: u64 = SUBMISSIONS + super::RING_BYTES;
     pub(super) const AREA: u64 = COMPLETIONS + super::RING_BYTES;
 
-    /// Two cache lines: the processor fetches them as a pair, so words closer than this disturb each other.
+    /// Two cache lines: the processor fetches them in pairs, so words closer than this disturb each other.
     const LINE: u64 = 128;
 }
 
@@ -40,10 +40,10 @@ const _: () = {
 /// "sealane" and a zero, as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"sealane\0");
 
-/// Number of this layout, and the slots of its rings.
+/// Number of this layout, and of the slots of its rings.
 const LAYOUT: u64 = 1 << 32 | SLOTS as u64;
 
-/// The size of a segment whose receive area has `area_bytes`, both in whole pages.
+/// The size of a segment whose receive area has `area_bytes` bytes; both are whole pages.
 pub const fn segment_bytes(area_bytes: u64) -> u64 {
     at::AREA.saturating_add(area_bytes)
 }
@@ -51,20 +51,20 @@ pub const fn segment_bytes(area_bytes: u64) -> u64 {
 /// The daemon's end of a segment.
 #[derive(Debug)]
 pub struct DaemonEnd {
-    /// What the client asks.
+    /// The client's requests.
     pub submissions: Reader<Ring>,
-    /// What it is answered.
+    /// The shard's answers.
     pub completions: Writer<Ring>,
     area: SharedMemory,
     mapping: Arc<Mapping>,
 }
 
 impl DaemonEnd {
-    /// Makes a segment; the descriptor is for the client. `area_bytes` is rounded up to whole pages; for `populate` see
+    /// Creates a segment; the descriptor is for the client. `area_bytes` is rounded up to whole pages; for `populate` see
     /// [`SharedMemory::create`].
     ///
     /// # Errors
-    /// [`ShmError::TooLarge`]; [`ShmError::System`] where there is not so much memory.
+    /// [`ShmError::TooLarge`]; [`ShmError::System`] if there is not enough memory.
     pub fn create(area_bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
         if area_bytes > MEMORY_BYTES_MAX {
             return Err(ShmError::TooLarge { bytes: area_bytes, limit: MEMORY_BYTES_MAX });
@@ -86,13 +86,13 @@ impl DaemonEnd {
         &self.area
     }
 
-    /// Where the shard says that it goes to sleep; the client writes here too.
+    /// Where the shard announces that it sleeps; the client writes here too.
     #[inline]
     pub fn own_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::DAEMON_SLEEP)
     }
 
-    /// Whether the client must be rung for after completions were written.
+    /// Tells whether the client must be woken after completions were written.
     #[inline]
     pub fn client_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::CLIENT_SLEEP)
@@ -102,21 +102,21 @@ impl DaemonEnd {
 /// The client's end of a segment.
 #[derive(Debug)]
 pub struct ClientEnd {
-    /// What the client asks.
+    /// The client's requests.
     pub submissions: Writer<Ring>,
-    /// What it is answered.
+    /// The shard's answers.
     pub completions: Reader<Ring>,
     area: SharedMemory,
     mapping: Arc<Mapping>,
 }
 
 impl ClientEnd {
-    /// Opens a segment that the daemon announced with a receive area of `area_bytes`. To be opened once: a second end
-    /// would begin again where the first one did.
+    /// Opens a segment that the daemon announced with a receive area of `area_bytes`. Open it only once: a second end would
+    /// begin again where the first one did.
     ///
     /// # Errors
-    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], [`ShmError::NotASegment`], or [`ShmError::System`] where it cannot
-    /// be mapped.
+    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], [`ShmError::NotASegment`], or [`ShmError::System`] if it cannot be
+    /// mapped.
     pub fn open(fd: &OwnedFd, area_bytes: u64, populate: bool) -> Result<Self, ShmError> {
         let mapping = Mapping::open(fd, segment_bytes(area_bytes), SEGMENT, populate)?;
         for (field, offset, expected) in [("magic", at::MAGIC, MAGIC), ("layout", at::LAYOUT, LAYOUT)] {
@@ -138,13 +138,13 @@ impl ClientEnd {
         &self.area
     }
 
-    /// Where the client says that it goes to sleep.
+    /// Where the client announces that it sleeps.
     #[inline]
     pub fn own_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::CLIENT_SLEEP)
     }
 
-    /// Whether the shard must be rung for after submissions were written.
+    /// Tells whether the shard must be woken after submissions were written.
     #[inline]
     pub fn daemon_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::DAEMON_SLEEP)

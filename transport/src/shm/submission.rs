@@ -12,19 +12,19 @@ use super::{
 use crate::limits::{KEY_BYTES_MAX, META_BYTES_MAX, NAME_BYTES_MAX, NAMED_ROWS_BYTES_MAX, REASON_BYTES_MAX};
 use crate::named_rows::NamedRows;
 
-/// The `timeout_ms` of a call that waits as long as it takes.
+/// The `timeout_ms` of a call without a time limit.
 pub const NO_TIMEOUT: u32 = u32::MAX;
 
-/// Where the bytes of a tensor to send are.
+/// Where the payload of a tensor to send is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadAt<'a> {
     /// In the record itself; at most [`INLINE_BYTES_MAX`].
     Inline(&'a [u8]),
-    /// In the arena; the client leaves them alone until the call's end.
+    /// In the arena; the client must not touch it until the call ends.
     Arena(Span),
 }
 
-/// One request of a client. A call is named by a number that the client chooses and uses again once the call has ended.
+/// One request of a client. Each call has a number that the client chooses and may reuse once the call has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Submission<'a> {
     /// Names a peer before its first use. Numbers count up from 0 in each segment.
@@ -42,7 +42,7 @@ pub enum Submission<'a> {
         peer: u16,
         /// The step.
         step: i64,
-        /// How long it may take until the consumer has it; [`NO_TIMEOUT`] for no end.
+        /// How long it may take until the consumer has the tensor; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         /// The tensor's name.
         key: &'a str,
@@ -59,15 +59,15 @@ pub enum Submission<'a> {
         peer: u16,
         /// The step.
         step: i64,
-        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         /// The tensor's name.
         key: &'a str,
-        /// Where in the arena its bytes shall go, if not into the receive area.
+        /// Where in the arena to put the payload, instead of the receive area.
         destination: Option<Span>,
-        /// One of many that are asked for together: it does not count against the window.
+        /// One of many requested together: it does not count against the window.
         fused: bool,
-        /// It does not wait for a producer that has left.
+        /// It fails if the producer has left.
         fail_if_gone: bool,
     },
     /// Sends many small tensors of a step to one peer, each as a [`Send`](Self::Send).
@@ -76,7 +76,7 @@ pub enum Submission<'a> {
         peer: u16,
         /// The step.
         step: i64,
-        /// How long each may take; [`NO_TIMEOUT`] for no end.
+        /// How long each may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         /// The calls.
         calls: CallList<'a>,
@@ -87,14 +87,14 @@ pub enum Submission<'a> {
         peer: u16,
         /// The step.
         step: i64,
-        /// How long each may take; [`NO_TIMEOUT`] for no end.
+        /// How long each may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         /// The calls, by key.
         calls: CallList<'a>,
-        /// They do not wait for a producer that has left.
+        /// They fail if the producer has left.
         fail_if_gone: bool,
     },
-    /// Puts a tensor into the store that the shard serves its peers from.
+    /// Puts a tensor into the store from which the shard serves its peers.
     Publish {
         /// The call.
         call: u32,
@@ -106,17 +106,18 @@ pub enum Submission<'a> {
         meta: &'a [u8],
         /// Its bytes.
         payload: PayloadAt<'a>,
-        /// Others follow that are to be seen together with it.
+        /// More tensors follow that must become visible together with this one.
         more: bool,
     },
-    /// Ends a set of tensors that are to be seen together, of which the last was not told after all. Without one it says nothing.
+    /// Ends a set of tensors that become visible together, if its last tensor was not submitted after all. Does nothing if no
+    /// set is open.
     Commit,
     /// Removes a tensor from the store.
     Withdraw {
         /// The tensor's name.
         key: &'a str,
     },
-    /// Opens a plan; its keys follow. One is named by a number that the client chooses, which is free once it is closed.
+    /// Opens a plan; its keys follow. A plan has a number that the client chooses and may reuse once the plan is closed.
     OpenPlan {
         /// The plan.
         plan: u32,
@@ -132,19 +133,19 @@ pub enum Submission<'a> {
         /// The keys.
         keys: KeyList<'a>,
     },
-    /// Lends a plan that was not pulled yet a place in the arena for one of its tensors, in place of the receive area. The call
-    /// ends like a publication: its memory comes back when the plan does not write there any more.
+    /// Lends a place in the arena to a plan not pulled yet, for one of its tensors, instead of the receive area. The call ends
+    /// like a publication: its memory comes back when the plan no longer writes to it.
     PlanPlace {
         /// The call.
         call: u32,
         /// The plan.
         plan: u32,
-        /// The tensor's number in it.
+        /// The tensor's index in the plan.
         index: u32,
-        /// The place. A tensor that needs more room arrives in the receive area.
+        /// The place. A tensor too large for it arrives in the receive area.
         span: Span,
     },
-    /// Pulls the tensors of a plan, all of whose keys are known. One pull of a plan at a time.
+    /// Pulls the tensors of a plan whose keys were all submitted. Only one pull of a plan at a time.
     Pull {
         /// The call.
         call: u32,
@@ -152,14 +153,16 @@ pub enum Submission<'a> {
         plan: u32,
         /// The oldest version that will do.
         min_version: i64,
-        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
-        /// Large tensors in the arenas of other clients may be viewed there: see [`Completion::Viewed`](super::Completion::Viewed).
+        /// Large tensors in the arenas of other clients may be viewed in place: see
+        /// [`Completion::Viewed`](super::Completion::Viewed).
         views: bool,
-        /// It does not wait for what a task has not published that has left.
+        /// It fails for tensors that are not published if their task has left.
         fail_if_gone: bool,
     },
-    /// Asks for rows of tables of one producer, which come as one tensor into the receive area. They do not count against the window.
+    /// Requests rows of tables of one producer; they come as one tensor into the receive area, and do not count against the
+    /// window.
     Rows {
         /// The call.
         call: u32,
@@ -167,17 +170,17 @@ pub enum Submission<'a> {
         peer: u16,
         /// The oldest version of each table that will do.
         min_version: i64,
-        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         /// The tables, and the rows of each.
         rows: NamedRows<'a>,
-        /// Says where the tables lie, in place of rows, of which none is named: see [`table_places`](super::table_places). For tables
-        /// of a client of the same daemon; else it fails with Unimplemented.
+        /// Asks where the tables lie instead of for rows; no row is named then: see [`table_places`](super::table_places). Only
+        /// for tables of a client of the same daemon, else it fails with Unimplemented.
         views: bool,
-        /// It does not wait for tables of a task that has left.
+        /// It fails for tables of a task that has left.
         fail_if_gone: bool,
     },
-    /// Closes a plan. Its memory that the client was told of stays the client's until it is given back.
+    /// Closes a plan. The client keeps the memory of the plan that it was told of until it frees it.
     ClosePlan {
         /// The plan.
         plan: u32,
@@ -188,7 +191,7 @@ pub enum Submission<'a> {
         call: u32,
         /// The accepting task's number.
         peer: u16,
-        /// How long it may take; [`NO_TIMEOUT`] for no end.
+        /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         /// The queue's name.
         queue: &'a str,
@@ -197,20 +200,20 @@ pub enum Submission<'a> {
         /// Its bytes.
         payload: PayloadAt<'a>,
     },
-    /// Opens a queue of the client's task, which it accepts from. One is named by a number that the client chooses, which
-    /// is free once it is closed.
+    /// Opens a queue from which the client's task accepts pushes. A queue has a number that the client chooses and may reuse
+    /// once the queue is closed.
     OpenQueue {
         /// The queue.
         queue: u32,
-        /// Tensors that may wait with the shard.
+        /// How many tensors may wait in the shard.
         tensors_max: u32,
-        /// Their bytes.
+        /// How many bytes of tensors may wait in the shard.
         bytes_max: u64,
-        /// The name that pushers know it by.
+        /// The name that pushers use for it.
         name: &'a str,
     },
-    /// Lets the shard hand over so much more of a queue. The last tensor may be larger than what is left of the bytes; the
-    /// next ones wait for as much.
+    /// Grants the shard credit to hand over more from a queue. The last tensor may exceed the remaining bytes; the next ones
+    /// wait until the excess is covered.
     Grant {
         /// The queue.
         queue: u32,
@@ -219,7 +222,7 @@ pub enum Submission<'a> {
         /// Their bytes.
         bytes: u64,
     },
-    /// Closes a queue. What waits in it is freed, and pushers wait.
+    /// Closes a queue. Tensors waiting in it are freed, and pushers wait.
     CloseQueue {
         /// The queue.
         queue: u32,
@@ -241,46 +244,46 @@ pub enum Submission<'a> {
         /// The step.
         step: i64,
     },
-    /// Gives blocks of the receive area back; at most [`NUMBERS_PER_RECORD`].
+    /// Returns blocks of the receive area; at most [`NUMBERS_PER_RECORD`].
     Free {
-        /// As they came with the tensors.
+        /// The tokens that came with the tensors.
         tokens: &'a [u64],
     },
-    /// Tells of tensors that went to a peer, or came from it, by another transport since this was last told. They are shown beside
-    /// those that went by this one.
+    /// Reports tensors sent to or received from a peer by another transport since the last report. They are shown beside those
+    /// that went by this one.
     Elsewhere {
-        /// The peer; `None` for all that are not told apart.
+        /// The peer; `None` for all peers that are not told apart.
         peer: Option<u16>,
-        /// Those that went.
+        /// What was sent.
         sent: Moved,
-        /// Those that came.
+        /// What was received.
         received: Moved,
     },
-    /// Tells of tensors that went to a peer, or came from it, by their direct lane since this was last told. They are counted as if the
+    /// Reports tensors sent to or received from a peer by their direct lane since the last report. They are counted as if the
     /// shard had carried them.
     Direct {
         /// The peer.
         peer: u16,
-        /// Those that went.
+        /// What was sent.
         sent: Moved,
-        /// Those that came.
+        /// What was received.
         received: Moved,
     },
-    /// Tells that what the client had published with the daemon before is published here again; each was told by a publication of
-    /// its own. It is shown.
+    /// Reports that what the client had published with the previous daemon is published here again; each tensor had a
+    /// publication of its own. For display only.
     PublishedAgain {
-        /// Those that are.
+        /// Tensors published again.
         published: Moved,
-        /// Bytes of them that had to be copied into the arena.
+        /// How many of their bytes had to be copied into the arena.
         copied_bytes: u64,
-        /// Those that are not, for want of room in the arena, or because they were refused.
+        /// Tensors not published again, because the arena had no room or they were refused.
         left: Moved,
     },
-    /// Goodbye; nothing follows.
+    /// The client detaches; nothing follows.
     Detach,
 }
 
-/// So many tensors, and their bytes.
+/// A number of tensors, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Moved {
@@ -319,7 +322,7 @@ mod kind {
     pub(super) const SEND_MANY: u8 = 25;
     pub(super) const RECV_MANY: u8 = 26;
 
-    /// The flags that records of a kind may have.
+    /// The flags allowed in records of a kind.
     #[inline]
     pub(super) fn flags(kind: u8) -> u8 {
         match kind {
@@ -335,25 +338,25 @@ mod kind {
     }
 }
 
-/// Of a send, a push or a publication: its bytes are in the arena. Of a recv: it has a destination.
+/// In a send, push or publication: the payload is in the arena. In a recv: it has a destination.
 const FLAG_ARENA: u8 = 1;
-/// Of a recv: it is one of many.
+/// In a recv: it is one of many.
 const FLAG_FUSED: u8 = 2;
-/// Of a publication: more follow.
+/// In a publication: more follow.
 const FLAG_MORE: u8 = 2;
-/// Of a pull and a request for rows: tensors may be viewed in the arenas of other clients.
+/// In a pull or a request for rows: tensors may be viewed in the arenas of other clients.
 const FLAG_VIEWS: u8 = 1;
-/// Of recvs, a pull and a request for rows: a task that has left is not waited for.
+/// In recvs, a pull or a request for rows: it fails if the task has left.
 const FLAG_FAILS_IF_GONE: u8 = 4;
-/// Of tensors that went elsewhere: with peers that are not told apart.
+/// In `Elsewhere`: for peers that are not told apart.
 const FLAG_OTHERS: u8 = 1;
 
 fixed_parts! {
-    /// Of a send, push, publication or recv; `number` is the step or version, and 0 in a push.
+    /// In a send, push, publication or recv; `number` is the step or version, and 0 in a push.
     struct CallFixed {
         number: i64, call: u32, timeout_ms: u32, peer: u16, key_bytes: u16, meta_bytes: u16, inline_bytes: u16,
     }
-    /// The same, with a place in the arena.
+    /// `CallFixed` with a place in the arena.
     struct ArenaCallFixed { fixed: CallFixed, span: Span }
     struct ManyFixed { step: i64, timeout_ms: u32, peer: u16, unused: Unused<2>, list: ListFixed }
     struct PeerFixed { number: u16, name_bytes: u16, unused: Unused<4> }
@@ -484,7 +487,7 @@ impl<'a> Submission<'a> {
         Ok(())
     }
 
-    /// The call that it starts, if it starts one and no more.
+    /// The call that it starts, if it starts exactly one.
     pub fn starts(&self) -> Option<u32> {
         match *self {
             Submission::Send { call, .. }
@@ -498,7 +501,7 @@ impl<'a> Submission<'a> {
         }
     }
 
-    /// How many calls it starts beside the first.
+    /// How many calls it starts besides the first.
     #[inline]
     pub fn more_calls(&self) -> usize {
         match self {
@@ -507,7 +510,7 @@ impl<'a> Submission<'a> {
         }
     }
 
-    /// The same with another timeout, if it has one.
+    /// The submission with another timeout, if it has one.
     pub fn within(mut self, left_ms: u32) -> Self {
         if let Submission::Send { timeout_ms, .. }
         | Submission::Recv { timeout_ms, .. }
@@ -523,8 +526,8 @@ impl<'a> Submission<'a> {
     /// Reads a submission out of a record, which may hold anything.
     ///
     /// # Errors
-    /// [`Malformed`] if it is not one: an unknown kind or flag, a field over its limit, lengths that do not add up, text
-    /// that is not UTF-8. Calls, peers, spans and tokens are for the caller to look up.
+    /// [`Malformed`] if it is not a submission: an unknown kind or flag, a field over its limit, lengths that do not add up,
+    /// text that is not UTF-8. The caller must check calls, peers, spans and tokens itself.
     #[inline]
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let flags = record.flags;
@@ -532,7 +535,7 @@ impl<'a> Submission<'a> {
             return Err(Malformed { what: "an unknown flag" });
         }
         let (submission, sections) = match record.kind {
-            // Those of which there are most are made where they are wanted.
+            // The most frequent kinds are built directly in the return place.
             kind::SEND => {
                 let (fixed, key, meta, payload, sections) = tensor(record)?;
                 let CallFixed { number: step, call, timeout_ms, peer, .. } = fixed;
@@ -680,13 +683,12 @@ impl ManyFixed {
     }
 }
 
-/// The flag, if it is set.
 #[inline]
 fn flag(flag: u8, is_set: bool) -> u8 {
     if is_set { flag } else { 0 }
 }
 
-/// Writes a tensor that leaves: the fixed part, where its bytes are, its metadata and its key.
+/// Writes a tensor to send: the fixed part, where its payload is, its metadata and its key.
 #[inline]
 fn fill_tensor(
     into: &mut Record,
@@ -702,7 +704,7 @@ fn fill_tensor(
     match payload {
         PayloadAt::Inline(payload) => {
             fixed.inline_bytes = at_most("inline payload", payload.len(), INLINE_BYTES_MAX)?;
-            // The payload first: it is then aligned, and so is the metadata behind it most often.
+            // The payload first: it is then aligned, and usually so is the metadata behind it.
             into.fill(kind, flags, fixed, &[payload, meta, key.as_bytes()]);
         }
         PayloadAt::Arena(span) => {

@@ -1,8 +1,8 @@
-//! Where tables lie, which a client reads itself: the answer to [`Submission::Rows`](super::Submission::Rows) with `views`. A part for
-//! each table that the request has named.
+//! Where tables are that a client reads itself: the answer to [`Submission::Rows`](super::Submission::Rows) with `views`.
+//! One entry for each table named in the request.
 //!
-//! The answer is a tensor of bytes in the client's receive area. As long as the client keeps that memory, the tables stay where they
-//! are, whatever their owners do; but only as long as the daemon lives.
+//! The answer is a tensor of bytes in the client's receive area. As long as the client keeps that memory, the tables stay
+//! where they are, whatever their owners do; but only while the daemon lives.
 
 use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,12 +12,12 @@ use crate::error::Error;
 use crate::gathered_rows::split_meta;
 use crate::tensor::TensorMeta;
 
-/// Where one table lies.
+/// Where one table is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TablePlace {
     /// The metadata of the whole table, whose first dimension counts its rows.
     pub meta: TensorMeta,
-    /// Where it is; `None` if the client may not read it there, and asks for its rows.
+    /// Where it is; `None` if the client may not read it there and must request its rows.
     pub place: Option<Place>,
 }
 
@@ -26,19 +26,19 @@ pub struct TablePlace {
 pub struct Place {
     /// The number of the arena.
     pub arena: u64,
-    /// The rows, one behind the other.
+    /// The rows, contiguous.
     pub rows: Span,
-    /// Their sequence locks; of no bytes where they have none.
+    /// Their sequence locks; empty if they have none.
     pub locks: Span,
 }
 
-/// Behind it comes the metadata, padded to 8 bytes.
+/// Followed by the metadata, padded to 8 bytes.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Head {
     arena: U64,
     rows_offset: U64,
-    /// 0 where the client may not read there: a table has bytes.
+    /// 0 if the client may not read it there: a table is never empty.
     rows_bytes: U64,
     locks_offset: U64,
     locks_bytes: U64,
@@ -60,10 +60,10 @@ pub fn write<'t>(tables: impl Iterator<Item = (&'t TensorMeta, Option<Place>)>) 
     answer
 }
 
-/// Reads the answer to a request that has named so many tables.
+/// Reads the answer to a request for `tables` tables.
 ///
 /// # Errors
-/// InvalidArgument saying what is wrong with it. A place has as many bytes as the table's metadata says.
+/// InvalidArgument saying what is wrong with the answer. A place must have exactly the size given by the table's metadata.
 pub fn read(answer: &[u8], tables: usize) -> Result<Vec<TablePlace>, Error> {
     let bad =
         |what: &str| Error::invalid(format!("{} bytes do not say where {tables} tables are: {what}", answer.len()));

@@ -16,20 +16,19 @@ use crate::wire::{Greeting, Reject, RejectCode, WireError};
 
 /// Bytes read at once during the handshake; bytes after the welcome are passed to the link.
 const READ_BYTES: usize = 16 * 1024;
-/// What a connection that speaks TLS begins with: a handshake record (RFC 8446, section 5.1).
+/// First byte of a TLS connection: a handshake record (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;
 const TLS_ALERT: u8 = 21;
 
-/// A connection whose handshake is in progress. See the module.
+/// A connection whose handshake is in progress; see the module's documentation.
 pub(super) struct Authenticator {
     pub(super) stream: Stream,
     speaker: Speaker,
-    /// The transport address that was called.
+    /// The called transport address.
     address: String,
     state: HandshakeState,
-    /// Authentication succeeded.
     is_authenticated: bool,
-    /// Bytes to send, and how many were sent.
+    /// Bytes to send; `written` of them were sent.
     words: Vec<u8>,
     written: usize,
     /// Received handshake bytes that were not consumed.
@@ -37,17 +36,17 @@ pub(super) struct Authenticator {
 }
 
 enum HandshakeState {
-    /// Whatever was wanted has been shown.
+    /// The required proof was given, or none is required.
     Open,
-    /// TLS is wanted, and nothing has come yet.
+    /// TLS is required, and nothing has come yet.
     TlsSilent,
     Tls,
-    /// The shared secret is wanted. This side's challenge is said.
+    /// The shared secret is required. This side has sent its challenge.
     Challenged {
         secret: Arc<Secret>,
         mine: Nonce,
     },
-    /// Both challenges are known, and the other side's proof is still to come.
+    /// Both challenges are known, and the other side's proof is yet to come.
     Unproven {
         secret: Arc<Secret>,
         call: Call,
@@ -56,11 +55,11 @@ enum HandshakeState {
 
 /// Why a connection failed before the handshake.
 pub(super) enum Turned {
-    /// It ended, or is not with a Sealane peer.
+    /// It ended, or the peer is not Sealane.
     Link(LinkError),
-    /// The peer said no.
+    /// The peer refused.
     Rejected(Reject),
-    /// The peer did not show that it may talk.
+    /// The peer did not authenticate itself.
     Unauthenticated(String),
 }
 
@@ -80,7 +79,7 @@ impl From<WireError> for Turned {
 }
 
 impl Authenticator {
-    /// A connection on which `speaker` is this side, to the transport address `address`.
+    /// A connection to the transport address `address`, on which this side is `speaker`.
     pub(super) fn new(
         socket: Socket,
         (speaker, address): (Speaker, &str),
@@ -116,12 +115,12 @@ impl Authenticator {
         })
     }
 
-    /// Says something once authentication succeeded.
+    /// Sends a greeting once authentication has succeeded.
     pub(super) fn say(&mut self, greeting: &[u8]) {
         self.words.extend_from_slice(greeting);
     }
 
-    /// True while the socket must become writable for the next step.
+    /// True while the next step needs a writable socket.
     pub(super) fn wants_write(&self) -> bool {
         let tls = match (&self.stream, &self.state) {
             (Stream::Tls(stream), HandshakeState::TlsSilent | HandshakeState::Tls) => stream.wants_write(),
@@ -130,7 +129,7 @@ impl Authenticator {
         tls || self.written < self.words.len()
     }
 
-    /// Goes on until all is said and nothing more is there; true once the peer has shown what it must.
+    /// Continues until everything is sent and nothing more has come; true once the peer is authenticated.
     pub(super) fn authenticate(&mut self) -> Result<bool, Turned> {
         loop {
             match &self.state {
@@ -167,12 +166,11 @@ impl Authenticator {
         }
     }
 
-    /// True once the peer has shown what it must.
     pub(super) fn is_authenticated(&self) -> bool {
         self.is_authenticated
     }
 
-    /// Writes what is to be said; true if all of it has left.
+    /// Sends what is queued; true if all of it was sent.
     pub(super) fn flush(&mut self) -> Result<bool, Turned> {
         while self.written < self.words.len() {
             let slice = [self.words[self.written..].into()];
@@ -210,8 +208,8 @@ impl Authenticator {
         }
     }
 
-    /// Says no as far as the connection takes it at once: a fresh one takes all of it. Where TLS has failed its alert has
-    /// said so.
+    /// Refuses the peer, as far as the connection accepts the bytes at once: a fresh one accepts all of them. If TLS has
+    /// failed, its alert has already said so.
     pub(super) fn reject(&mut self, code: RejectCode, reason: impl Into<String>) {
         let has_failed =
             matches!((&self.stream, &self.state), (Stream::Tls(_), HandshakeState::TlsSilent | HandshakeState::Tls));
@@ -228,7 +226,7 @@ impl Authenticator {
         }
     }
 
-    /// One word of the exchange about the shared secret.
+    /// Handles one message of the exchange about the shared secret.
     fn take(&mut self, greeting: Greeting) -> Result<(), Turned> {
         let state = std::mem::replace(&mut self.state, HandshakeState::Open);
         let address = self.address.clone();
@@ -251,14 +249,14 @@ impl Authenticator {
                 };
                 if !is_right {
                     let reason = "the shared secret (security.secret_file) is not the same on both sides";
-                    // Where there is no map, none names the called side.
+                    // Without a map, no name of the called side is known.
                     let or_map = match &address[..] {
                         "" => String::new(),
                         here => format!(", or their endpoint maps name the called side differently (here: {here})"),
                     };
                     return Err(Turned::Unauthenticated(format!("{reason}{or_map}")));
                 }
-                // The caller has shown its proof first: who only wants to see one learns nothing from a called side.
+                // The caller proves itself first: a caller that only wants to obtain a proof learns nothing from a called side.
                 if let Some(answer) = answer.flatten() {
                     self.say(&Greeting::Proof(answer).to_bytes());
                 }
@@ -272,7 +270,7 @@ impl Authenticator {
         Ok(())
     }
 
-    /// The first byte that has come, which stays where it is; `None` if none has.
+    /// The first byte that has come, without consuming it; `None` if there is none.
     fn first_byte(&self) -> Result<Option<u8>, LinkError> {
         let mut byte = [0];
         let looked = recv(self.stream.socket().as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK);
@@ -280,10 +278,10 @@ impl Authenticator {
         Ok(looked.map(|_| byte[0]))
     }
 
-    /// What to make of a peer that does not speak TLS though this side does.
+    /// How to treat a peer that does not speak TLS although this side does.
     fn heard_no_tls(&mut self) -> Turned {
         match self.stream.socket().try_clone() {
-            // It may have said why, and can be told why, in its own words.
+            // It may have said why in plain text, and can be told so in plain text.
             Ok(socket) => self.stream = Stream::Plain(socket),
             Err(error) => return LinkError::io("dup", &error).into(),
         }
@@ -300,7 +298,7 @@ impl Authenticator {
         }
     }
 
-    /// What to make of a peer that introduces itself though it has proved nothing.
+    /// How to treat a peer that sends its hello or welcome without having proved anything.
     fn heard_no_proof(&self) -> Turned {
         let who = if self.speaker == Speaker::Caller {
             "called side did not request"

@@ -20,7 +20,7 @@ use crate::wire::{Greeting, Hello, Reject, WireError};
 pub struct Dial {
     authenticator: Authenticator,
     connected: bool,
-    /// To be said once the called side has shown what it must.
+    /// To be sent once the called side is authenticated.
     hello: Option<Vec<u8>>,
 }
 
@@ -32,7 +32,7 @@ pub enum Progress<Pending, Done> {
     Done(Done),
 }
 
-/// An attempt that was answered with a welcome.
+/// An attempt that was welcomed.
 pub struct Dialed {
     /// The link, ready for frames.
     pub link: TcpLink,
@@ -45,7 +45,7 @@ pub struct Dialed {
 /// A failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
-    /// No connection, or the peer is not Sealane.
+    /// There is no connection, or the peer is not Sealane.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The peer rejected the connection.
@@ -67,10 +67,10 @@ impl From<Turned> for DialError {
 }
 
 impl Dial {
-    /// Begins to connect to `address`, one of those of the transport address `peer`.
+    /// Begins to connect to `address`, one of the socket addresses of the transport address `peer`.
     ///
     /// # Errors
-    /// The system refuses a socket, an option or the address at once.
+    /// The system immediately refuses a socket, an option or the address.
     pub fn start(
         address: SocketAddr,
         (peer, hello): (&TransportAddress, Hello),
@@ -88,7 +88,7 @@ impl Dial {
         Self::over(socket, (peer, hello), authentication)
     }
 
-    /// The same on a non-blocking socket that has its options, and is connected or about to be.
+    /// As [`start`](Self::start), on a non-blocking socket that has its options set and is connected or about to be.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -101,30 +101,30 @@ impl Dial {
         Ok(Dial { authenticator, connected: false, hello: Some(Greeting::Hello(hello).to_bytes()) })
     }
 
-    /// What to wait for: writable first, readable then; both may be waited for all the time.
+    /// What to wait for: first writable, then readable; it is fine to wait for both all the time.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.authenticator.stream.as_fd()
     }
 
-    /// True once the system has found the connection to stand.
+    /// True once the system has established the connection.
     pub fn is_connected(&self) -> bool {
         self.connected
     }
 
-    /// True while the socket must become writable for the next step.
+    /// True while the next step needs a writable socket.
     pub fn wants_write(&self) -> bool {
         !self.connected || self.authenticator.wants_write()
     }
 
-    /// **Blocks** until it may go on, at most for so long.
+    /// **Blocks** until it can continue, at most for `left`.
     pub fn block(&self, left: Duration) {
         let writable = if self.wants_write() { PollFlags::POLLOUT } else { PollFlags::empty() };
         let mut polled = [PollFd::new(self.descriptor(), PollFlags::POLLIN | writable)];
-        // Interrupted or not: one that may go on does.
+        // Interrupted or not: the caller polls again.
         let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None);
     }
 
-    /// Blocks until it is over, at most until then.
+    /// Blocks until it is over, at most until `until`.
     fn wait(mut self, until: Instant) -> Result<Dialed, DialError> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -139,7 +139,7 @@ impl Dial {
         }
     }
 
-    /// Goes on as far as it can.
+    /// Continues as far as it can.
     ///
     /// # Errors
     /// See [`DialError`]; the dial is over.
@@ -179,10 +179,11 @@ impl Dial {
     }
 }
 
-/// Calls the addresses of `peer` in turn until one answers, each for so long at most. **Blocks**, also while a host name is looked up.
+/// Calls the addresses of `peer` in turn until one answers, each with a time limit. **Blocks**, also while a host name is
+/// looked up.
 ///
 /// # Errors
-/// That of the last address, or of the first that said no.
+/// The error of the last address, or of the first that refused.
 pub fn call(
     (peer, hello): (&TransportAddress, &Hello),
     settings: &TcpSettings,
@@ -201,11 +202,10 @@ pub fn call(
     Err(failed.into())
 }
 
-/// The socket addresses of a transport address. **Blocks** while a host name is looked up; a literal IP address does
-/// not.
+/// The socket addresses of a transport address. **Blocks** while a host name is looked up, not for a literal IP address.
 ///
 /// # Errors
-/// The name is not known to the resolver.
+/// The resolver does not know the name.
 pub fn resolve(address: &TransportAddress) -> Result<Vec<SocketAddr>, LinkError> {
     let name = match &address.host {
         Host::V4(ip) => return Ok(vec![(*ip, address.port).into()]),

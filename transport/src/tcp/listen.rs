@@ -13,14 +13,14 @@ use crate::endpoint_map::TransportAddress;
 use crate::error::LinkError;
 use crate::wire::{Greeting, Hello, RejectCode, VERSION_MAX, VERSION_MIN, WireError};
 
-/// Calls that the kernel keeps for us until we accept them: room for a thousand workers that start at once.
+/// Length of the kernel's accept queue: room for a thousand workers that start at once.
 const BACKLOG: i32 = 4096;
 
 /// A non-blocking listening socket on `address`. Without SO_REUSEPORT, so that a port in use is an error; with
 /// SO_REUSEADDR, so that a restart need not wait for old connections.
 ///
 /// # Errors
-/// The port is in use, or the address is not this host's.
+/// The port is in use, or the address is not of this host.
 pub fn listen(address: SocketAddr, settings: &TcpSettings) -> Result<Socket, LinkError> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))
         .map_err(|error| LinkError::io("socket", &error))?;
@@ -36,7 +36,7 @@ pub struct Answering {
     authenticator: Authenticator,
 }
 
-/// A caller whose hello is complete. Goes to the shard that serves the pair, which accepts or rejects.
+/// A caller whose hello is complete. It goes to the shard that serves the pair, which accepts or rejects it.
 pub struct Call {
     authenticator: Authenticator,
     /// The caller's hello.
@@ -57,7 +57,7 @@ pub enum CallError {
 }
 
 impl Answering {
-    /// Takes over an accepted socket, whose caller called the transport address `here`.
+    /// Takes over an accepted socket; its caller has called the transport address `here`.
     ///
     /// # Errors
     /// The system refuses an option.
@@ -71,7 +71,7 @@ impl Answering {
         Self::over(socket, here, authentication)
     }
 
-    /// The same on a non-blocking socket that has its options.
+    /// As [`new`](Self::new), on a non-blocking socket that has its options set.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -84,7 +84,7 @@ impl Answering {
         self.authenticator.stream.as_fd()
     }
 
-    /// True while the socket must become writable for the next step.
+    /// True while the next step needs a writable socket.
     pub fn wants_write(&self) -> bool {
         self.authenticator.wants_write()
     }
@@ -94,11 +94,11 @@ impl Answering {
         self.authenticator.input.len()
     }
 
-    /// Reads on as far as it can. A caller of another version, or one that does not show what it must, is told so before it
-    /// is dropped.
+    /// Reads as far as it can. A caller with another version, or one that does not authenticate itself, is told so before it is
+    /// dropped.
     ///
     /// # Errors
-    /// The caller closed, is not a Sealane peer, or has not shown that it may talk.
+    /// The caller closed, is not a Sealane peer, or has not authenticated itself.
     pub fn poll(mut self) -> Result<Progress<Answering, Call>, CallError> {
         match self.hear() {
             Ok(None) => Ok(Progress::Pending(self)),
@@ -117,7 +117,7 @@ impl Answering {
                 }
                 match error {
                     LinkError::Protocol(WireError::Version { .. }) => Err(error.into()),
-                    // Something else than what it must show.
+                    // It sent something other than the required proof.
                     LinkError::Protocol(error) if !self.authenticator.is_authenticated() => {
                         Err(CallError::Unauthenticated(error.to_string()))
                     }
@@ -130,7 +130,7 @@ impl Answering {
         }
     }
 
-    /// The caller's hello; `None` if it is not all there.
+    /// The caller's hello; `None` if it is incomplete.
     fn hear(&mut self) -> Result<Option<Hello>, Turned> {
         if !self.authenticator.authenticate()? || !self.authenticator.flush()? {
             return Ok(None);
@@ -171,10 +171,10 @@ impl Call {
         }
     }
 
-    /// Welcomes a caller that wants the connection for streams: the socket, on which nothing else was said.
+    /// Welcomes a caller that wants the connection for streams. Returns the socket, on which nothing else was sent.
     ///
     /// # Errors
-    /// The caller has gone, says more than it may, or the connection is encrypted.
+    /// The caller is gone, has sent more than allowed, or the connection is encrypted.
     pub fn hand_over(mut self, introduction: Hello) -> Result<Socket, LinkError> {
         self.authenticator.say(&Greeting::Welcome(introduction).to_bytes());
         match self.authenticator.flush() {

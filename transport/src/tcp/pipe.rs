@@ -1,6 +1,6 @@
-//! Connections on which two processes give each other bytes in a way of their own, without frames and sessions: those of groups. They
-//! authenticate as links do; then the calling side says who it is, and the called side answers, in so many bytes. Non-blocking; whoever
-//! owns them polls them.
+//! Connections of groups, on which two processes exchange bytes in their own way, without frames and sessions. They
+//! authenticate as links do; then the calling side says who it is, and the called side answers, each with a fixed number of
+//! bytes. Non-blocking; their owner polls them.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,20 +18,20 @@ use crate::authentication::{Authentication, Speaker};
 use crate::error::LinkError;
 use crate::wire::RejectCode;
 
-/// Bytes of what each side says of itself.
+/// Number of bytes in which each side says who it is.
 pub const OPENING_BYTES: usize = 64;
 
-/// An idle connection whose other host does not answer any more ends after some 25 seconds.
+/// An idle connection whose other host no longer answers ends after about 25 seconds.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A connection whose two sides know who they are.
+/// A connection whose two sides know each other.
 pub struct Pipe(Stream);
 
 impl Pipe {
-    /// Writes from the front of the parts, and says how many bytes; 0 if the connection takes none now. What it did not take must come
-    /// first the next time.
+    /// Writes from the front of the parts, and returns the number of bytes; 0 if the connection accepts none now. The rest must
+    /// come first in the next call.
     ///
     /// # Errors
     /// The connection has ended.
@@ -41,7 +41,7 @@ impl Pipe {
         Ok(self.0.write(slices, false)?.unwrap_or(0))
     }
 
-    /// True if bytes that [`write`](Self::write) did not take are under seal already: no others can come in their place.
+    /// True if bytes that [`write`](Self::write) did not accept are already sealed: no others may replace them.
     pub fn has_begun(&self) -> bool {
         match &self.0 {
             Stream::Plain(_) => false,
@@ -49,17 +49,17 @@ impl Pipe {
         }
     }
 
-    /// Nothing more is written: the other side sees the end of it, also where a forked child still has the connection.
+    /// Ends writing: the other side sees the end of the stream, even if a forked child still has the connection.
     pub fn end(&mut self) {
-        // What is on its way takes its time. Where either fails, the connection has ended.
+        // What is on its way may take its time. If either call fails, the connection has ended.
         let _ = retransmission::release(self.0.socket());
         let _ = self.0.socket().shutdown(std::net::Shutdown::Write);
     }
 
-    /// Reads what is there, and says how many bytes; 0 if there are none now.
+    /// Reads what is there, and returns the number of bytes; 0 if there are none now.
     ///
     /// # Errors
-    /// [`LinkError::Closed`] if none will come any more; the connection has ended otherwise.
+    /// [`LinkError::Closed`] if no more will come; otherwise the connection has failed.
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, LinkError> {
         Ok(self.0.read(&mut [into.into()])?.unwrap_or(0))
     }
@@ -71,7 +71,7 @@ impl AsFd for Pipe {
     }
 }
 
-/// A connection to somebody who has not answered yet.
+/// A connection to a called side that has not answered yet.
 pub struct CallingPipe {
     authenticator: Authenticator,
     is_connected: bool,
@@ -79,20 +79,20 @@ pub struct CallingPipe {
     answer: Said,
 }
 
-/// A caller who has not said yet who it is.
+/// A caller that has not said yet who it is.
 pub struct CalledPipe {
     authenticator: Authenticator,
     opening: Said,
 }
 
-/// A caller who waits for an answer.
+/// A caller that waits for an answer.
 pub struct Caller(Stream);
 
 impl CallingPipe {
-    /// Begins to connect to `address`, to say `opening` there.
+    /// Begins to connect to `address`, where it will send `opening`.
     ///
     /// # Errors
-    /// The system refuses a socket, an option or the address at once.
+    /// The system immediately refuses a socket, an option or the address.
     pub fn start(
         address: SocketAddr,
         opening: [u8; OPENING_BYTES],
@@ -110,7 +110,7 @@ impl CallingPipe {
         Ok(CallingPipe { authenticator, is_connected: false, opening: Some(opening), answer: Said::default() })
     }
 
-    /// Goes on as far as it can. Done: the connection, and what the called side has answered.
+    /// Continues as far as it can. When done, returns the connection, and the called side's answer.
     ///
     /// # Errors
     /// It is over; see [`DialError`].
@@ -137,7 +137,7 @@ impl CallingPipe {
         Ok(Progress::Done((Pipe(self.authenticator.stream), self.answer.bytes)))
     }
 
-    /// True while the socket must become writable for the next step.
+    /// True while the next step needs a writable socket.
     pub fn wants_write(&self) -> bool {
         !self.is_connected || self.authenticator.wants_write()
     }
@@ -160,7 +160,8 @@ impl CalledPipe {
         Ok(CalledPipe { authenticator, opening: Said::default() })
     }
 
-    /// Goes on as far as it can. Done: the caller, and what it has said. One that does not show what it must is told so.
+    /// Continues as far as it can. When done, returns the caller and its opening. A caller that does not authenticate itself is
+    /// told so.
     ///
     /// # Errors
     /// It is over; see [`DialError`].
@@ -176,7 +177,7 @@ impl CalledPipe {
         }
     }
 
-    /// True once all is said.
+    /// True once the caller's opening is complete.
     fn hear(&mut self) -> Result<bool, Turned> {
         Ok(self.authenticator.authenticate()?
             && self.authenticator.flush()?
@@ -191,7 +192,7 @@ impl AsFd for CalledPipe {
 }
 
 impl Caller {
-    /// Answers it. A fresh connection has room for that.
+    /// Answers the caller. A fresh connection has room for the answer.
     ///
     /// # Errors
     /// The connection has ended.
@@ -204,7 +205,7 @@ impl Caller {
     }
 }
 
-/// What the other side says, as far as it has come.
+/// The other side's opening, as far as it has come.
 struct Said {
     bytes: [u8; OPENING_BYTES],
     len: usize,
@@ -217,9 +218,9 @@ impl Default for Said {
 }
 
 impl Said {
-    /// True once all is there. What follows is not read.
+    /// True once it is complete. What follows is not read.
     fn hear(&mut self, authenticator: &mut Authenticator) -> Result<bool, Turned> {
-        // What came together with the last proof.
+        // Bytes that came together with the last proof.
         let early = authenticator.input.len().min(OPENING_BYTES - self.len);
         self.bytes[self.len..][..early].copy_from_slice(&authenticator.input[..early]);
         authenticator.input.drain(..early);

@@ -1,4 +1,4 @@
-//! Bounds TCP's retransmission timeout: after an outage, nothing passes until it expires. Two system calls.
+//! Bounds TCP's retransmission timeout: after an outage, nothing is transmitted until it expires. Two system calls.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -8,22 +8,22 @@ use std::os::fd::{AsFd, AsRawFd};
 /// The option's number in linux/tcp.h, since Linux 6.15.
 const TCP_RTO_MAX_MS: c_int = 44;
 
-/// The longest wait: the least that the kernel accepts. Without it each wait is twice the one before, up to two minutes, so that
-/// a cable that was cut for 7 s stayed dead for 6 s more.
+/// The longest wait: the smallest that the kernel accepts. Without it each wait is twice the previous one, up to two
+/// minutes, so that after a cable was cut for 7 s the connection stayed dead for 6 s more.
 const WAIT_MAX_MS: c_int = 1000;
 
-/// The kernel's own bound. By it the kernel also knows when to give up what a closed socket has not sent yet.
+/// The kernel's own bound. The kernel also uses it to decide when to give up what a closed socket has not sent yet.
 const KERNELS_MAX_MS: c_int = 120_000;
 
-/// Bounds the waits of a socket, those of its connecting included. A kernel that cannot is left as it is.
+/// Bounds the retransmission timeouts of a socket, also while it connects. Does nothing on a kernel without the option.
 ///
 /// # Errors
-/// The socket is none, or the kernel refuses the bound.
+/// It is not a TCP socket, or the kernel refuses the bound.
 pub(super) fn bound(socket: &impl AsFd) -> io::Result<()> {
     set(socket, WAIT_MAX_MS)
 }
 
-/// Lifts the bound, before a socket is closed that may not have sent everything.
+/// Removes the bound before a socket is closed that may not have sent everything.
 ///
 /// # Errors
 /// As [`bound`].

@@ -1,7 +1,7 @@
 //! One connected socket as a link.
 //!
-//! Frames are read through a small staging buffer, the thread's; once a payload's header was seen, its bytes are read by `readv`
-//! straight into their destination, with the staging buffer behind it for whatever follows.
+//! Frames are read through a small staging buffer, one per thread. Once a payload's header was seen, its bytes are read by
+//! `readv` straight into their destination, with the staging buffer behind it for whatever follows.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::outbox::Outbox;
 use crate::spares;
 use crate::wire::WireError;
 
-/// Longest time that the kernel takes for TCP_USER_TIMEOUT: three weeks.
+/// The largest TCP_USER_TIMEOUT that the kernel accepts: three weeks.
 const USER_TIMEOUT_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 /// Vectors in one write.
 const VECTORS: usize = 32;
@@ -70,7 +70,7 @@ impl TcpSettings {
     }
 }
 
-/// The congestion control that a socket uses, by its name in the kernel.
+/// The name of the congestion control that a socket uses, as in the kernel.
 pub fn congestion_of(socket: &impl AsFd) -> String {
     let name = SockRef::from(socket).tcp_congestion().unwrap_or_default();
     String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
@@ -79,10 +79,10 @@ pub fn congestion_of(socket: &impl AsFd) -> String {
 /// A connected socket after its handshake.
 pub struct TcpLink {
     stream: Stream,
-    /// What was read and not taken: a part of a frame, most often nothing and without memory.
+    /// Bytes that were read and not consumed: part of a frame; usually empty and without an allocation.
     rest: Vec<u8>,
     landing: Option<Landing>,
-    /// The last write said that more follows: the kernel may hold its bytes back.
+    /// The last write announced more data: the kernel may hold its bytes back.
     held_back: bool,
 }
 
@@ -90,12 +90,12 @@ impl TcpLink {
     /// Takes over a non-blocking connected socket; `read_ahead` holds bytes read beyond the handshake.
     ///
     /// # Panics
-    /// If that is more than the staging buffer holds; the handshake reads no further.
+    /// If `read_ahead` is larger than the staging buffer; the handshake reads no further.
     pub fn new(socket: Socket, read_ahead: &[u8]) -> Self {
         Self::over(Stream::Plain(socket), read_ahead)
     }
 
-    /// The same for a connection that may be TLS.
+    /// As [`new`](Self::new), for a connection that may be TLS.
     pub(super) fn over(stream: Stream, read_ahead: &[u8]) -> Self {
         assert!(read_ahead.len() < STAGING_BYTES, "the handshake has read {} bytes ahead", read_ahead.len());
         Self { stream, rest: read_ahead.to_vec(), landing: None, held_back: false }
@@ -106,10 +106,10 @@ impl TcpLink {
         matches!(self.stream, Stream::Tls(_))
     }
 
-    /// The socket alone, for another use once nothing more is to come on it.
+    /// Returns the plain socket for another use, once nothing more will come on the link.
     ///
     /// # Errors
-    /// Something has come that nobody took.
+    /// Something has come that nobody consumed.
     pub fn into_socket(self) -> Result<Socket, LinkError> {
         if !self.rest.is_empty() || self.landing.is_some() {
             let found = self.rest.first().copied().unwrap_or_default().into();
@@ -118,8 +118,8 @@ impl TcpLink {
         self.stream.into_socket()
     }
 
-    /// Lets the receiver take what was left before: a handshake, or the receiver before this one, may have left whole frames.
-    /// The bytes taken.
+    /// Passes earlier bytes to the receiver: a handshake, or the previous receiver, may have left whole frames. Returns the
+    /// number of bytes consumed.
     #[inline]
     fn parse_rest(&mut self, receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
         if self.rest.is_empty() {
@@ -134,7 +134,7 @@ impl TcpLink {
         Ok(frames.consumed)
     }
 
-    /// Lets the receiver take these bytes, and keeps those that it does not take.
+    /// Passes these bytes to the receiver, and keeps those that it does not consume.
     #[inline]
     fn parse(&mut self, bytes: &[u8], receiver: &mut dyn Receiver) -> Result<(), LinkError> {
         if bytes.is_empty() {
@@ -155,7 +155,7 @@ impl TcpLink {
         Ok(())
     }
 
-    /// One batch of frames; the bytes read.
+    /// Reads one batch of frames; returns the number of bytes read.
     #[inline]
     fn read_frames(&mut self, staging: &mut [u8], receiver: &mut dyn Receiver) -> Result<usize, LinkError> {
         let kept = self.rest.len();
@@ -166,7 +166,7 @@ impl TcpLink {
         Ok(count)
     }
 
-    /// One read into the landing; the bytes read and whether the socket may hold more.
+    /// Reads once into the landing; returns the number of bytes read, and whether the socket may hold more.
     fn read_landing(
         &mut self,
         mut landing: Landing,
@@ -212,7 +212,7 @@ impl TcpLink {
         budget: usize,
     ) -> Result<usize, LinkError> {
         let mut total = 0;
-        // Payloads up to the budget, but one batch of frames.
+        // Payloads up to the budget, but only one batch of frames.
         if self.landing.is_none() {
             total += self.parse_rest(receiver)?;
         }

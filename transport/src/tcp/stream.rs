@@ -10,14 +10,13 @@ use super::tls::TlsStream;
 use crate::authentication::Certificate;
 use crate::error::LinkError;
 
-/// See the module.
 pub(crate) enum Stream {
     Plain(Socket),
     Tls(Box<TlsStream>),
 }
 
 impl Stream {
-    /// Reads what is there into one target after the other; `None` if there is nothing.
+    /// Reads what is there into the targets in turn; `None` if there is nothing.
     #[inline]
     pub(super) fn read(&mut self, targets: &mut [VolatileSliceMut<'_>]) -> Result<Option<usize>, LinkError> {
         match self {
@@ -26,8 +25,8 @@ impl Stream {
         }
     }
 
-    /// Writes from the front of `slices`; `None` if the connection takes nothing now. What was offered and not taken must
-    /// come first the next time: TLS has it under seal already.
+    /// Writes from the front of `slices`; `None` if the connection accepts nothing now. What was offered and not accepted must
+    /// come first in the next call: TLS has already sealed it.
     #[inline]
     pub(super) fn write(
         &mut self,
@@ -40,9 +39,9 @@ impl Stream {
         }
     }
 
-    /// Sends what the kernel holds back, after a write that said that more follows.
+    /// Sends what the kernel holds back after a write that announced more.
     pub(super) fn push_out(&self) -> Result<(), LinkError> {
-        // Setting the option again is how Linux is told to send what it holds.
+        // Setting the option again makes Linux send what it holds back.
         self.socket().set_tcp_nodelay(true).map_err(|error| LinkError::io("set TCP_NODELAY", &error))
     }
 
@@ -53,7 +52,7 @@ impl Stream {
         }
     }
 
-    /// The socket alone, once nothing more is to come by it. Dropping it ends the connection.
+    /// The plain socket, once nothing more will come through it. Dropping it ends the connection.
     pub(super) fn into_socket(self) -> Result<Socket, LinkError> {
         match self {
             Stream::Plain(socket) => Ok(socket),
@@ -61,7 +60,7 @@ impl Stream {
         }
     }
 
-    /// The peer's certificate, where TLS has checked one.
+    /// The peer's certificate, if TLS has checked one.
     pub(super) fn certificate(&self) -> Option<Certificate> {
         match self {
             Stream::Plain(_) => None,
@@ -76,14 +75,14 @@ impl AsFd for Stream {
     }
 }
 
-/// Writes to a socket; `None` if it takes nothing now.
+/// Writes to a socket; `None` if it accepts nothing now.
 #[inline]
 pub(super) fn send(
     socket: &Socket,
     slices: &[VolatileSlice<'_>],
     more_follows: bool,
 ) -> Result<Option<usize>, LinkError> {
-    // A write that others follow needs no segment of its own.
+    // A write that is followed by others needs no segment of its own.
     let flags = libc::MSG_NOSIGNAL | if more_follows { libc::MSG_MORE } else { 0 };
     loop {
         return match VolatileSlice::send(socket.as_fd(), slices, flags) {
@@ -95,7 +94,7 @@ pub(super) fn send(
     }
 }
 
-/// What a read got: `None` if there was nothing, an error if the peer has closed.
+/// The result of a read: `None` if there was nothing, an error if the peer has closed.
 #[inline]
 pub(super) fn got(result: std::io::Result<usize>) -> Result<Option<usize>, LinkError> {
     match result {

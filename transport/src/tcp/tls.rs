@@ -1,8 +1,9 @@
-//! TLS over a non-blocking socket: records sealed in a copy of frames and tensors, and opened into where they go.
+//! TLS over a non-blocking socket: sealed records are copies of frames and tensors; received records are opened into their
+//! destinations.
 //!
-//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record; between two reads
-//! a record's length of what has come, and nothing once its handshake is over and while it holds no part of a record. Data counts
-//! as written only when the kernel has all of its record, so an empty outbox has really been sent.
+//! Buffers at most [`INCOMING_BYTES`] of incoming and [`SEALED_BYTES`] of outgoing data, and one decrypted record. Between
+//! two reads it keeps at most one record's length of incoming data, and nothing if the handshake is over and no partial
+//! record has come. Data counts as written only once the kernel has its whole record, so an empty outbox was really sent.
 
 mod handshake;
 mod records;
@@ -24,55 +25,56 @@ use crate::spares::{self, Spares};
 
 /// Largest record with its header and tag (RFC 8446, section 5.2).
 const RECORD_BYTES: usize = 5 + 16 * 1024 + 256;
-/// What a peer may send before it has shown who it is: a chain of several certificates.
+/// Largest data that a peer may send before it is authenticated: a chain of several certificates.
 const HANDSHAKE_BYTES: usize = 16 * 1024;
-/// What is read at once: fifteen whole records and a part. With less, a fast link has more system calls than bytes to copy.
+/// Bytes read at once: fifteen whole records and a part. With less, a fast link makes more system calls than the copying
+/// costs.
 const INCOMING_BYTES: usize = 16 * RECORD_BYTES;
-/// What is sealed at once, likewise.
+/// Bytes sealed at once, for the same reason.
 const SEALED_BYTES: usize = 256 * 1024;
-/// Reads in a row that bring nothing of what a peer says, only records of TLS's own or a part of one: a peer that sends no
-/// others keeps nobody from the next link. A whole record comes in no more of the smallest segments of an Ethernet.
+/// Successive reads without application data, with only TLS's own records or part of one: so a peer that sends nothing else
+/// does not delay the next link. A whole record arrives in no more than this many of the smallest Ethernet segments.
 const FRUITLESS_READS: usize = 16;
 
-/// Large buffers of each kind that a thread keeps: one link after the other needs one, and another only while its socket is full.
+/// Large buffers of each kind that a thread keeps: each link in turn needs one, and keeps one longer only while its socket
+/// is full.
 const LARGE_BUFFERS: usize = 4;
 
 thread_local! {
-    /// For what comes: [`INCOMING_BYTES`] long.
+    /// For incoming data: [`INCOMING_BYTES`] long.
     static INCOMING: Spares = const { Spares::new(LARGE_BUFFERS) };
-    /// For what is sealed: empty, with room for as many.
+    /// For sealed data: empty, with capacity for [`SEALED_BYTES`].
     static SEALED: Spares = const { Spares::new(LARGE_BUFFERS) };
 }
 
-/// See the module.
 pub(crate) struct TlsStream {
     socket: Socket,
     stage: Stage,
-    /// The peer's, once it has shown it.
+    /// The peer's certificate, once it was presented.
     certificate: Option<Certificate>,
-    /// Bytes of the wire: those of `start..end` are still to be opened.
+    /// Bytes from the wire: those in `start..end` are still to be opened.
     incoming: Vec<u8>,
     start: usize,
     end: usize,
-    /// How long that buffer is while something is read.
+    /// The length of `incoming` while something is being read.
     incoming_bytes: usize,
-    /// What was opened and had no room: from `opened_head` on.
+    /// Opened bytes for which the targets had no room; from `opened_head` on.
     opened: Vec<u8>,
     opened_head: usize,
-    /// What is sealed: from `sealed_head` on it is still to leave.
+    /// Sealed bytes; from `sealed_head` on they are still to be sent.
     sealed: Vec<u8>,
     sealed_head: usize,
-    /// Bytes that are sealed, or have left, and were not yet told as written; and those of them that have left.
+    /// `owed`: bytes that were sealed or sent, and not yet reported as written. `left`: those of them that were sent.
     owed: usize,
     left: usize,
-    /// Records that have not: where each ends in what is sealed, and how many bytes are in it.
+    /// Sealed records not yet sent: where each ends in `sealed`, and how many bytes of data it holds.
     leaving: VecDeque<(usize, usize)>,
 }
 
 enum Stage {
     Handshake(Box<Handshake>),
     Open(Box<Records>),
-    /// It has failed, or the peer has said its last word: nothing more is read or sealed.
+    /// It has failed, or the peer has ended it: nothing more is read or sealed.
     Over,
 }
 
@@ -104,13 +106,13 @@ impl TlsStream {
         }
     }
 
-    /// Says what the caller says first, and reads nothing.
+    /// Sends the caller's first message, and reads nothing.
     pub(super) fn speak_first(&mut self) -> Result<(), LinkError> {
         while self.step(&mut [], &mut 0)? == Step::Again {}
         self.flush(false).map(|_| ())
     }
 
-    /// Goes on with the handshake; true once both sides have shown who they are.
+    /// Continues the handshake; true once both sides are authenticated.
     pub(super) fn handshake(&mut self) -> Result<bool, LinkError> {
         loop {
             let step = self.step(&mut [], &mut 0)?;
@@ -127,7 +129,7 @@ impl TlsStream {
         }
     }
 
-    /// The handshake is done, and all of it has left.
+    /// The handshake is done, and everything was sent.
     fn open(&mut self) -> Result<(), LinkError> {
         let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return Err(LinkError::Closed);
@@ -142,7 +144,7 @@ impl TlsStream {
         Ok(())
     }
 
-    /// True while the handshake has something to write.
+    /// True while the handshake has something to send.
     pub(super) fn wants_write(&self) -> bool {
         self.sealed_head < self.sealed.len()
     }
@@ -170,10 +172,10 @@ impl TlsStream {
             if taken > 0 {
                 return Ok(Some(taken));
             }
-            // A change of keys that the peer has asked for; if it cannot leave now it does so before the next record. Of a peer that has
-            // gone the last word is heard first.
+            // A key update that the peer has requested; if it cannot be sent now, it is sent before the next record. If the
+            // peer is gone, its last messages are read first.
             let flushed = self.flush(false);
-            // What is left is in the socket, which says so again.
+            // What was not read stays in the socket, which reports it again.
             if room == 0 || reads == FRUITLESS_READS || !self.fill()? {
                 return flushed.map(|_| None);
             }
@@ -199,7 +201,7 @@ impl TlsStream {
         Ok((taken > 0 || is_all).then_some(taken))
     }
 
-    /// True if something is under seal that was not told as written.
+    /// True if sealed data was not reported as written yet.
     pub(super) fn owes(&self) -> bool {
         self.owed > 0
     }
@@ -219,7 +221,7 @@ impl TlsStream {
         self.certificate.clone()
     }
 
-    /// Moves what was opened before into the targets.
+    /// Moves bytes that were opened earlier into the targets.
     fn hand_over(&mut self, targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) {
         self.opened_head += scatter(&self.opened[self.opened_head..], targets, taken);
         if self.opened_head == self.opened.len() {
@@ -228,7 +230,7 @@ impl TlsStream {
         }
     }
 
-    /// Gives back the large buffer of what comes: what is left to be opened moves to a small one, unless the reader has left much.
+    /// Returns the large buffer for incoming data: what is still to be opened moves to a small one, unless it is too much.
     fn put_away(&mut self) {
         let rest = self.end - self.start;
         let is_large = self.incoming.len() > RECORD_BYTES;
@@ -242,8 +244,7 @@ impl TlsStream {
         }
     }
 
-    /// Looks at what has come. Opened bytes go into the targets behind the `taken` that are there, and what has no room
-    /// waits.
+    /// Handles received data. Opened bytes go into the targets behind the first `taken` bytes; what does not fit is kept.
     fn step(&mut self, targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) -> Result<Step, LinkError> {
         let incoming = &mut self.incoming[self.start..self.end];
         let (record, step) = match &mut self.stage {
@@ -261,7 +262,7 @@ impl TlsStream {
                 Ok((record, Opened::Own)) => (record, Ok(Step::Again)),
                 Ok((record, Opened::Part)) => (record, Ok(Step::Blocked)),
                 Ok((record, Opened::Over)) => {
-                    // What may follow is nobody's (RFC 8446, section 6.1).
+                    // Data after the end is ignored (RFC 8446, section 6.1).
                     self.stage = Stage::Over;
                     (record, Ok(Step::Over))
                 }
@@ -275,7 +276,8 @@ impl TlsStream {
         })
     }
 
-    /// Seals as much of the slices as leaves at once: tensors may lie in memory that others write to, so what is sealed is a copy.
+    /// Seals as much of the slices as can be sent at once. It seals a copy, since others may write to a tensor's memory
+    /// meanwhile.
     fn seal(&mut self, slices: &[VolatileSlice<'_>]) -> Result<(), LinkError> {
         let Stage::Open(records) = &mut self.stage else { return Err(LinkError::Closed) };
         if self.sealed.capacity() == 0 {
@@ -348,7 +350,7 @@ impl TlsStream {
         Ok(true)
     }
 
-    /// Writes what is sealed; true if all of it has left, and what the peer's keys want answered.
+    /// Sends sealed data; true if all of it was sent, including a key update that the peer requested.
     fn flush(&mut self, more_follows: bool) -> Result<bool, LinkError> {
         loop {
             while self.wants_write() {
@@ -377,7 +379,7 @@ impl TlsStream {
         }
     }
 
-    /// The connection has failed, and is not asked again but for its last words: the alert that tells the peer why.
+    /// The connection has failed and is not used again, except for a last alert that tells the peer why.
     fn fail(&mut self, alert: Option<rustls::AlertDescription>) {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Handshake(mut handshake) => {
@@ -385,18 +387,18 @@ impl TlsStream {
             }
             Stage::Open(mut records) => {
                 if let Some(alert) = alert {
-                    // What cannot be sealed is not said.
+                    // What cannot be sealed is not sent.
                     let _ = records.seal_alert(alert, &mut self.sealed);
                 }
             }
             Stage::Over => {}
         }
-        // It is over whether the peer hears of it or not.
+        // It is over whether the peer learns of it or not.
         let _ = self.flush(false);
     }
 }
 
-/// Appends what has no room elsewhere.
+/// Appends bytes for which there is no room elsewhere.
 fn keep(opened: &mut Vec<u8>, bytes: &[u8]) {
     if opened.capacity() == 0 && !bytes.is_empty() {
         *opened = spares::take();
@@ -404,7 +406,7 @@ fn keep(opened: &mut Vec<u8>, bytes: &[u8]) {
     opened.extend_from_slice(bytes);
 }
 
-/// Copies `bytes` into the targets behind the first `taken`, as far as they have room; how many.
+/// Copies `bytes` into the targets behind the first `taken` bytes, as far as there is room; returns how many.
 fn scatter(mut bytes: &[u8], targets: &mut [VolatileSliceMut<'_>], taken: &mut usize) -> usize {
     let (mut skip, before) = (*taken, *taken);
     for target in targets {
@@ -423,7 +425,7 @@ fn scatter(mut bytes: &[u8], targets: &mut [VolatileSliceMut<'_>], taken: &mut u
     *taken - before
 }
 
-/// What went wrong, in words that name the side whose certificate it is.
+/// The error with a message that names the side whose certificate is at fault.
 fn tls(error: &rustls::Error) -> LinkError {
     use rustls::{AlertDescription as Alert, CertificateError as Bad, Error};
     LinkError::Tls(match error {
@@ -435,7 +437,7 @@ fn tls(error: &rustls::Error) -> LinkError {
             let until = not_before.as_secs().saturating_sub(time.as_secs());
             format!("the peer's certificate is valid only in {}: is a clock wrong?", span(until))
         }
-        // All authorities of `sealane keys tls` have one name: another one's signature is wrong.
+        // All authorities from `sealane keys tls` have the same name, so another one is recognized only by a wrong signature.
         Error::InvalidCertificate(Bad::UnknownIssuer | Bad::BadSignature) => {
             "the peer's certificate is of no authority in security.tls_authorities here".into()
         }
@@ -449,7 +451,7 @@ fn tls(error: &rustls::Error) -> LinkError {
     })
 }
 
-/// A number of seconds in a unit that people count in.
+/// A number of seconds in a human-readable unit.
 fn span(seconds: u64) -> String {
     match seconds / 60 {
         minutes @ ..120 => format!("{minutes} minutes"),

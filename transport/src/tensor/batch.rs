@@ -1,4 +1,4 @@
-//! Small tensors that came together, in the memory of their frame: looked at where they lie, or taken out one by one.
+//! Small tensors that came together, in the memory of their frame: read in place, or taken out one by one.
 
 use sealane_runtime::Buffer;
 use smallvec::SmallVec;
@@ -6,35 +6,35 @@ use smallvec::SmallVec;
 use super::{Tensor, TensorMeta};
 use crate::wire::{PushRecords, WireError};
 
-/// See the module. What is taken out is no longer in it.
+/// Small tensors that came together; see the module's documentation. Tensors taken out are no longer part of it.
 #[derive(Debug)]
 pub struct TensorBatch {
     bytes: Box<[u8]>,
-    /// Each metadata that is written there, in turn.
+    /// The distinct metadata of the tensors, in order.
     metas: SmallVec<[TensorMeta; 1]>,
     next: Place,
     payload_bytes: usize,
-    /// Bytes of the last one.
+    /// Bytes of the last tensor.
     last_bytes: usize,
 }
 
-/// How far the tensors have been gone through.
+/// Position of an iteration over the tensors.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// Where the next one begins.
+    /// Where the next tensor begins.
     at: usize,
-    /// Metadata that was passed.
+    /// Number of metadata passed.
     metas: usize,
-    /// Tensors from there on.
+    /// Number of tensors from there on.
     left: usize,
 }
 
-/// A tensor of a [`TensorBatch`], where it lies.
+/// A tensor of a [`TensorBatch`], in place.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     /// Type, shape and flags.
     pub meta: &'a TensorMeta,
-    /// The bytes, not aligned.
+    /// The bytes, possibly unaligned.
     pub bytes: &'a [u8],
 }
 
@@ -46,10 +46,10 @@ impl TensorView<'_> {
 }
 
 impl TensorBatch {
-    /// A copy of what came but for the first so many.
+    /// A copy of the records, without the first `passed`.
     ///
     /// # Errors
-    /// It cannot be: lengths, or metadata that does not match its bytes.
+    /// The records are invalid: a wrong length, or metadata that does not match its bytes.
     pub(crate) fn copy_of(records: PushRecords<'_>, passed: u64) -> Result<TensorBatch, WireError> {
         let bad = |bytes: usize| WireError::BadValue { what: "metadata of a push, for a length", found: bytes as u64 };
         let (mut metas, mut checked) = (SmallVec::<[TensorMeta; 1]>::new(), usize::MAX);
@@ -76,34 +76,34 @@ impl TensorBatch {
         Ok(TensorBatch { bytes: records.as_bytes().into(), metas, next, payload_bytes, last_bytes })
     }
 
-    /// How many there are.
+    /// Number of tensors.
     pub fn len(&self) -> usize {
         self.next.left
     }
 
-    /// True if there is none.
+    /// True if there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their bytes.
+    /// Total bytes of their payloads.
     pub fn payload_bytes(&self) -> usize {
         self.payload_bytes
     }
 
-    /// Bytes of those before the last.
+    /// Total bytes of all but the last.
     pub(crate) fn bytes_before_last(&self) -> usize {
         self.payload_bytes.saturating_sub(self.last_bytes)
     }
 
-    /// Each in turn.
+    /// Iterates over the tensors.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         let mut place = self.next;
         std::iter::from_fn(move || self.view(&mut place))
     }
 
-    /// Takes the next out, with a copy of its bytes.
+    /// Removes and returns the next tensor, with a copy of its bytes.
     pub fn pop(&mut self) -> Option<Tensor> {
         let mut next = self.next;
         let tensor = self.view(&mut next)?.to_tensor();

@@ -1,4 +1,4 @@
-//! Element types as DLPack names them: a code, bits, lanes.
+//! Element types as in DLPack: a code, bits, lanes.
 
 use std::fmt;
 
@@ -93,7 +93,7 @@ impl DType {
     pub const U32: DType = DType::scalar(TypeCode::UInt, 32);
     /// 64-bit unsigned integer.
     pub const U64: DType = DType::scalar(TypeCode::UInt, 64);
-    /// One byte a truth value.
+    /// One byte per truth value.
     pub const BOOL: DType = DType::scalar(TypeCode::Bool, 8);
     /// Two 32-bit floats.
     pub const C64: DType = DType::scalar(TypeCode::Complex, 64);
@@ -105,10 +105,10 @@ impl DType {
         DType { code, bits, lanes: 1 }
     }
 
-    /// A type from numbers that may come from outside.
+    /// A type from numbers that may be untrusted.
     ///
     /// # Errors
-    /// InvalidArgument if DLPack knows no such code, or bits or lanes are 0.
+    /// InvalidArgument if the code is not DLPack's, or bits or lanes are 0.
     pub fn from_numbers(code: u8, bits: u8, lanes: u16) -> Result<DType, Error> {
         match TypeCode::from_number(code) {
             Some(code) if bits > 0 && lanes > 0 => Ok(DType { code, bits, lanes }),

@@ -9,9 +9,9 @@ pub trait Element: FromBytes + IntoBytes + Immutable + Copy {
     /// Its DLPack type.
     const DTYPE: DType;
 
-    /// The elements in `bytes`, in place; `None` if they are not aligned or not whole.
+    /// The elements in `bytes`, in place; `None` if they are misaligned or incomplete.
     fn slice_of(bytes: &[u8]) -> Option<&[Self]> {
-        // Memory of no bytes may lie anywhere.
+        // An empty slice may be at any address.
         if bytes.is_empty() { Some(&[]) } else { <[Self]>::ref_from_bytes(bytes).ok() }
     }
 }
@@ -22,5 +22,5 @@ macro_rules! element {
 
 element!(f32 => F32, f64 => F64, i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64);
 
-// A value's bytes are sent as they lie in memory, and the wire is little-endian.
+// Values are sent as they are in memory, and the wire is little-endian.
 const _: () = assert!(cfg!(target_endian = "little"), "Sealane runs on little-endian machines");

@@ -15,7 +15,7 @@ const FIXED_BYTES: usize = 8;
 const FLAG_DEAD: u8 = 1;
 const FLAG_STRINGS: u8 = 2;
 
-/// Type, shape and flags; cannot hold an illegal combination. 8 bytes and 8 a dimension, on the stack up to rank 5.
+/// Type, shape and flags; cannot hold an illegal combination. 8 bytes plus 8 per dimension, on the stack up to rank 5.
 ///
 /// Layout (little-endian): type code `u8`, bits `u8`, lanes `u16`, flags `u8` (1 dead, 2 strings), rank `u8`, zero
 /// `u16`, then each dimension as `u64`.
@@ -23,7 +23,7 @@ const FLAG_STRINGS: u8 = 2;
 pub struct TensorMeta(Meta);
 
 impl PartialEq for TensorMeta {
-    /// Word by word: the length is a multiple of 8, and most often 16 or 24, for which a call of memcmp takes twice as long.
+    /// Word by word: the length is a multiple of 8, and usually 16 or 24, for which calling memcmp takes twice as long.
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         let (ours, theirs) = (&*self.0, &*other.0);
@@ -33,7 +33,7 @@ impl PartialEq for TensorMeta {
 }
 
 impl Clone for TensorMeta {
-    /// As one copy of bytes, where the derived one would be a loop over them: a tenth of a recv's instructions.
+    /// One copy of bytes; the derived clone would loop over them, for a tenth of a recv's instructions.
     #[inline]
     fn clone(&self) -> Self {
         TensorMeta(Meta::from_slice(&self.0))
@@ -49,8 +49,7 @@ impl TensorMeta {
         Self::with_flags(dtype, shape, 0)
     }
 
-    /// Metadata of a tensor of strings: see [`Tensor::from_strings`](super::Tensor::from_strings).
-    /// Of strings, in a tensor of that shape.
+    /// Metadata of a tensor of strings with this shape: see [`Tensor::from_strings`](super::Tensor::from_strings).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -95,7 +94,7 @@ impl TensorMeta {
             let found = dimensions.len();
             return Err(Error::invalid(format!("tensor metadata of rank {rank} has {found} bytes of dimensions")));
         }
-        // Whether the bytes overflow is found out when they are compared with those that came.
+        // Whether the number of bytes overflows is checked when it is compared with the bytes that came.
         Ok(TensorMeta(Meta::from_slice(bytes)))
     }
 
@@ -154,20 +153,20 @@ impl TensorMeta {
         self.0[4] & FLAG_STRINGS != 0
     }
 
-    /// Bytes of a tensor of numbers; for strings, of their offsets: the least that there can be.
+    /// Bytes of a tensor of numbers; for strings, of their offsets, which is the minimum.
     #[inline]
     fn bytes(&self) -> Result<u64, Error> {
         let too_large = || Error::invalid("the shape asks for more than 2^64 bytes");
         let mut count = Some(1_u64);
         for dimension in self.dimensions() {
-            // A zero anywhere makes the tensor empty, however large the other dimensions are.
+            // A zero makes the tensor empty, however large the other dimensions are.
             if dimension == 0 {
                 count = Some(0);
                 break;
             }
             count = count.and_then(|count| count.checked_mul(dimension));
         }
-        // An overflow before a zero does not count either.
+        // An overflow before a zero dimension does not count either.
         let count = match count {
             Some(count) => count,
             None if self.dimensions().any(|dimension| dimension == 0) => 0,

@@ -20,7 +20,7 @@ pub use dtype::{DType, TypeCode};
 pub use element::Element;
 pub use meta::{Shape, TensorMeta};
 
-/// A tensor, as passed to a send and returned by a recv. It has no name; calls name it.
+/// A tensor, as passed to a send and returned by a recv. It has no name of its own; calls name it.
 ///
 /// The bytes are row-major and little-endian, as in DLPack and numpy by default. Cheap to move, not to clone.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of `data` with type and shape `meta`. Takes anything that owns bytes: a [`Buffer`], also one in a
-    /// [device's memory](Buffer::on_device), a `Vec<u8>`, or `bytes::Bytes` for memory that many sends share without a copy.
+    /// A tensor of `data` with type and shape `meta`. Takes anything that owns bytes: a [`Buffer`], including [device
+    /// memory](Buffer::on_device), a `Vec<u8>`, or `bytes::Bytes` for memory that many sends share without a copy.
     ///
     /// # Errors
     /// InvalidArgument if the number of bytes does not match type and shape.
@@ -86,7 +86,7 @@ impl Tensor {
         self.meta.shape()
     }
 
-    /// What holds the bytes.
+    /// The payload that holds the bytes.
     pub fn payload(&self) -> &Payload {
         &self.data
     }
@@ -102,8 +102,8 @@ impl Tensor {
         self.data.is_empty()
     }
 
-    /// What kind of memory the bytes are in. Those of a received tensor are in the host's, wherever they came from, unless the
-    /// recv or the pull brought a device's.
+    /// The kind of memory that holds the bytes. A received tensor is in host memory, wherever it came from, unless the recv or
+    /// pull supplied device memory.
     pub fn memory(&self) -> MemoryKind {
         self.data.memory()
     }
@@ -111,12 +111,12 @@ impl Tensor {
     /// The bytes.
     ///
     /// # Panics
-    /// If they are in a device's [memory](Self::memory), or in memory that others may write to, which only the engine uses.
+    /// If they are in [device memory](Self::memory), or in memory that others may write to, which only the engine uses.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_ref()
     }
 
-    /// The bytes, to be written over; `None` if the memory is shared, or a device's.
+    /// The bytes, mutable; `None` if the memory is shared, or a device's.
     #[inline]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.buffer_mut().filter(|buffer| buffer.device().is_none()).map(|buffer| &mut **buffer)
@@ -152,7 +152,7 @@ impl Tensor {
         tensor
     }
 
-    /// The same tensor in memory that can be shared without a copy; small ones are not moved.
+    /// The same tensor in memory that can be shared without a copy; small tensors are not moved.
     pub fn into_shared(self) -> Tensor {
         Tensor { meta: self.meta, data: self.data.into_shared() }
     }
@@ -162,12 +162,12 @@ impl Tensor {
         Tensor { meta: self.meta.clone(), data: self.data.share() }
     }
 
-    /// Metadata and bytes apart.
+    /// Separates metadata and bytes.
     pub fn into_parts(self) -> (TensorMeta, Payload) {
         (self.meta, self.data)
     }
 
-    /// The memory, for reuse, such as by the next recv. Shared memory is copied, unless it is a device's.
+    /// The memory, for reuse, for example by the next recv. Shared memory is copied, unless it is a device's.
     pub fn into_buffer(self) -> Buffer {
         match self.data {
             Payload::Owned(buffer) => buffer,
@@ -177,7 +177,7 @@ impl Tensor {
     }
 }
 
-/// A tensor, or a reference to one: who copies small ones needs no more than that.
+/// A tensor or a reference to one: code that only copies small tensors needs no more.
 pub trait IntoTensor: Borrow<Tensor> {
     /// The tensor itself.
     fn into_tensor(self) -> Tensor;
@@ -189,24 +189,24 @@ impl IntoTensor for Tensor {
     }
 }
 
-/// Another handle to the same tensor, as [`Tensor::share`] gives it.
+/// Another handle to the same tensor, from [`Tensor::share`].
 impl IntoTensor for &Tensor {
     fn into_tensor(self) -> Tensor {
         self.share()
     }
 }
 
-/// Combines untrusted metadata and bytes, as [`Tensor::from_wire`] does, and remembers the last kind of tensor: the next is most
-/// often of the same, and known to be sound.
+/// Combines untrusted metadata and bytes, as [`Tensor::from_wire`] does, and remembers the last kind of tensor: the next is
+/// usually of the same kind, and so known to be valid.
 #[derive(Debug, Default)]
 pub struct LastKind(Option<(TensorMeta, usize)>);
 
 impl LastKind {
-    /// The tensor.
+    /// The tensor with this metadata and these bytes.
     ///
     /// # Errors
     /// InvalidArgument if the metadata is invalid or does not match the number of bytes.
-    // Its only cost is to call it.
+    // Most of its cost would be the call.
     #[inline(always)]
     pub fn tensor(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
         match &self.0 {
@@ -217,7 +217,7 @@ impl LastKind {
         }
     }
 
-    /// A tensor of a kind that the last was not of.
+    /// The tensor, if it is of another kind than the last.
     #[cold]
     fn check(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
         let tensor = Tensor::from_wire(meta, data)?;

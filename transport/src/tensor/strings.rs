@@ -1,15 +1,15 @@
-//! Tensors of strings: offsets first, then the text of all.
+//! Tensors of strings: first the offsets, then all text.
 
 use crate::Error;
 
 use super::{Tensor, TensorMeta};
 
 impl Tensor {
-    /// A tensor of byte strings, row-major. On the wire: one `u64` offset a string and one more for the end, counted
-    /// from the first text byte, then the texts without separators (Apache Arrow's layout for large binaries).
+    /// A tensor of byte strings, row-major. On the wire: one `u64` offset per string and one more for the end, counted from the
+    /// first text byte, then the texts without separators (Apache Arrow's layout for large binaries).
     ///
     /// # Errors
-    /// InvalidArgument if the shape asks for another number of strings.
+    /// InvalidArgument if the shape requires another number of strings.
     pub fn from_strings<S: AsRef<[u8]>>(shape: &[u64], strings: &[S]) -> Result<Tensor, Error> {
         let meta = TensorMeta::strings(shape)?;
         if meta.element_count() != strings.len() as u64 {

@@ -6,10 +6,10 @@
 
 use super::limits::{WINDOW_MAX, WINDOW_MIN};
 
-/// The receive buffers of a shard, as promises.
+/// A shard's receive buffers, and how many of them are promised.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// For windows of links that begin.
+    /// For the windows of new links.
     reserve: u32,
     /// For windows that grow.
     spare: u32,
@@ -17,7 +17,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// `total` buffers, of which a quarter is for windows that grow.
+    /// `total` buffers, a quarter of which is for windows that grow.
     pub(super) fn new(total: u32) -> Self {
         let spare = total / 4;
         Self { reserve: total - spare, spare, total }
@@ -28,73 +28,73 @@ impl Buffers {
         self.reserve >= WINDOW_MIN
     }
 
-    /// Buffers that are promised to peers.
+    /// Number of buffers promised to peers.
     pub(super) fn promised(&self) -> u32 {
         self.total - self.reserve - self.spare
     }
 }
 
-/// One link's share, both ways.
+/// One link's credit, in both directions.
 #[derive(Debug, Clone)]
 pub(super) struct Credits {
-    /// Messages that the peer has buffers for.
+    /// How many messages the peer has buffers for.
     to_send: u32,
-    /// Buffers of this side that are the peer's to fill, those that it was not told of included.
+    /// How many buffers of this side the peer may fill, including those that it was not told of.
     window: u32,
-    /// Of these, how many it has filled, was not told of, and has back.
+    /// How many of these it has filled, got back, and was not told of yet.
     owed: u32,
 }
 
 impl Credits {
-    /// A new link's; `None` if every buffer is promised.
+    /// The credit of a new link; `None` if every buffer is promised.
     pub(super) fn begin(buffers: &mut Buffers) -> Option<Credits> {
         buffers.reserve = buffers.reserve.checked_sub(WINDOW_MIN)?;
         Some(Credits { to_send: 0, window: WINDOW_MIN, owed: 0 })
     }
 
-    /// What the peer promises at the beginning.
+    /// Sets the peer's initial promise.
     pub(super) fn set_peer_window(&mut self, window: u32) {
         self.to_send = window;
     }
 
-    /// The link ends: its buffers are another's.
+    /// The link ends: its buffers can be promised to others.
     pub(super) fn end(&self, buffers: &mut Buffers) {
         buffers.reserve += WINDOW_MIN;
         buffers.spare += self.window - WINDOW_MIN;
     }
 
-    /// Buffers of this side that the peer may fill.
+    /// How many buffers of this side the peer may fill.
     pub(super) fn window(&self) -> u32 {
         self.window
     }
 
-    /// True if a message may leave that is more than credit. The last buffer is credit's: two sides that have both sent all
-    /// that they might could not tell each other so otherwise.
+    /// True if a message with more than credit may be sent. The last buffer is reserved for credit: otherwise two sides that
+    /// have both sent all that they may could not return credit.
     #[inline]
     pub(super) fn may_send(&self) -> bool {
         self.to_send >= 2
     }
 
-    /// True if credit is to be told by itself, if nothing else leaves soon.
+    /// True if credit must be sent by itself, unless something else is sent soon.
     #[inline]
     pub(super) fn must_tell(&self) -> bool {
-        // One message of credit alone takes one buffer, for which alone none is sent back: no ping-pong.
+        // A message with only credit takes one buffer, which alone does not cause a message back: no ping-pong.
         self.owed >= (self.window / 2).max(2) && self.to_send >= 1
     }
 
-    /// A message leaves, or a write with a word; how many buffers it gives back if it can say so.
+    /// A message is sent, or a write with immediate data.
     #[inline]
     pub(super) fn sent(&mut self) {
         self.to_send -= 1;
     }
 
-    /// What a message tells.
+    /// Number of buffers that a message returns; they count as told.
     #[inline]
     pub(super) fn tell(&mut self) -> u16 {
         std::mem::take(&mut self.owed) as u16
     }
 
-    /// The peer has given buffers back; false if there cannot be as many.
+    /// The peer has returned buffers; false if there cannot be as many.
     #[inline]
     pub(super) fn heard(&mut self, credits: u32) -> bool {
         self.to_send = self.to_send.saturating_add(credits);
@@ -107,14 +107,14 @@ impl Credits {
         self.owed > self.window
     }
 
-    /// A buffer that the peer has filled was given to the receive queue again.
+    /// A buffer that the peer has filled was returned to the receive queue.
     #[inline]
     pub(super) fn refilled(&mut self, buffers: &mut Buffers) {
         self.owed += 1;
         if self.owed < (self.window / 2).max(2) {
             return;
         }
-        // A peer that fills half its window before it hears of it is worth more, where there is more.
+        // A peer that fills half its window before it hears of it gets a larger window, if there are spare buffers.
         if buffers.spare < buffers.total / 16 && self.window > 2 * WINDOW_MIN {
             let back = (self.window / 4).min(self.owed - 1);
             (self.window, self.owed) = (self.window - back, self.owed - back);
@@ -131,11 +131,11 @@ impl Credits {
 mod tests {
     use super::*;
 
-    /// Two sides and what is on its way between them.
+    /// Two sides and the messages in flight between them.
     struct Pair {
         buffers: [Buffers; 2],
         credits: [Credits; 2],
-        /// Messages on their way to each side: what they tell.
+        /// Messages in flight to each side: the credit that each grants.
         under_way: [Vec<u16>; 2],
     }
 
@@ -225,7 +225,7 @@ mod tests {
             }
         }
         assert_eq!(pair.credits[1].window(), WINDOW_MAX);
-        // Others have taken all that was spare.
+        // Other links have taken all spare buffers.
         pair.buffers[1].spare = 0;
         pair.buffers[1].total = 1024;
         let mut credits = Credits { to_send: 3, window: WINDOW_MAX, owed: 0 };
@@ -240,7 +240,7 @@ mod tests {
     fn a_message_past_all_credit_is_noticed() {
         let mut pair = Pair::new([1024, 1024]);
         for sent in 1..4 * WINDOW_MAX {
-            // The peer is told nothing, whatever its window has become.
+            // The peer is granted nothing, whatever its window is now.
             pair.credits[1].refilled(&mut pair.buffers[1]);
             assert_eq!(pair.credits[1].is_overdrawn(), sent > WINDOW_MIN);
         }

@@ -12,21 +12,21 @@ use std::sync::Arc;
 
 pub use sealane_runtime::{DmaBuf, MemoryKind};
 
-/// Memory that the device may read and write, by its two keys.
+/// Memory that the device may read and write, with its two keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     /// Names it in [`Device::deregister`] and in [`Work::Bind`].
     pub id: u32,
     /// For this side's own work requests.
     pub lkey: u32,
-    /// For the peer's; of use to it only if the region was registered as open to peers.
+    /// For the peer's work requests; useful to the peer only if the region was registered as open to peers.
     pub rkey: u32,
 }
 
 /// Who may use a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// This side, and peers through windows that are bound to parts of it.
+    /// This side, and peers through windows bound to parts of it.
     Windows,
     /// Every peer that knows the key: for devices without windows.
     Peers,
@@ -37,7 +37,7 @@ pub enum Access {
 pub struct Piece {
     /// Where they begin.
     pub address: u64,
-    /// How many they are.
+    /// How many there are.
     pub bytes: u32,
     /// The region's local key.
     pub lkey: u32,
@@ -61,18 +61,18 @@ pub enum Grant {
     Write,
 }
 
-/// A memory window (of type 2B, InfiniBand specification 10.6.7.2): gives one queue pair's peer a part of a region until
-/// it is invalidated.
+/// A memory window (type 2B, InfiniBand specification 10.6.7.2): gives one queue pair's peer access to a part of a region
+/// until it is invalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// Names it in [`Work::Bind`].
     pub id: u32,
-    /// Its key: what it is bound to next uses [`next_key`](Self::next_key) of it.
+    /// Its current key; the next bind uses [`next_key`](Self::next_key).
     pub rkey: u32,
 }
 
 impl Window {
-    /// The key for the next bind: the low byte is the owner's to choose, and counts up so that an old key opens nothing.
+    /// The key for the next bind: the owner may choose the low byte, and counts up so that an old key opens nothing.
     pub fn next_key(self) -> u32 {
         (self.rkey & !0xff) | (self.rkey.wrapping_add(1) & 0xff)
     }
@@ -83,7 +83,7 @@ impl Window {
 pub enum Work {
     /// A message into one buffer of the peer's shared receive queue.
     Send(Piece),
-    /// The same; the bytes are copied by the call itself, and need not be registered. At most
+    /// Like [`Send`](Self::Send), but the call itself copies the bytes, which need not be registered. At most
     /// [`QueuePair::inline_bytes`].
     SendInline {
         /// Where they begin.
@@ -91,20 +91,21 @@ pub enum Work {
         /// How many they are.
         bytes: u32,
     },
-    /// Bytes into the peer's memory; with a word, this takes one buffer of the peer's shared receive queue, and tells it so.
+    /// Bytes into the peer's memory; with immediate data, this also takes one buffer of the peer's shared receive queue and so
+    /// notifies the peer.
     Write {
         /// The bytes.
         from: Piece,
-        /// Where to.
+        /// Where to write them.
         to: Remote,
-        /// The word.
+        /// The immediate data.
         word: Option<u32>,
     },
     /// Bytes out of the peer's memory.
     Read {
-        /// Where to.
+        /// Where to put them.
         into: Piece,
-        /// Where from.
+        /// Where to read them.
         from: Remote,
     },
     /// Opens part of a region to the peer of this queue pair.
@@ -132,16 +133,16 @@ pub enum Work {
 /// A work request with its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Post {
-    /// Comes back with its completion.
+    /// Returned with its completion.
     pub id: u64,
-    /// A completion is wanted also if it succeeds; one that fails always has one. Work requests of a queue pair complete in
-    /// the order in which they were posted.
+    /// Report a completion even if it succeeds; a failure always has one. The work requests of a queue pair complete in the
+    /// order in which they were posted.
     pub signaled: bool,
     /// The request.
     pub work: Work,
 }
 
-/// What the completion queue tells.
+/// An entry of the completion queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// The id that was posted. [`RECEIVED`] is set in those of receive buffers and in no others.
@@ -152,14 +153,14 @@ pub struct Completion {
     pub queue_pair: u32,
     /// Bytes received.
     pub bytes: u32,
-    /// The word that came with a peer's write; the buffer's bytes are untouched then.
+    /// The immediate data of a peer's write; the buffer's bytes are untouched then.
     pub word: Option<u32>,
 }
 
-/// The bit that tells ids of receive buffers from all others.
+/// The bit that distinguishes ids of receive buffers from all others.
 pub const RECEIVED: u64 = 1 << 63;
 
-/// The id of the completion that [`Device::stop`] brings about; nothing is posted under it.
+/// The id of the completion that [`Device::stop`] causes; nothing else is posted with it.
 pub const STOPPED: u64 = 1 << 62;
 
 /// How a work request ended; the numbers are those of `ibv_wc_status`.
@@ -169,19 +170,19 @@ pub struct Status(pub u32);
 impl Status {
     /// It succeeded.
     pub const SUCCESS: Status = Status(0);
-    /// More bytes than a request may have, or than the receive buffer has.
+    /// More bytes than a request may have, or than fit into the receive buffer.
     pub const LOCAL_LENGTH: Status = Status(1);
-    /// The queue pair cannot do that, such as invalidating a key that it has not bound.
+    /// The queue pair cannot do that, for example invalidate a key that it has not bound.
     pub const LOCAL_OPERATION: Status = Status(2);
     /// A local key or length does not fit.
     pub const LOCAL_PROTECTION: Status = Status(4);
-    /// The queue pair was in error before: the request was not carried out.
+    /// The queue pair was already in error: the request was not carried out.
     pub const FLUSHED: Status = Status(5);
     /// A window could not be bound.
     pub const WINDOW_BIND: Status = Status(6);
-    /// The peer rejects it, such as a message that is longer than its receive buffer.
+    /// The peer rejects it, for example a message longer than its receive buffer.
     pub const REMOTE_REJECTED: Status = Status(9);
-    /// The peer's memory does not allow it.
+    /// The peer's memory does not allow the access.
     pub const REMOTE_ACCESS: Status = Status(10);
     /// The peer could not complete it.
     pub const REMOTE_OPERATION: Status = Status(11);
@@ -231,7 +232,7 @@ impl fmt::Debug for Status {
 /// A reliable connection's local end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuePair {
-    /// Names it to the device; never used again for another.
+    /// Identifies it to the device; never reused.
     pub id: u64,
     /// Its number on the wire (24 bits).
     pub number: u32,
@@ -239,7 +240,7 @@ pub struct QueuePair {
     pub inline_bytes: u32,
 }
 
-/// What each end must know of the other.
+/// What each end must know about the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// The queue pair's number.
@@ -252,11 +253,11 @@ pub struct Endpoint {
     pub lid: u16,
     /// Path MTU in bytes: 256 to 4096. The smaller of both is used.
     pub mtu: u16,
-    /// Reads that it answers at the same time.
+    /// Number of reads that it answers at the same time.
     pub reads: u8,
 }
 
-/// What an open device is.
+/// Properties of an open device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
     /// Its name, `mlx5_0`.
@@ -269,37 +270,37 @@ pub struct Attributes {
     pub gid: [u8; 16],
     /// The port's local identifier; 0 on Ethernet.
     pub lid: u16,
-    /// The path MTU that is asked for, in bytes.
+    /// The requested path MTU, in bytes.
     pub mtu: u16,
-    /// Reads that a queue pair answers, and asks, at the same time.
+    /// Number of reads that a queue pair answers, and issues, at the same time.
     pub reads: u8,
     /// True if windows can be bound by work requests.
     pub has_windows: bool,
-    /// Bytes of one work request at most.
+    /// Most bytes of one work request.
     pub work_bytes_max: u32,
-    /// Work requests that a queue pair holds.
+    /// Number of work requests that a queue pair holds.
     pub send_depth: u32,
-    /// Buffers that the shared receive queue holds.
+    /// Number of buffers that the shared receive queue holds.
     pub receive_depth: u32,
-    /// Entries of the completion queue.
+    /// Number of entries of the completion queue.
     pub completion_depth: u32,
-    /// How device, port and GID were chosen, for a person.
+    /// How device, port and GID were chosen, human-readable.
     pub chosen: String,
-    /// Whether it registers memory of other devices, by dma-buf; else why not, for a person.
+    /// Whether it can register memory of other devices, by dma-buf; otherwise why not, human-readable.
     pub direct: Result<(), String>,
 }
 
-/// What came of [`Device::begin_register`] and [`Device::begin_deregister`].
+/// The result of [`Device::begin_register`] or [`Device::begin_deregister`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegistrationEvent {
     /// The memory is registered, or could not be.
     Registered {
-        /// The number that it was begun under.
+        /// The ticket under which it was begun.
         ticket: u64,
         /// The region.
         region: Result<Region, VerbsError>,
     },
-    /// This region's registration is undone: the device does not reach the memory any more.
+    /// This region is deregistered: the device no longer accesses the memory.
     Deregistered(u32),
 }
 
@@ -310,36 +311,36 @@ pub enum AsyncEvent {
     PortDown,
     /// The port is up.
     PortUp,
-    /// The port has another GID or LID, or the subnet manager wants it made known anew: see [`Device::refresh`].
+    /// The port has another GID or LID, or the subnet manager wants it announced again: see [`Device::refresh`].
     AddressChanged,
     /// The device has failed, or is being removed. Nothing works on it any more.
     DeviceFailed,
     /// A queue pair failed without a completion.
     QueuePairFailed(u32),
-    /// A queue pair in error holds no buffer of the shared receive queue any more: the completions of those that it held are in
-    /// the completion queue ("last WQE reached", InfiniBand specification 11.6.3.2).
+    /// A queue pair in error no longer holds any buffer of the shared receive queue: the completions of those that it held are
+    /// in the completion queue ("last WQE reached", InfiniBand specification 11.6.3.2).
     LastReceive(u32),
-    /// The completion queue has overrun, which the limits of this side rule out.
+    /// The completion queue has overrun, which this side's limits rule out.
     CompletionQueueOverrun,
 }
 
-/// A verb that failed: which, and the system's word for it.
+/// A verb that failed: which one, and the system's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{verb}: {reason}")]
 pub struct VerbsError {
-    /// The verb or the step, `ibv_create_qp` or `queue pair to ready-to-receive`.
+    /// The verb or the step, for example `ibv_create_qp` or `queue pair to ready-to-receive`.
     pub verb: &'static str,
-    /// Why, for a person.
+    /// The reason, human-readable.
     pub reason: String,
 }
 
 impl VerbsError {
-    /// A verb that failed with a reason of ours.
+    /// A verb that failed for a reason of our own.
     pub fn new(verb: &'static str, reason: impl Into<String>) -> Self {
         Self { verb, reason: reason.into() }
     }
 
-    /// A verb that failed with a number of the system's.
+    /// A verb that failed with a system error.
     pub fn system(verb: &'static str, error: &std::io::Error) -> Self {
         Self { verb, reason: error.to_string() }
     }
@@ -352,22 +353,23 @@ impl VerbsError {
 /// [`destroy`](Self::destroy) of its queue pair has returned, or after the device was dropped; a peer's requests touch none after
 /// [`stop`](Self::stop).
 pub unsafe trait Device {
-    /// What it is. Changes with [`refresh`](Self::refresh) alone.
+    /// Its properties. They change only with [`refresh`](Self::refresh).
     fn attributes(&self) -> &Attributes;
 
-    /// Asks for the port's addresses anew: GID, its index, and LID. The GID stays if the port still has it.
+    /// Reads the port's addresses again: GID, its index, and LID. The GID stays if the port still has it.
     ///
     /// # Errors
-    /// The port has none that fits; the attributes are as before.
+    /// The port has no suitable one; the attributes are unchanged.
     fn refresh(&mut self) -> Result<(), VerbsError>;
 
-    /// Registers memory of the host.
+    /// Registers host memory.
     ///
     /// # Errors
-    /// The system's word; for want of lockable memory it says so with the remedy. Memory of a kind that it does not register.
+    /// The system's message, with the remedy if there is not enough lockable memory; or the kind of memory cannot be
+    /// registered.
     ///
     /// # Safety
-    /// The bytes stay mapped until the region is deregistered.
+    /// The bytes must stay mapped until the region is deregistered.
     unsafe fn register(
         &mut self,
         kind: MemoryKind,
@@ -376,18 +378,18 @@ pub unsafe trait Device {
         access: Access,
     ) -> Result<Region, VerbsError>;
 
-    /// Ends a registration. No posted request uses it, and no window is bound to it.
+    /// Ends a registration. No posted request may use it, and no window may be bound to it.
     fn deregister(&mut self, region: u32);
 
-    /// Registers memory on another thread than the shard's, since that takes time by bytes (every page is looked up and pinned);
-    /// [`next_registered`](Self::next_registered) tells how it went, under `ticket`.
+    /// Registers memory on a thread other than the shard's, since the time grows with the size (every page is looked up and
+    /// pinned). [`next_registered`](Self::next_registered) reports the result under `ticket`.
     ///
     /// # Errors
-    /// It could not be begun; nothing is told then.
+    /// It could not be started; nothing is reported then.
     ///
     /// # Safety
-    /// The bytes stay mapped until the region is deregistered, the registration is told to have failed, or the device was
-    /// dropped.
+    /// The bytes must stay mapped until the region is deregistered, the registration is reported to have failed, or the device
+    /// was dropped.
     unsafe fn begin_register(
         &mut self,
         ticket: u64,
@@ -396,25 +398,26 @@ pub unsafe trait Device {
         access: Access,
     ) -> Result<(), VerbsError>;
 
-    /// The same for memory of another device, which the kernel keeps as long as it is registered.
+    /// As [`begin_register`](Self::begin_register), for memory of another device, which the kernel keeps as long as it is
+    /// registered.
     ///
     /// # Errors
-    /// It could not be begun; nothing is told then. [`Attributes::direct`] says why if none is registered.
+    /// It could not be started; nothing is reported then. [`Attributes::direct`] says why if none can be registered.
     fn begin_register_direct(&mut self, ticket: u64, memory: Arc<DmaBuf>, access: Access) -> Result<(), VerbsError>;
 
-    /// Ends a registration on another thread; told likewise. No posted request uses it, and no window is bound to it.
+    /// Ends a registration on another thread; also reported. No posted request may use it, and no window may be bound to it.
     fn begin_deregister(&mut self, region: u32);
 
-    /// What has come of what was begun, without waiting.
+    /// The next result of a registration or deregistration, without waiting.
     fn next_registered(&mut self) -> Option<RegistrationEvent>;
 
-    /// A window that is bound to nothing.
+    /// A window that is not bound.
     ///
     /// # Errors
     /// The device has no more.
     fn allocate_window(&mut self) -> Result<Window, VerbsError>;
 
-    /// Gives a window back, whatever it is bound to.
+    /// Frees a window, whatever it is bound to.
     fn free_window(&mut self, window: u32);
 
     /// A queue pair that is not connected.
@@ -429,29 +432,30 @@ pub unsafe trait Device {
     /// The step that failed.
     fn connect(&mut self, queue_pair: u64, first_packet: u32, peer: &Endpoint) -> Result<(), VerbsError>;
 
-    /// Moves a queue pair to the error state: what it holds is flushed, and its peer reaches nothing through it any more.
-    /// Windows that were bound through it last end as with [`destroy`](Self::destroy). True if two things follow: a completion
-    /// with the id [`STOPPED`], behind those of all that was posted, and [`AsyncEvent::LastReceive`], before which `destroy` may
-    /// lose a buffer of the shared receive queue into which a message had begun to come (InfiniBand specification 10.3.1; not
-    /// every device tells, nor if it has told before). False if the queue pair was never connected or cannot be stopped.
+    /// Moves a queue pair to the error state: what it holds is flushed, and its peer can access nothing through it any more.
+    /// Windows bound last through it end as with [`destroy`](Self::destroy). True if two things follow: a completion with the
+    /// id [`STOPPED`], behind those of everything posted, and [`AsyncEvent::LastReceive`]. If it is destroyed before that
+    /// event, a buffer of the shared receive queue may be lost into which a message had begun to come (InfiniBand specification
+    /// 10.3.1; not every device reports this, nor if it has before). False if the queue pair was never connected or cannot be
+    /// stopped.
     fn stop(&mut self, queue_pair: u64) -> bool;
 
-    /// Ends a queue pair. What it had posted may have no completion; completions of it that wait in the completion queue
-    /// stay there. Windows that were bound through it last, closed or not, end with it: they can be freed, and nothing else.
+    /// Ends a queue pair. What it had posted may have no completion; its completions in the completion queue stay there.
+    /// Windows bound last through it, closed or not, end with it: the only thing that can be done with them is to free them.
     fn destroy(&mut self, queue_pair: u64);
 
-    /// Posts requests, in order. How many were taken; if not all, the first that was not is why.
+    /// Posts requests, in order.
     ///
     /// # Errors
-    /// The number of requests that were taken before the one that was not, and why it was not.
+    /// The number of requests accepted before the first refused one, and why that was refused.
     ///
     /// # Safety
-    /// Local memory that a request names stays mapped and registered, is not read by anyone while the request writes to it
-    /// nor written while the request reads it (a peer's memory may change: then what arrives is not decided upon), until
-    /// its completion or the end of the queue pair.
+    /// Until a request's completion or the end of the queue pair, the local memory that it names must stay mapped and
+    /// registered; nobody may read it while the request writes to it, nor write to it while the request reads it. (A peer's
+    /// memory may change: then nothing may depend on what arrives.)
     unsafe fn post(&mut self, queue_pair: u64, posts: &[Post]) -> Result<(), (usize, VerbsError)>;
 
-    /// Gives buffers to the shared receive queue; each id has [`RECEIVED`] set.
+    /// Adds buffers to the shared receive queue; each id has [`RECEIVED`] set.
     ///
     /// # Errors
     /// The queue is full, or the device has failed.
@@ -460,20 +464,20 @@ pub unsafe trait Device {
     /// As for [`post`](Self::post), for writing.
     unsafe fn post_receives(&mut self, buffers: &[(u64, Piece)]) -> Result<(), VerbsError>;
 
-    /// Moves completions into `into`, `most` at most; how many.
+    /// Moves at most `most` completions to `into`; returns how many.
     ///
     /// # Errors
     /// The device has failed.
     fn poll(&mut self, into: &mut Vec<Completion>, most: usize) -> Result<usize, VerbsError>;
 
-    /// From now on the next completion makes [`completion_descriptor`](Self::completion_descriptor) readable. Poll
-    /// once more afterwards: what came before is not told.
+    /// The next completion will make [`completion_descriptor`](Self::completion_descriptor) readable. Poll once more
+    /// afterwards: earlier completions are not reported.
     ///
     /// # Errors
     /// The device has failed.
     fn arm(&mut self) -> Result<(), VerbsError>;
 
-    /// Takes what made the completion descriptor readable.
+    /// Clears what made the completion descriptor readable.
     fn disarm(&mut self);
 
     /// Readable after a completion, if armed.

@@ -1,6 +1,7 @@
-//! Memory of devices that a shard's RDMA device has registered, by dma-buf: from first use until the last handle to it is dropped.
+//! Device memory that a shard's RDMA device has registered, by dma-buf: from first use until the last handle to it is
+//! dropped.
 //!
-//! Bounded by `DIRECT_REGIONS_MAX`; a lookup goes through all of them, for large payloads alone.
+//! Bounded by `DIRECT_REGIONS_MAX`; a lookup scans all of them, and is needed only for large payloads.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +12,7 @@ use super::limits::DIRECT_REGIONS_MAX;
 use super::regions::Use;
 
 struct Known {
-    /// While it can be upgraded, payloads and places may name the region.
+    /// While it can be upgraded, payloads and places may use the region.
     memory: Weak<DmaBuf>,
     is: Is,
     uses: usize,
@@ -24,15 +25,14 @@ enum Is {
     Registered(Region),
 }
 
-/// See the module.
 pub(super) struct DirectRegions {
     reacher: Reacher,
     known: Vec<Known>,
-    /// Registrations that are in progress.
+    /// Number of registrations in progress.
     waited_for: usize,
-    /// [`DmaBuf::dropped`] when those without a handle were last looked for; `None` if there may be some.
+    /// The value of [`DmaBuf::dropped`] when memory without a handle was last looked for; `None` if there may be some.
     looked_at: Option<u64>,
-    /// Those that could not be registered, and why the last of them could not.
+    /// How often memory could not be registered; `why_not` is the reason of the last failure.
     refusals: u64,
     why_not: Option<String>,
 }
@@ -44,7 +44,7 @@ impl Default for DirectRegions {
 }
 
 impl DirectRegions {
-    /// Who has registered what is registered here.
+    /// Identifies who has made these registrations.
     pub(super) fn reacher(&self) -> Reacher {
         self.reacher
     }
@@ -79,7 +79,7 @@ impl DirectRegions {
         }
     }
 
-    /// Takes in how the registration under a ticket has gone; false if it was not of such memory.
+    /// Takes in the result of the registration with this ticket; false if it was not for device memory.
     pub(super) fn take(&mut self, ticket: u64, region: &Result<Region, VerbsError>) -> bool {
         let is_it = |known: &Known| matches!(known.is, Is::Begun(begun) if begun == ticket);
         let Some(at) = self.known.iter().position(is_it) else { return false };
@@ -87,7 +87,7 @@ impl DirectRegions {
         match region {
             Ok(region) => {
                 self.known[at].is = Is::Registered(*region);
-                // Its last handle may have been the registration's.
+                // The last handle may have been the registration's own.
                 self.looked_at = None;
                 if let Some(memory) = self.known[at].memory.upgrade() {
                     memory.set_reached(self.reacher);
@@ -102,10 +102,10 @@ impl DirectRegions {
         true
     }
 
-    /// The region of memory that is registered.
+    /// The region of registered memory.
     ///
     /// # Errors
-    /// It is not.
+    /// It is not registered.
     pub(super) fn lend(&mut self, memory: &Arc<DmaBuf>) -> Result<Use, VerbsError> {
         let found = self.known.iter_mut().find(|known| known.memory.as_ptr() == Arc::as_ptr(memory));
         match found {
@@ -117,7 +117,7 @@ impl DirectRegions {
         }
     }
 
-    /// A use ends; false if it was not of such memory.
+    /// A use ends; false if it was not of device memory.
     pub(super) fn release(&mut self, used: Use) -> bool {
         let is_it = |known: &&mut Known| matches!(known.is, Is::Registered(region) if region.id == used.region.id);
         let Some(known) = self.known.iter_mut().find(is_it) else { return false };
@@ -126,7 +126,7 @@ impl DirectRegions {
         true
     }
 
-    /// Takes out a region to whose memory there is no handle any more, and that nobody uses.
+    /// Removes and returns a region that nobody uses and to whose memory there is no handle any more.
     pub(super) fn next_gone(&mut self) -> Option<Region> {
         let now = DmaBuf::dropped();
         let is_gone = |known: &Known| {
@@ -140,24 +140,23 @@ impl DirectRegions {
         Some(region)
     }
 
-    /// True if the device is to tell of registrations, or handles may have been dropped since [`next_gone`](Self::next_gone) found
-    /// nothing.
+    /// True if the device has yet to report registrations, or if handles may have been dropped since
+    /// [`next_gone`](Self::next_gone) last found nothing.
     #[inline]
     pub(super) fn awaits(&self) -> bool {
         self.waited_for > 0 || (!self.known.is_empty() && self.looked_at != Some(DmaBuf::dropped()))
     }
 
-    /// True if there is none.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Regions that are registered.
+    /// Number of registered regions.
     pub(super) fn count(&self) -> usize {
         self.known.len() - self.waited_for
     }
 
-    /// How many could not be registered.
+    /// How often memory could not be registered.
     pub(super) fn refusals(&self) -> u64 {
         self.refusals
     }

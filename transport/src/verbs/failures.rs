@@ -14,12 +14,11 @@ struct Record {
     reason: String,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Failures(HashMap<Box<str>, Record>);
 
 impl Failures {
-    /// A link to `peer` has failed, or could not be made.
+    /// A link to `peer` has failed, or could not be established.
     pub(super) fn note(&mut self, peer: &str, now: Instant, reason: &str) {
         if self.0.len() >= FAILING_PEERS_MAX && !self.0.contains_key(peer) {
             let oldest = self.0.iter().min_by_key(|(_, record)| record.last).map(|(peer, _)| peer.clone());
@@ -32,25 +31,25 @@ impl Failures {
         reason.clone_into(&mut record.reason);
     }
 
-    /// A link to `peer` has carried something: what failed before counts no more.
+    /// A link to `peer` has carried something: earlier failures no longer count.
     pub(super) fn forget(&mut self, peer: &str) {
         if !self.0.is_empty() {
             self.0.remove(peer);
         }
     }
 
-    /// Why an open link to `peer` is not to be closed for verbs now. The pause is doubled with each failure: what a new
-    /// link may try costs an open one a resumption.
+    /// Why an open link to `peer` should not be closed for verbs now. The pause doubles with each failure: what a new link may
+    /// try costs an open one a resumption.
     pub(super) fn why_not_again(&mut self, peer: &str, now: Instant, retry_after: Duration) -> Option<String> {
         let in_a_row = self.0.get(peer).map_or(0, |record| record.in_a_row);
         self.why_not(peer, now, retry_after * (1 << in_a_row.saturating_sub(FAILURES_MAX).min(DOUBLINGS_MAX)))
     }
 
-    /// Why `peer` is not to be reached by verbs now.
+    /// Why `peer` should not be reached by verbs now.
     pub(super) fn why_not(&mut self, peer: &str, now: Instant, retry_after: Duration) -> Option<String> {
         let record = self.0.get(peer).filter(|record| record.in_a_row >= FAILURES_MAX)?;
         if now.saturating_duration_since(record.last) >= retry_after {
-            // One more is tried; if that fails too, the pause begins anew.
+            // One more is tried; if that fails too, the pause begins again.
             return None;
         }
         let Record { in_a_row, reason, .. } = record;
@@ -79,7 +78,7 @@ mod tests {
         assert_eq!(failures.why_not("a:1", now + pause, pause), None);
         failures.note("a:1", now + pause, "again");
         assert!(failures.why_not("a:1", now + pause, pause).is_some());
-        // An open link is not closed again so soon.
+        // A link that is already open is not closed again so soon.
         assert_eq!(failures.why_not("a:1", now + 2 * pause, pause), None);
         assert!(failures.why_not_again("a:1", now + 2 * pause, pause).is_some());
         assert_eq!(failures.why_not_again("a:1", now + 3 * pause, pause), None);

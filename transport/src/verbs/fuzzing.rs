@@ -4,19 +4,19 @@ use super::message::{BadMessage, Writer, open};
 use super::settle::Said;
 use crate::wire::WireError;
 
-/// The first word of settling upon a link that `bytes` hold: how long it is, and its bytes as this side would write them.
-/// `None` if it is not all there.
+/// The first negotiation message in `bytes`: its length, and its bytes as this side would write them. `None` if it is
+/// incomplete.
 ///
 /// # Errors
-/// It is none.
+/// It is not a valid message.
 pub fn settling_word(bytes: &[u8]) -> Result<Option<(usize, Vec<u8>)>, WireError> {
     Ok(Said::parse(bytes)?.map(|(said, length)| (length, said.to_bytes())))
 }
 
-/// A message, part by part, as this side would write it into `buffer`: its length there, and how many parts it has.
+/// A message, written part by part into `buffer` as this side would; returns its length and its number of parts.
 ///
 /// # Errors
-/// It is none; the reason, as the link would log it.
+/// It is not a valid message; the reason, as the link would log it.
 ///
 /// # Panics
 /// If `buffer` is shorter than the message.

@@ -36,34 +36,34 @@ struct Place {
     reserved: U32,
 }
 
-/// Bytes before the parts.
+/// Bytes of a message's header.
 pub(super) const HEADER_BYTES: usize = size_of::<MessageHeader>();
 /// Bytes of a part's header.
 pub(super) const PART_BYTES: usize = size_of::<PartHeader>();
-/// Bytes of the longest part but frames and streamed bytes.
+/// Bytes of the longest part, apart from frames and streamed bytes.
 pub(super) const PLACE_PART_BYTES: usize = PART_BYTES + size_of::<Place>();
 
 const _: () = {
     assert!(HEADER_BYTES == 4 && PART_BYTES == 8 && size_of::<Place>() == 32);
 };
 
-/// How a payload comes.
+/// How a payload is transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum How {
-    /// Written into the place that was announced with its request.
+    /// Written to the place that was announced with its request.
     Announced,
-    /// Written when the consumer has said where to.
+    /// Written once the consumer has said where.
     Asked,
-    /// To be read by the consumer.
+    /// Read by the consumer.
     Offered(Remote),
     /// In messages, by copy.
     Streamed,
 }
 
-/// What the consumer says to a payload that asked.
+/// The consumer's answer to a payload that asked where to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Write it there.
+    /// Write it to this place.
     Write(Remote),
     /// Send it in messages.
     Stream,
@@ -76,7 +76,7 @@ pub(super) enum Answer {
 pub(super) enum Part<'a> {
     /// The next bytes of the stream of frames.
     Frames(&'a [u8]),
-    /// The payload of the last frame comes beside the frames.
+    /// The payload of the last frame comes outside the stream of frames.
     Payload { transfer: u16, bytes: u64, how: How },
     /// The answer to a payload.
     Clear { transfer: u16, answer: Answer },
@@ -84,15 +84,15 @@ pub(super) enum Part<'a> {
     Done { transfer: u16 },
     /// Bytes of a payload that comes in messages.
     Bytes { transfer: u16, bytes: &'a [u8] },
-    /// Where the answer to a request is to go.
+    /// Where the answer to a request should be written.
     Place { request: u64, bytes: u64, place: Remote },
-    /// That place is gone; `reply`: say so when nothing is on its way there.
+    /// The place is revoked; `reply`: confirm once nothing is on its way there.
     Revoke { request: u64, reply: bool },
-    /// Nothing is on its way there.
+    /// Nothing is on its way to the revoked place.
     Revoked { request: u64 },
 }
 
-/// Bytes that are no message.
+/// Bytes that are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message's {what} cannot be {found}")]
 pub(super) struct BadMessage {
@@ -127,7 +127,7 @@ impl<'a> Writer<'a> {
         Self { buffer, length: HEADER_BYTES }
     }
 
-    /// Bytes that parts may still take.
+    /// Bytes left for parts.
     pub(super) fn room(&self) -> usize {
         self.buffer.len() - self.length
     }
@@ -136,7 +136,7 @@ impl<'a> Writer<'a> {
         self.length == HEADER_BYTES
     }
 
-    /// Ends it; its length.
+    /// Ends the message; returns its length.
     pub(super) fn finish(self, credits: u16) -> usize {
         let header = MessageHeader { credits: U16::new(credits), reserved: U16::ZERO };
         self.buffer[..HEADER_BYTES].copy_from_slice(header.as_bytes());
@@ -164,7 +164,7 @@ impl<'a> Writer<'a> {
         self.put(place.as_bytes());
     }
 
-    /// Appends a part of bytes that others may write to at any time.
+    /// Appends a part with bytes that others may write to at any time.
     ///
     /// # Panics
     /// If there is no room for it.
@@ -222,7 +222,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The credits of a message; none if it is too short to be one.
+/// The credits of a message; 0 if it is too short to be one.
 #[inline]
 pub(super) fn credits(message: &[u8]) -> u16 {
     MessageHeader::ref_from_prefix(message).map_or(0, |(header, _)| header.credits.get())
@@ -238,14 +238,14 @@ pub(super) fn open(message: &[u8]) -> Result<(u16, Parts<'_>), BadMessage> {
     Ok((header.credits.get(), Parts(rest)))
 }
 
-/// The parts of a message that were not read.
+/// The parts of a message not read yet.
 pub(super) struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {
     /// The next part.
     ///
     /// # Errors
-    /// It reaches past the end, or is none that is known.
+    /// It reaches past the end, or is of no known kind.
     pub(super) fn next(&mut self) -> Result<Option<Part<'a>>, BadMessage> {
         if self.0.is_empty() {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! The verbs link: RC queue pairs, and per shard one completion queue and one shared receive queue, on an RDMA device.
 //!
-//! `device.rs` is the device interface; `fake/` implements it in memory, `ibverbs/` on real devices.
-//! Everything above it is tested on both. `docs/security.md` says what a hostile peer can do.
+//! `device.rs` is the device interface; `fake/` implements it in memory, `ibverbs/` on real devices. Everything above it is
+//! tested on both. `docs/security.md` says what a hostile peer can do.
 //!
 //! - **Negotiation** (`settle.rs`). The handshake runs over TCP and has a feature bit; then each side offers a queue pair or
 //!   says why not. Frames begin when both are connected; otherwise they continue over the same TCP connection, with the reason
@@ -66,7 +66,7 @@ pub use provider::{KIND, PLAINTEXT_REFUSED, Verbs};
 pub use settings::{Registration, Transfer, VerbsSettings};
 pub use settle::SettledLink;
 
-/// Opens the device that `settings` name, with the system's library.
+/// Opens the device that `settings` name, using the system's library.
 ///
 /// # Errors
 /// The step that failed and what to do about it.

@@ -1,4 +1,4 @@
-//! One shard's open device: its options, its owner's interface, and state shared by its links.
+//! One shard's open device: its options, the interface for its owner, and state shared by its links.
 //!
 //! `port/` has the rest: its links, their message buffers, and dispatch of completions.
 //!
@@ -36,10 +36,10 @@ use crate::arena::{Arena, Handle};
 use crate::provider::Told;
 use crate::shm::SharedMemory;
 
-/// A device that a shard has opened, for all links of the shard. See the module.
+/// A device that a shard has opened, shared by all links of the shard; see the module's documentation.
 pub struct Port(RefCell<State>);
 
-/// What a port has done and holds.
+/// What a port has done, and what it holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PortCounters {
@@ -47,39 +47,39 @@ pub struct PortCounters {
     pub links_begun: u64,
     /// Links that ended by an error of the device or of the peer's queue pair.
     pub links_failed: u64,
-    /// Links that were to be verbs, and became TCP.
+    /// Links that should have been verbs and became TCP.
     pub links_refused: u64,
     /// Registrations for one transfer.
     pub registrations: u64,
     /// Bytes that peers wrote, or that were read from them.
     pub bytes_placed: u64,
-    /// Payloads that went in messages, by copy, for want of a registration.
+    /// Payloads that were sent in messages, by copy, for lack of a registration.
     pub payloads_streamed: u64,
-    /// Links that stand.
+    /// Links that exist now.
     pub links: u64,
-    /// Regions that stand.
+    /// Regions that are registered now.
     pub regions: u64,
-    /// Receive buffers that are promised to peers.
+    /// Receive buffers promised to peers.
     pub receives_promised: u64,
-    /// Work requests that are not known to be done.
+    /// Work requests not known to be done.
     pub works: u64,
     /// Message buffers for sending that are in use.
     pub send_buffers: u64,
-    /// Queue pairs of links that have ended, which may still hold receive buffers.
+    /// Queue pairs of closed links that may still hold receive buffers.
     pub draining: u64,
     /// Queue pairs that were destroyed before the device said that they held none.
     pub undrained: u64,
-    /// Regions of devices' memory that stand, registered by dma-buf.
+    /// Regions of device memory that are registered now, by dma-buf.
     pub direct_regions: u64,
-    /// Those that could not be registered.
+    /// Regions of device memory that could not be registered.
     pub direct_refused: u64,
 }
 
-/// What has come for a link.
+/// What has arrived for a link.
 pub(super) enum Arrival {
-    /// A message in a receive buffer, which is given back with [`State::refill`].
+    /// A message in a receive buffer, which is returned with [`State::refill`].
     Message { buffer: u32, bytes: usize },
-    /// The word of a write.
+    /// The immediate data of a write.
     Word(u32),
 }
 
@@ -88,26 +88,26 @@ pub(super) enum Arrival {
 pub(super) struct Entry {
     owner: Option<Handle>,
     pub(super) arrivals: VecDeque<Arrival>,
-    /// Work requests that have completed, by their numbers.
+    /// Completed work requests, by number.
     pub(super) completed: VecDeque<(u64, Status)>,
-    /// Credit that has come with messages and that the link has not taken.
+    /// Credit that has come with messages and that the link has not taken yet.
     pub(super) credits: u32,
     /// The link waits for credit.
     pub(super) wants_credit: bool,
-    /// Why it ends.
+    /// Why it must end.
     pub(super) broken: Option<String>,
-    /// The queue pair failed, and holds no receive buffer any more.
+    /// The queue pair failed, and no longer holds a receive buffer.
     is_drained: bool,
     is_told: bool,
     has_room: bool,
-    /// Shared with the link, which looks at it in every turn: there is something for it.
+    /// Shared with the link, which checks it in every turn: there is something for it.
     pub(super) has_news: Rc<Cell<bool>>,
 }
 
 pub(super) struct State {
     pub(super) device: Box<dyn Device>,
     pub(super) settings: VerbsSettings,
-    // Behind the device, which is dropped first: it may write there as long as it is open.
+    // After the device, which is dropped first: it may write there as long as it is open.
     receive_buffers: Vec<Buffer>,
     send_buffers: Vec<Buffer>,
     free_send_buffers: Vec<u32>,
@@ -117,7 +117,7 @@ pub(super) struct State {
     pub(super) regions: Regions,
     pub(super) buffers: Buffers,
     links: Arena<Entry>,
-    /// Queue pairs of links that have ended, oldest first.
+    /// Queue pairs of closed links, oldest first.
     draining: VecDeque<Draining>,
     by_number: HashMap<u32, Handle>,
     works: u32,
@@ -125,19 +125,19 @@ pub(super) struct State {
     /// Kept to reuse its memory.
     completions: Vec<Completion>,
     told: Vec<Handle>,
-    /// Links that wait for what others hold: message buffers, entries of the completion queue.
+    /// Links that wait for what others hold: message buffers, or entries of the completion queue.
     waiting: Vec<Handle>,
     /// Why no link can begin.
     down: Option<String>,
-    /// Why none can though the port is up: it has no address.
+    /// Why no link can begin although the port is up: it has no address.
     unaddressed: Option<String>,
-    /// And none will: the device has failed, or this side has lost count of it.
+    /// No link can ever begin: the device has failed, or this side has lost count of its buffers.
     is_lost: bool,
     pub(super) failures: Failures,
     pub(super) counters: PortCounters,
 }
 
-/// Work requests of all links, and completions, that a port is opened for: what to open its device with.
+/// Numbers of work requests and completions for which a port's device must be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Depths {
     /// Entries of the completion queue.
@@ -149,7 +149,7 @@ pub struct Depths {
 impl Depths {
     /// What `settings` need.
     pub fn of(settings: &VerbsSettings) -> Depths {
-        // One for a queue pair that is stopped.
+        // One more, for a queue pair that is stopped.
         Depths { completions: settings.queue_depth + WORKS_MAX + 1, sends: SEND_DEPTH }
     }
 }
@@ -158,12 +158,12 @@ impl Port {
     /// Takes over an open device: registers message buffers and fills its shared receive queue.
     ///
     /// # Errors
-    /// The queues are too short for a single link, or the device does not take the buffers.
+    /// The queues are too short for a single link, or the device does not accept the buffers.
     pub fn open(device: Box<dyn Device>, settings: VerbsSettings) -> Result<Rc<Port>, VerbsError> {
         let attributes = device.attributes();
         let receives = attributes.receive_depth.min(settings.queue_depth);
         let works_max = attributes.completion_depth.saturating_sub(receives + 1).min(WORKS_MAX);
-        // Less than this and a single link could stop for want of room.
+        // With less than this, a single link could stall for lack of room.
         let (receives_min, works_min, sends_min) = (WINDOW_MIN * 2, 8, 8);
         if receives < receives_min || works_max < works_min || attributes.send_depth < sends_min {
             let found = (receives, attributes.completion_depth, attributes.send_depth);
@@ -221,12 +221,12 @@ impl Port {
         self.0.borrow_mut()
     }
 
-    /// What the device is.
+    /// The device's properties.
     pub fn attributes(&self) -> Attributes {
         self.state().device.attributes().clone()
     }
 
-    /// What this port has done and holds.
+    /// What this port has done, and what it holds.
     pub fn counters(&self) -> PortCounters {
         let state = self.state();
         let (links, regions) = (state.links.len() as u64, state.regions.counts().0 as u64);
@@ -244,18 +244,18 @@ impl Port {
         }
     }
 
-    /// Registers a slab, so that tensors move from and to it without a copy. Does nothing where memory is registered for
-    /// each transfer.
+    /// Registers a slab, so that tensors move from and to it without a copy. Does nothing if memory is registered for each
+    /// transfer.
     ///
     /// # Errors
-    /// The device's, which name the memory-lock limit where that is why.
+    /// The device's error, which names the memory-lock limit if that is the cause.
     pub fn add_slab(&self, slab: &Slab) -> Result<(), VerbsError> {
         let (start, bytes) = slab.region();
         self.add((start as u64, bytes), Box::new(slab.clone()))
     }
 
-    /// The same for memory that is shared with a client, once it is first used: registering takes time by bytes, so another
-    /// thread does it, and until then tensors travel by copy. They always do unless it `may_be_pinned`.
+    /// Registers memory shared with a client, once it is first used. The time grows with the size, so another thread does it,
+    /// and until then tensors travel by copy. If not `may_be_pinned`, they always do.
     pub fn add_shared(&self, memory: &SharedMemory, may_be_pinned: bool) {
         let state = &mut *self.state();
         if memory.is_empty() || state.settings.registration == super::Registration::Dynamic {
@@ -265,18 +265,18 @@ impl Port {
         state.regions.add_later(range, may_be_pinned, Box::new(memory.clone()));
     }
 
-    /// Ends the registration of memory that was shared, on the other thread again, when the last transfer is done with it.
+    /// Ends the registration of shared memory, again on the other thread, when the last transfer is done with it.
     pub fn remove_shared(&self, memory: &SharedMemory) {
         let state = &mut *self.state();
         state.regions.remove(&mut *state.device, memory.base().as_ptr() as u64);
     }
 
-    /// Bytes of memory that was shared which are registered.
+    /// Registered bytes of shared memory.
     pub fn pinned_bytes(&self, memory: &SharedMemory) -> u64 {
         self.state().regions.registered_bytes(memory.base().as_ptr() as u64)
     }
 
-    /// Bytes of a client's memory that may be.
+    /// Most bytes of a client's memory that may be registered.
     pub fn client_pinned_bytes_max(&self) -> u64 {
         self.state().settings.client_pinned_bytes_max
     }
@@ -297,14 +297,14 @@ impl Port {
         state.why_none_can().or_else(|| state.failures.why_not(peer, now, state.settings.retry_after))
     }
 
-    /// Why a link to this peer that fell back to TCP is not to be replaced by verbs now.
+    /// Why a link to this peer that fell back to TCP should not be replaced by verbs now.
     pub fn why_not_again(&self, peer: &str, now: Instant) -> Option<String> {
         let state = &mut *self.state();
         state.why_none_can().or_else(|| state.failures.why_not_again(peer, now, state.settings.retry_after))
     }
 
-    /// Takes completions, and says in `into` which links they concern. How many there were; a device that has failed ends
-    /// every link, and `into` names them.
+    /// Takes completions, adds to `into` the links that they concern, and returns how many completions there were. If the
+    /// device has failed, every link ends, and `into` names them all.
     pub fn poll(&self, into: &mut Vec<Told>) -> usize {
         let mut state = self.state();
         let count = state.take_completions();
@@ -348,7 +348,7 @@ impl Port {
         f([state.device.completion_descriptor(), state.device.event_descriptor()])
     }
 
-    /// The event descriptor was readable: a port that went down ends every link, and so does a device that has failed.
+    /// The event descriptor was readable: if a port went down or a device has failed, every link ends.
     pub fn handle_events(&self, into: &mut Vec<Told>) {
         let mut state = self.state();
         state.take_events();
@@ -356,7 +356,7 @@ impl Port {
         state.tell(into);
     }
 
-    /// When [`poll`](Self::poll) is to be called again at the latest, though nothing makes a descriptor readable.
+    /// The latest time to call [`poll`](Self::poll) again if no descriptor becomes readable.
     pub fn next_timeout(&self) -> Option<Instant> {
         let state = self.state();
         let registered = state.regions.awaits().then(|| Instant::now() + REGISTERED_LOOK);
@@ -393,7 +393,7 @@ impl State {
         }
     }
 
-    /// Offers name the addresses that the port has now. Links that go by one which it has no longer fail by themselves.
+    /// Makes offers name the port's current addresses. Links over an address that it no longer has fail on their own.
     fn refresh(&mut self) {
         let Attributes { device, gid, lid, .. } = self.device.attributes().clone();
         self.unaddressed = self.device.refresh().err().map(|error| error.to_string());
@@ -405,7 +405,7 @@ impl State {
         }
     }
 
-    /// Why no link can be established now, to any peer.
+    /// Why no link to any peer can be established now.
     fn why_none_can(&self) -> Option<String> {
         if let Some(reason) = self.down.as_ref().or(self.unaddressed.as_ref()) {
             return Some(reason.clone());
@@ -415,7 +415,7 @@ impl State {
         (!self.buffers.has_room()).then(reason)
     }
 
-    /// How memory is registered: for windows, where the device has them.
+    /// How memory is registered: for windows, if the device has them.
     pub(super) fn access(&self) -> Access {
         if self.device.attributes().has_windows { Access::Windows } else { Access::Peers }
     }

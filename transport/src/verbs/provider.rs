@@ -1,4 +1,4 @@
-//! Verbs as an engine plugs them in: settings, the device of each shard, and the links that settle upon it.
+//! Verbs as an engine uses them: settings, the device of each shard, and the links that negotiate them.
 
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
@@ -20,15 +20,15 @@ use crate::wire::FEATURE_VERBS;
 /// A queue pair of an RDMA device.
 pub const KIND: LinkKind = LinkKind::new("verbs");
 
-/// Why links are TCP under TLS.
+/// Why links use TCP under TLS.
 pub const PLAINTEXT_REFUSED: &str =
     "TLS is set, and RDMA would carry tensors in plain text; security.plaintext_rdma = true allows that";
 
-/// The numbers of the descriptors that are watched.
+/// The numbers of the watched descriptors.
 const COMPLETIONS: u64 = 0;
 const EVENTS: u64 = 1;
 
-/// Opens a device with what its queues must hold.
+/// Opens a device whose queues fit the settings.
 type OpenDevice = dyn Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> + Send + Sync;
 
 /// How an engine uses RDMA verbs.
@@ -36,21 +36,21 @@ type OpenDevice = dyn Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> 
 pub struct Verbs {
     /// The device, its queue pairs, and how tensors move.
     pub settings: VerbsSettings,
-    /// Links that cannot be verbs are errors, and so is a start without a device; else they are TCP, and say why.
+    /// Links that cannot be verbs are errors, and so is a start without a device; otherwise they are TCP, with the reason.
     pub is_required: bool,
-    /// Under TLS, let tensors travel by RDMA all the same, which encrypts nothing. Default `false`: then links are TCP.
+    /// Under TLS, let tensors travel by RDMA anyway, which encrypts nothing. Default `false`: then links are TCP.
     pub plaintext: bool,
-    /// What opens the device, once for each shard; [`open`](super::open) does so with the system's library.
+    /// Opens the device, once for each shard; [`open`](super::open) does so with the system's library.
     pub open: Arc<OpenDevice>,
 }
 
 impl Verbs {
-    /// Verbs where they can be had, with the system's library.
+    /// Verbs where available, with the system's library.
     pub fn new(settings: VerbsSettings) -> Self {
         Self { settings, is_required: false, plaintext: false, open: Arc::new(super::open) }
     }
 
-    /// True if links are not by verbs, for [`PLAINTEXT_REFUSED`], whatever device there is.
+    /// True if links do not use verbs, because of [`PLAINTEXT_REFUSED`], whatever device there is.
     pub fn declines(&self, is_encrypted: bool) -> bool {
         is_encrypted && !self.plaintext
     }
@@ -130,7 +130,7 @@ impl LinkProvider for Verbs {
 
 /// A shard's verbs.
 struct Interface {
-    /// `None` on a side that declines: who declines says so, and why, where a peer offers them.
+    /// `None` on a side that declines: it says so, with the reason, if a peer offers verbs.
     port: Option<Rc<Port>>,
     is_required: bool,
 }
@@ -166,7 +166,7 @@ impl LinkInterface for Interface {
         port.with_descriptors(|descriptors| {
             for (descriptor, number) in descriptors.into_iter().zip([COMPLETIONS, EVENTS]) {
                 if let Err(error) = watch(number, descriptor) {
-                    // Completions are polled while the shard is awake; asleep it would miss them.
+                    // Completions are polled while the shard is awake; a sleeping shard would miss them.
                     tracing::error!(%error, "the RDMA device cannot be watched");
                 }
             }
@@ -223,7 +223,7 @@ impl LinkInterface for Interface {
 }
 
 impl PortCounters {
-    /// What they are, in their order.
+    /// Their descriptions, in the order of the fields.
     #[rustfmt::skip]
     pub const FIGURES: &[Figure] = &[
         figure("links_begun", true, "RDMA links opened."),
@@ -243,14 +243,14 @@ impl PortCounters {
         figure("direct_refused", true, "Regions of devices' memory that could not be registered: their tensors are copied through host memory."),
     ];
 
-    /// As the figures of an interface.
+    /// The counters as the figures of an interface.
     fn to_figures(self) -> [u64; FIGURES_MAX] {
         let mut figures = [0; FIGURES_MAX];
         figures.as_mut_bytes()[..size_of::<Self>()].copy_from_slice(self.as_bytes());
         figures
     }
 
-    /// Read from the figures of an interface.
+    /// The counters from the figures of an interface.
     pub fn of_figures(figures: &[u64; FIGURES_MAX]) -> Self {
         Self::read_from_prefix(figures.as_bytes()).expect("asserted to fit").0
     }

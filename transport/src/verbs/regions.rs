@@ -1,8 +1,8 @@
-//! Memory registered with a shard's device: slabs for their lifetime, clients' memory from first use, that of devices likewise
-//! (`direct.rs`), other memory for one transfer.
+//! Memory registered with a shard's device: slabs for their lifetime, clients' memory from first use, likewise device
+//! memory (`direct.rs`), other memory for one transfer.
 //!
-//! Registration and deregistration take time proportional to size: for clients' memory the device does both on another thread.
-//! Bounded by what the device registers; a lookup is a binary search among a few.
+//! Registration and deregistration take time proportional to size: for clients' memory the device does both on another
+//! thread. Bounded by what the device registers; a lookup is a binary search among a few.
 
 use std::any::Any;
 use std::sync::Weak;
@@ -14,14 +14,13 @@ use super::direct::DirectRegions;
 use super::settings::Registration;
 use crate::link::Spot;
 
-/// How memory is lent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lending {
     pub(super) access: Access,
     pub(super) registration: Registration,
 }
 
-/// A region that someone uses; to be given back with [`Regions::release`].
+/// A region in use; to be returned with [`Regions::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) region: Region,
@@ -33,13 +32,13 @@ struct Standing {
     end: u64,
     is: Is,
     uses: usize,
-    /// What keeps the memory mapped.
+    /// Keeps the memory mapped.
     owner: Box<dyn Any>,
 }
 
 /// The state of its registration.
 enum Is {
-    /// To be registered when it is first used.
+    /// To be registered on first use.
     Unused,
     /// In progress, under this ticket.
     Begun(u64),
@@ -52,26 +51,25 @@ enum Is {
 struct Passing {
     region: Region,
     uses: usize,
-    /// What keeps the memory mapped; `None` for one transfer, whose tensor does.
+    /// Keeps the memory mapped; `None` for one transfer, for which the tensor does so.
     owner: Option<Box<dyn Any>>,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Regions {
-    /// By their start; they do not overlap.
+    /// Sorted by start; they do not overlap.
     standing: Vec<Standing>,
     passing: Vec<Passing>,
-    /// Removed while their registration was in progress: by its ticket.
+    /// Memory removed while its registration was in progress, by ticket.
     begun: Vec<(u64, Box<dyn Any>)>,
-    /// Whose registration ends: by the region.
+    /// Memory that is being deregistered, by region.
     ending: Vec<(u32, Box<dyn Any>)>,
     /// Memory of devices.
     pub(super) direct: DirectRegions,
-    /// Registrations of those that stand which are in progress.
+    /// Number of registrations of `standing` memory in progress.
     waited_for: usize,
     next_ticket: u64,
-    /// Registrations that were made for one transfer, for the record.
+    /// Number of registrations made for one transfer, for the counters.
     pub(super) passing_made: u64,
 }
 
@@ -79,7 +77,7 @@ impl Regions {
     /// Registers memory that stays.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     ///
     /// # Safety
     /// `owner` keeps the memory mapped.
@@ -97,7 +95,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Memory that stays, to be registered when it is first used, if it may be; `owner` keeps it mapped.
+    /// Memory that stays, to be registered on first use if `may_be`; `owner` keeps it mapped.
     pub(super) fn add_later(&mut self, range: (u64, usize), may_be: bool, owner: Box<dyn Any>) {
         self.stand(range, if may_be { Is::Unused } else { Is::Refused }, owner);
     }
@@ -107,7 +105,7 @@ impl Regions {
         self.standing.insert(at, Standing { start, end: start + bytes as u64, is, uses: 0, owner });
     }
 
-    /// Ends the registration of memory that stayed, after its last use. What keeps it mapped goes when that is done.
+    /// Ends the registration of memory that stayed, after its last use. Its owner is dropped when that is done.
     pub(super) fn remove(&mut self, device: &mut dyn Device, start: u64) {
         let Ok(at) = self.standing.binary_search_by_key(&start, |known| known.start) else { return };
         let Standing { is, uses, owner, .. } = self.standing.remove(at);
@@ -127,19 +125,19 @@ impl Regions {
         device.begin_deregister(region.id);
     }
 
-    /// True if the device is to tell of registrations.
+    /// True if the device has yet to report registrations.
     #[inline]
     pub(super) fn awaits(&self) -> bool {
         self.waited_for > 0 || !self.begun.is_empty() || !self.ending.is_empty() || self.direct.awaits()
     }
 
-    /// Begins to register a device's memory.
+    /// Begins to register device memory.
     pub(super) fn begin_direct(&mut self, device: &mut dyn Device, memory: Weak<DmaBuf>, access: Access) {
         self.next_ticket += 1;
         self.direct.begin(device, self.next_ticket, memory, access);
     }
 
-    /// Takes in what the device tells of registrations.
+    /// Handles the device's reports of registrations.
     pub(super) fn take_registered(&mut self, device: &mut dyn Device) {
         while let Some(registered) = device.next_registered() {
             let (told, region) = match registered {
@@ -174,22 +172,22 @@ impl Regions {
         }
     }
 
-    /// Bytes of memory that stays which are registered, by its start.
+    /// Registered bytes of memory that stays, found by its start.
     pub(super) fn registered_bytes(&self, start: u64) -> u64 {
         let found = self.standing.binary_search_by_key(&start, |known| known.start).ok();
         let known = found.map(|at| &self.standing[at]).filter(|known| matches!(known.is, Is::Registered(_)));
         known.map_or(0, |known| known.end - known.start)
     }
 
-    /// The region that holds all of these bytes; registered for this use alone where none does, or where that is
-    /// the setting. A client's memory is not, nor a device's: it may be large, its client may have gone, and this would be on the
-    /// turn.
+    /// The region that contains all of these bytes. If there is none, or the settings say so, they are registered for this use
+    /// alone. Not so for memory of a client or a device: it may be large, its client may be gone, and registering would stall
+    /// the turn.
     ///
     /// # Errors
-    /// The device does not register more, or a client's memory not yet or not any more: the bytes can travel by copy.
+    /// The device registers no more, or a client's memory is not registered yet or any more: the bytes can travel by copy.
     ///
     /// # Safety
-    /// The memory stays mapped until the use is released.
+    /// The memory must stay mapped until the use is released.
     #[allow(unsafe_code)]
     pub(super) unsafe fn lend(
         &mut self,
@@ -239,7 +237,7 @@ impl Regions {
         Ok(Use { region })
     }
 
-    /// A use ends: nothing that is posted names the region, and no window of it is bound.
+    /// A use ends: nothing posted names the region, and no window is bound to it.
     pub(super) fn release(&mut self, device: &mut dyn Device, used: Use) {
         let id = used.region.id;
         let is_it = |known: &&mut Standing| matches!(known.is, Is::Registered(region) if region.id == id);
@@ -261,7 +259,7 @@ impl Regions {
         }
     }
 
-    /// Regions that stand, and those that pass.
+    /// Number of regions that stay, and of those for one transfer.
     pub(super) fn counts(&self) -> (usize, usize) {
         let standing = self.standing.iter().filter(|known| matches!(known.is, Is::Registered(_))).count();
         (standing + self.direct.count(), self.passing.len())

@@ -9,39 +9,39 @@ use crate::endpoint_map::{Host, TransportAddress};
 /// How large tensors move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transfer {
-    /// The producer writes into memory that the consumer names: with its request where it knows the place, else when it
-    /// is offered the tensor.
+    /// The producer writes to memory that the consumer names: with its request if it knows the place, otherwise when it is
+    /// offered the tensor.
     #[default]
     Write,
-    /// The consumer reads out of memory that the producer names with its answer, as TensorFlow's gdr does.
+    /// The consumer reads from memory that the producer names with its answer, as TensorFlow's gdr does.
     Read,
 }
 
 /// When memory is registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Registration {
-    /// Slabs at start, clients' memory when it is first used, other memory for each transfer.
+    /// Slabs at startup, clients' memory on first use, other memory for each transfer.
     #[default]
     Static,
     /// All memory for each transfer. Slow; for the experiment that shows how slow.
     Dynamic,
 }
 
-/// Settings of the verbs link. The names and defaults are those that TensorFlow's verbs read from `RDMA_*`.
+/// Settings of the verbs link. Names and defaults are those that TensorFlow's verbs read from `RDMA_*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbsSettings {
-    /// The device; `None`: of those with an active port the one whose network has an address of `near`, else the first.
+    /// The device. `None`: the device with an active port whose network has an address of `near`, else the first.
     pub device: Option<String>,
     /// Its port; `None`: the first active one.
     pub port: Option<u8>,
-    /// Index of the port's GID; `None`: the RoCE v2 GID of an address of `near`, else of an IPv4 address, else another RoCE v2
+    /// Index of the port's GID. `None`: the RoCE v2 GID of an address of `near`, else of an IPv4 address, else another RoCE v2
     /// one, else the first.
     pub gid_index: Option<u8>,
     /// Index of the partition key. Default 0.
     pub pkey_index: u16,
     /// Buffers of a shard's shared receive queue. Default 1024, limited by the device.
     pub queue_depth: u32,
-    /// Wait for an acknowledgement: 4.096 µs times 2 to this power. Default 14.
+    /// Acknowledgement timeout: 4.096 µs times 2 to this power. Default 14.
     pub timeout: u8,
     /// How often an unacknowledged packet is sent again. Default 7.
     pub retry_count: u8,
@@ -55,18 +55,17 @@ pub struct VerbsSettings {
     pub transfer: Transfer,
     /// When memory is registered. Default [`Registration::Static`].
     pub registration: Registration,
-    /// Bytes of one client's memory that a shard registers, and so pins, at most; what is past it travels by copy. Default
-    /// 17 GiB.
+    /// Most bytes of one client's memory that a shard registers, and so pins; the rest travels by copy. Default 17 GiB.
     pub client_pinned_bytes_max: u64,
-    /// How long a peer is reached by TCP after its verbs links have failed several times in a row. Default 30 s.
+    /// How long a peer is reached over TCP after its verbs links have failed several times in a row. Default 30 s.
     pub retry_after: Duration,
-    /// This side's own addresses, by which peers reach it. See [`reached_at`](Self::reached_at). Default: none.
+    /// This side's own addresses, at which peers reach it. See [`reached_at`](Self::reached_at). Default: none.
     pub near: Vec<IpAddr>,
 }
 
 impl VerbsSettings {
-    /// The same for an engine that peers reach at these transport addresses: [`near`](Self::near) is filled in. Names are looked
-    /// up, and those without an address left out.
+    /// These settings for an engine that peers reach at these transport addresses: fills in [`near`](Self::near). Names are
+    /// looked up; those without an address are left out.
     pub fn reached_at<'a>(mut self, addresses: impl IntoIterator<Item = &'a TransportAddress>) -> Self {
         for address in addresses {
             match &address.host {
@@ -81,8 +80,8 @@ impl VerbsSettings {
         self
     }
 
-    /// Bytes that an engine registers when it starts: the message buffers and, unless memory is registered for each transfer,
-    /// both slabs, of every shard. Arenas of clients come on top, once for each shard.
+    /// Bytes that an engine registers at startup: the message buffers and, unless memory is registered for each transfer, both
+    /// slabs, of every shard. Clients' arenas are added once for each shard.
     pub fn registered_bytes(&self, shards: usize, slab_bytes: [usize; 2]) -> u64 {
         let message_buffers = (u64::from(self.queue_depth) + SEND_BUFFERS as u64) * MESSAGE_BYTES as u64;
         let [send, receive] = match self.registration {
@@ -94,8 +93,8 @@ impl VerbsSettings {
 }
 
 impl VerbsSettings {
-    /// The defaults, which the program's settings read from here. The time for [`retry_after`](Self::retry_after) is that in
-    /// which a cable is plugged in again or a device reset, and short enough to be back within a few steps.
+    /// The defaults, which the program's settings read from here. [`retry_after`](Self::retry_after) is long enough to plug in
+    /// a cable or reset a device, and short enough to return to verbs within a few steps.
     pub const DEFAULT: &VerbsSettings = &VerbsSettings {
         device: None,
         port: None,

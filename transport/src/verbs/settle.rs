@@ -27,7 +27,7 @@ use crate::wire::WireError;
 const OFFER: u8 = 1;
 const NO: u8 = 2;
 const READY: u8 = 3;
-/// The smallest message that a side may take.
+/// The smallest limit that a side may set for messages.
 const MESSAGE_BYTES_MIN: u32 = 1024;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Default)]
@@ -47,7 +47,7 @@ struct Record {
 
 const _: () = assert!(size_of::<Record>() == 40);
 
-/// What one side said.
+/// A message from one side.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Offer { endpoint: Endpoint, window: u16, message_bytes: u32 },
@@ -119,19 +119,19 @@ impl Said {
     }
 }
 
-/// Where the two sides stand.
+/// State of the negotiation.
 enum TalkState {
-    /// Both have still to make their offers, or the peer has.
+    /// Neither side has made its offer, or only the peer has not.
     Offers,
-    /// Both have offered; the peer has still to say that it is ready.
+    /// Both have offered; the peer has yet to say that it is ready.
     Ready,
-    /// It is settled: by TCP, with the reason.
+    /// Settled: TCP, with the reason.
     Tcp(String),
-    /// It is settled: by verbs.
+    /// Settled: verbs.
     Verbs,
 }
 
-/// A queue pair that ends with this, unless it is taken for a link.
+/// A queue pair that ends when this is dropped, unless a link takes it.
 struct Held {
     port: Rc<Port>,
     connected: Option<Connected>,
@@ -155,27 +155,27 @@ impl Drop for Held {
     }
 }
 
-/// A link that is not settled.
+/// A link whose kind is not settled.
 struct Settling {
     tcp: TcpLink,
     talk: Talk,
 }
 
-/// What was said, and what this side has for it.
+/// The negotiation, and what this side holds for it.
 struct Talk {
-    /// None on a side that declines.
+    /// `None` on a side that declines.
     port: Option<Rc<Port>>,
     peer: Box<str>,
     /// This side's queue pair, until it is known not to be used.
     mine: Option<Held>,
-    /// Why this side cannot.
+    /// Why this side cannot use verbs.
     why_not: String,
     first_packet: u32,
     message_bytes: u32,
     state: TalkState,
-    /// What this side is to say: its offer, and whether it is ready.
+    /// What this side has yet to send: its offer, and whether it is ready.
     to_say: Vec<Said>,
-    /// All that it was to say is written.
+    /// Everything that this side had to send was sent.
     is_written: bool,
     is_required: bool,
 }
@@ -221,7 +221,7 @@ impl Talk {
         }
     }
 
-    /// Of a side that does not want verbs, though the peer may.
+    /// For a side that does not want verbs, though the peer may.
     fn declining(reason: &str, peer: &str) -> Self {
         Self {
             port: None,
@@ -237,7 +237,7 @@ impl Talk {
         }
     }
 
-    /// True if all is said on both sides.
+    /// True if the negotiation is over on both sides.
     fn is_settled(&self) -> bool {
         self.is_written && matches!(self.state, TalkState::Tcp(_) | TalkState::Verbs)
     }
@@ -265,11 +265,11 @@ impl Talk {
                         });
                         TalkState::Ready
                     }
-                    // The no of this side is on its way, and the last word.
+                    // This side's no is on its way, and is the last message.
                     None => TalkState::Tcp(format!("this side cannot: {}", self.why_not)),
                 }
             }
-            // Neither can: each has its own reason at hand.
+            // Neither side can: each knows its own reason.
             (TalkState::Offers, Said::No(_)) if self.mine.is_none() => {
                 TalkState::Tcp(format!("this side cannot: {}", self.why_not))
             }
@@ -292,7 +292,7 @@ impl Talk {
 }
 
 impl Receiver for Talk {
-    /// Takes words until it is settled; what follows is not for it.
+    /// Takes messages until the link is settled; what follows is not part of the negotiation.
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
         let mut consumed = 0;
         while !matches!(self.state, TalkState::Tcp(_) | TalkState::Verbs)
@@ -309,12 +309,12 @@ impl Receiver for Talk {
     }
 }
 
-/// A link over verbs or TCP, whichever both sides settle upon. See the module.
+/// A link over verbs or TCP, whichever both sides agree on; see the module's documentation.
 pub struct SettledLink {
     state: State,
-    /// Why it is what it became.
+    /// Why it became what it is.
     reason: String,
-    /// If it is TCP because of this side: the port that may do better later, and the peer.
+    /// If it is TCP because of this side: the port, which may do better later, and the peer.
     fallback: Option<(Rc<Port>, Box<str>)>,
 }
 
@@ -327,20 +327,20 @@ enum State {
 }
 
 impl SettledLink {
-    /// A link to the peer at transport address `peer`, with which verbs are to be tried; `tcp` is the connection on which both
-    /// greetings went, or on which the welcome is about to go. With `is_required` it is TCP never.
+    /// A link to the peer at transport address `peer`, for which to try verbs. `tcp` is the connection on which both greetings
+    /// were sent, or the welcome is about to be. With `is_required` it never becomes TCP.
     pub fn new(port: Rc<Port>, peer: &str, tcp: TcpLink, is_required: bool) -> Self {
         let talk = Talk::new(port, peer, is_required);
         Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), fallback: None }
     }
 
-    /// A link of a side that declines verbs, to a peer that may want them: it hears the reason, and the link is TCP.
+    /// A link of a side that declines verbs, to a peer that may want them: the peer is told the reason, and the link is TCP.
     pub fn declining(reason: &str, peer: &str, tcp: TcpLink) -> Self {
         let talk = Talk::declining(reason, peer);
         Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), fallback: None }
     }
 
-    /// Becomes what was settled upon, once that is so.
+    /// Becomes what was settled on, once it is settled.
     fn settle(&mut self) -> Result<(), LinkError> {
         if !matches!(&self.state, State::Settling(settling) if settling.talk.is_settled()) {
             return Ok(());
@@ -382,7 +382,7 @@ impl SettledLink {
                     return Err(LinkError::VerbsRequired(reason));
                 }
                 tracing::warn!(peer = &*peer, link = "tcp", reason, "link up, but not over verbs");
-                // The peer knows better when it can again, and gives the link up then.
+                // The peer knows better when it can use verbs again, and gives the link up then.
                 self.fallback = port.filter(|_| mine.is_none()).map(|port| (port, peer));
                 (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);
             }
@@ -446,7 +446,7 @@ impl Link for SettledLink {
             State::Tcp(link) => link.transmit(outbox, budget, more_follows),
             State::Over => Err(LinkError::Closed),
             State::Settling(settling) => {
-                // Behind the welcome, if this is the side that was called.
+                // Behind the welcome, if this is the called side.
                 for said in settling.talk.to_say.drain(..) {
                     outbox.stage(|writer| writer.0.extend_from_slice(&said.to_bytes()));
                 }
@@ -484,7 +484,7 @@ impl Link for SettledLink {
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Settling(settling) => {
-                // A peer that never comes to terms about verbs is to be reached by TCP, as one whose links fail.
+                // A peer with which negotiation never completes is reached over TCP, like one whose links fail.
                 let Talk { peer, mine, .. } = &settling.talk;
                 if let Some(mine) = mine {
                     mine.port.state().failures.note(

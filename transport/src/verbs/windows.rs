@@ -13,7 +13,6 @@ pub(super) struct Opened {
     pub(super) remote: Remote,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Windows {
     free: Vec<Window>,
@@ -21,11 +20,11 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Opens `bytes` at `address`, which lie in the region that is used. The work request that does it, to be posted before
-    /// the peer is told. `None` if all windows are in use.
+    /// Opens `bytes` at `address` in the region that is used. Returns the work request for it, to be posted before the peer is
+    /// told; `None` if all windows are in use.
     ///
     /// # Errors
-    /// The device makes no window.
+    /// The device provides no window.
     pub(super) fn open(
         &mut self,
         device: &mut dyn Device,
@@ -58,12 +57,12 @@ impl Windows {
         opened.window.map(|window| Work::Invalidate { rkey: window.rkey })
     }
 
-    /// What was opened is closed: its window is free.
+    /// An invalidation is done: its window is free.
     pub(super) fn closed(&mut self, opened: &Opened) {
         self.free.extend(opened.window);
     }
 
-    /// The link ends: gives the windows back, and with them what they are bound to.
+    /// The link ends: frees the windows, and with them what they are bound to.
     pub(super) fn clear(&mut self, device: &mut dyn Device) {
         for window in self.free.drain(..) {
             device.free_window(window.id);

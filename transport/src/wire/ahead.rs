@@ -1,4 +1,4 @@
-//! Frames of small tensors that are sent ahead of their requests: numbered, with their keys; and what becomes of them.
+//! Frames of small tensors sent ahead of their requests, numbered and with their keys, and of what became of them.
 
 use sealane_runtime::VolatileSlice;
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -40,21 +40,21 @@ const _: () = {
     assert!(size_of::<Entry>() == 6);
     assert!(size_of::<ReleaseEntry>() == 16);
     assert!(AHEAD_RELEASES_PER_FRAME * size_of::<ReleaseEntry>() <= FRAME_BODY_BYTES_MAX);
-    // One of any size fits into a frame of its own.
+    // One tensor of any allowed size fits into a frame of its own.
     assert!(size_of::<EndsFixed>() + 6 + KEY_BYTES_MAX + META_BYTES_MAX + AHEAD_TENSOR_BYTES <= FRAME_BODY_BYTES_MAX);
 };
 
-/// In place of the length of metadata: the same as that of the entry before.
+/// Instead of the length of metadata: the same metadata as the entry before.
 const SAME_META: u16 = u16::MAX;
 
-/// Whose tensors they are: from which task for which, and of which step.
+/// Where tensors go: from which task to which, and in which step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
     /// The step.
     pub step: i64,
-    /// The sending task: its place in the list of tasks of the sender's greeting.
+    /// The sending task: its index in the task list of the sender's greeting.
     pub producer: u16,
-    /// The task that they are for: its place in the list of tasks of the other side's greeting.
+    /// The receiving task: its index in the task list of the other side's greeting.
     pub consumer: u16,
 }
 
@@ -71,12 +71,12 @@ impl Ends {
     }
 }
 
-/// Small tensors that nobody has asked for yet.
+/// Small tensors that were not requested yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ahead<'a> {
-    /// Number of the first, in the life of the session.
+    /// Number of the first, counted over the life of the session.
     pub first: u64,
-    /// Whose they are.
+    /// Their tasks and step.
     pub ends: Ends,
     /// The tensors.
     pub records: AheadRecords<'a>,
@@ -85,32 +85,33 @@ pub struct Ahead<'a> {
 /// One tensor of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AheadRecord<'a> {
-    /// The bytes of its key, which are looked at by who keeps them for [text](super::text).
+    /// The bytes of its key; a caller that keeps them must check them to be [text](super::text).
     pub key: &'a [u8],
-    /// Its metadata; `None` where it is that of the one before.
+    /// Its metadata; `None` if it is the same as the one before.
     pub meta: Option<&'a [u8]>,
     /// Its bytes.
     pub payload: &'a [u8],
 }
 
-/// Small tensors with their keys, one behind the other.
+/// Small tensors with their keys, concatenated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AheadRecords<'a> {
     bytes: &'a [u8],
-    /// The metadata of the one before the first, if that is not the first of all.
+    /// The metadata of the tensor before the first one here, if that is not the first of all.
     before: Option<&'a [u8]>,
 }
 
 impl<'a> AheadRecords<'a> {
-    /// Those in bytes [of such](Self::as_bytes), which are not looked at, behind one with metadata `before`, or none.
+    /// The tensors in such [bytes](Self::as_bytes), which are not checked here; `before` is the metadata of the tensor before
+    /// them, if any.
     pub fn of(bytes: &'a [u8], before: Option<&'a [u8]>) -> Self {
         AheadRecords { bytes, before }
     }
 
-    /// Those behind the first so many.
+    /// The tensors behind the first `count`.
     ///
     /// # Errors
-    /// Those of [`iter`](Self::iter)'s items.
+    /// As for the items of [`iter`](Self::iter).
     pub fn after(self, count: usize) -> Result<Self, WireError> {
         let Self { mut bytes, mut before } = self;
         for _ in 0..count {
@@ -141,10 +142,10 @@ impl<'a> AheadRecords<'a> {
         })
     }
 
-    /// The tensor in a place that [`AheadRecordsBuf::push`] has given, with its metadata.
+    /// The tensor at a place that [`AheadRecordsBuf::push`] returned, with its metadata.
     ///
     /// # Errors
-    /// It was another's.
+    /// The place is of other records.
     pub fn at(self, RecordPlace { record, meta }: RecordPlace) -> Result<AheadRecord<'a>, WireError> {
         let from = |at: u32| self.bytes.get(at as usize..).unwrap_or_default();
         let (found, _) = read_record(from(record), false)?;
@@ -152,19 +153,19 @@ impl<'a> AheadRecords<'a> {
         Ok(AheadRecord { meta, ..found })
     }
 
-    /// As they are on the wire.
+    /// The bytes as on the wire.
     pub fn as_bytes(self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Where bytes that were read here begin.
+    /// The offset of bytes that were read from here.
     #[inline]
     pub fn place_of(self, bytes: &[u8]) -> usize {
         bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr())
     }
 }
 
-/// Reads the tensor at the front, and what follows it; the first of all has metadata of its own.
+/// Reads the tensor at the front, and returns what follows it; the first of all must have metadata of its own.
 #[inline]
 fn read_record(bytes: &[u8], is_first: bool) -> Result<(AheadRecord<'_>, &[u8]), WireError> {
     let (entry, tail) = fixed::<Entry>("tensor sent ahead", bytes)?;
@@ -180,35 +181,35 @@ fn read_record(bytes: &[u8], is_first: bool) -> Result<(AheadRecord<'_>, &[u8]),
     Ok((AheadRecord { key, meta, payload }, tail))
 }
 
-/// Where a tensor begins among the records of a frame, and where the one does whose metadata it has.
+/// Where a tensor begins among the records of a frame, and where the tensor begins whose metadata it shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordPlace {
     record: u32,
     meta: u32,
 }
 
-/// Small tensors that are being put one behind the other, as [`AheadRecords`] reads them.
+/// Small tensors being concatenated for [`AheadRecords`] to read.
 #[derive(Debug, Default)]
 pub struct AheadRecordsBuf {
     bytes: Vec<u8>,
-    /// Where the last metadata that was written lies, if any was, and where its tensor begins.
+    /// Where the metadata written last is, if any was, and where its tensor begins.
     last_meta: Option<(usize, usize, u32)>,
 }
 
 impl AheadRecordsBuf {
-    /// None yet, in memory that may have been used before.
+    /// An empty buffer that reuses memory.
     pub fn within(mut bytes: Vec<u8>) -> Self {
         bytes.clear();
         Self { bytes, last_meta: None }
     }
 
-    /// True if one more with so many bytes of key, metadata and payload is one too many for a frame.
+    /// True if a frame has no room for another tensor with this many bytes of key, metadata and payload.
     #[inline]
     pub fn is_full(&self, bytes: usize) -> bool {
         FRAME_HEADER_BYTES + size_of::<EndsFixed>() + self.bytes.len() + size_of::<Entry>() + bytes > PART_BYTES
     }
 
-    /// Adds a tensor; where it lies.
+    /// Adds a tensor; returns its place.
     #[inline]
     pub fn push(&mut self, key: &str, meta: &[u8], payload: VolatileSlice<'_>) -> RecordPlace {
         let Self { bytes, last_meta } = self;
@@ -228,12 +229,12 @@ impl AheadRecordsBuf {
         RecordPlace { record, meta: last_meta.map_or(record, |(.., of)| of) }
     }
 
-    /// What was written.
+    /// The tensors written so far.
     pub fn records(&self) -> AheadRecords<'_> {
         AheadRecords::of(&self.bytes, None)
     }
 
-    /// The memory, to be used again.
+    /// The memory, for reuse.
     pub fn into_memory(self) -> Vec<u8> {
         self.bytes
     }
@@ -244,13 +245,13 @@ impl AheadRecordsBuf {
 pub enum Fate {
     /// A recv has it.
     Taken,
-    /// It is its sender's again.
+    /// Its sender has it again.
     Returned,
-    /// It is its sender's again: another with its key was there, and waits.
+    /// Its sender has it again: another tensor with its key was there, and waits.
     Duplicate,
 }
 
-/// So many consecutive tensors that were sent ahead, and what became of them.
+/// A run of consecutive tensors sent ahead, and what became of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AheadEnd {
     /// Number of the first.
@@ -261,7 +262,7 @@ pub struct AheadEnd {
     pub fate: Fate,
 }
 
-/// What became of tensors that were sent ahead: entries of the log of [releases](super::Release), and numbered with them.
+/// What became of tensors sent ahead: entries of the log of [releases](super::Release), and numbered with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AheadRelease<'a> {
     /// Number of the first entry since the session began.
@@ -298,13 +299,13 @@ impl AheadRelease<'_> {
 pub enum AheadFrame<'a> {
     Tensors(Ahead<'a>),
     Release(AheadRelease<'a>),
-    /// The tensor of this number is to come back, unless a recv has it.
+    /// The tensor with this number should come back, unless a recv has it.
     Revoke {
         number: u64,
         ends: Ends,
         key: &'a str,
     },
-    /// A tensor with this key waits for its request: it is not sent ahead.
+    /// A tensor with this key waits to be requested: it is not sent ahead.
     Held {
         ends: Ends,
         key: &'a str,
@@ -342,7 +343,7 @@ impl FrameWriter<'_> {
         self.frame(KIND_AHEAD, 0, ahead.first, ahead.ends.fields().as_bytes(), ahead.records.bytes);
     }
 
-    /// Writes what became of such tensors, at most [`AHEAD_RELEASES_PER_FRAME`].
+    /// Writes what became of tensors sent ahead, at most [`AHEAD_RELEASES_PER_FRAME`].
     #[inline]
     pub fn ahead_release(&mut self, sequence: u64, ends: impl Iterator<Item = AheadEnd>) {
         let start = self.begin(KIND_AHEAD_RELEASE, sequence);
@@ -353,12 +354,12 @@ impl FrameWriter<'_> {
         self.end(start);
     }
 
-    /// Writes that such a tensor is to come back.
+    /// Writes that a tensor sent ahead should come back.
     pub fn ahead_revoke(&mut self, number: u64, ends: Ends, key: &str) {
         self.frame(KIND_AHEAD_REVOKE, 0, number, ends.fields().as_bytes(), key.as_bytes());
     }
 
-    /// Writes that a tensor waits for its request.
+    /// Writes that a tensor waits to be requested.
     pub fn ahead_held(&mut self, ends: Ends, key: &str) {
         self.frame(KIND_AHEAD_HELD, 0, 0, ends.fields().as_bytes(), key.as_bytes());
     }
@@ -403,7 +404,7 @@ mod tests {
             record("", Some(b"other"), b"bytes"),
         ];
         assert_eq!(all.unwrap(), expected);
-        // Those behind one that says what theirs is.
+        // Records after the one that has the metadata they share.
         let behind = ahead.records.after(1).unwrap();
         let all: Vec<_> = behind.iter().map(Result::unwrap).collect();
         assert_eq!(all, [record("b", Some(b"meta"), b"bytes"), expected[2]]);
@@ -432,7 +433,7 @@ mod tests {
         bytes[fate] = 3;
         let AheadFrame::Release(release) = read(&bytes) else { panic!("not a release") };
         assert!(release.iter().next().is_some_and(|entry| entry.is_err()));
-        // The first has metadata of its own.
+        // The first record must have metadata of its own.
         let mut records = AheadRecordsBuf::default();
         records.push("k", b"m", b"".into());
         let mut bytes = written(|w| w.ahead(&Ahead { first: 0, ends: ENDS, records: records.records() }));

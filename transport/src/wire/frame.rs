@@ -13,7 +13,7 @@ use crate::if_gone::IfGone;
 use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
 use crate::named_rows::NamedRows;
 
-/// Bytes before every frame's body.
+/// Bytes of a frame's header.
 pub const FRAME_HEADER_BYTES: usize = size_of::<Header>();
 
 const KIND_REQUEST: u8 = 1;
@@ -52,7 +52,7 @@ pub(super) const KIND_AHEAD_RELEASE: u8 = 33;
 pub(super) const KIND_AHEAD_REVOKE: u8 = 34;
 pub(super) const KIND_AHEAD_HELD: u8 = 35;
 
-/// In the code of a request, of several, of a request for rows and of a pull: it fails if the task that it asks is gone.
+/// In the code of a request, a group of requests, a request for rows and a pull: it fails if its task is gone.
 pub(super) const FAILS_IF_GONE: u8 = 1;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -106,63 +106,63 @@ const _: () = {
     assert!(size_of::<AbortFixed>() == 12);
 };
 
-/// A consumer asks for a tensor.
+/// A consumer requests a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// The consumer's handle; comes back with the answer.
+    /// The consumer's handle; returned with the answer.
     pub id: Handle,
     /// The step.
     pub step: i64,
-    /// Milliseconds that the consumer still waits; 0 means that it has given up.
+    /// How many more milliseconds the consumer waits; 0 means that it has given up.
     pub timeout_ms: u32,
-    /// The asking task: its place in the list of tasks of the asker's greeting.
+    /// The requesting task: its index in the task list of the requester's greeting.
     pub consumer: u16,
-    /// The asked task: its place in the list of tasks of the asked side's greeting.
+    /// The requested task: its index in the task list of the other side's greeting.
     pub producer: u16,
-    /// Whether it waits for a task that has left.
+    /// What happens if the task has left.
     pub if_gone: IfGone,
     /// The tensor's name within the step.
     pub key: &'a str,
 }
 
-/// A consumer asks for rows of published tables; it is answered as a [`Request`] is.
+/// A consumer requests rows of published tables; answered like a [`Request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsRequest<'a> {
-    /// The consumer's handle; comes back with the answer.
+    /// The consumer's handle; returned with the answer.
     pub id: Handle,
     /// The oldest version of each table that will do.
     pub min_version: i64,
-    /// Milliseconds that the consumer still waits.
+    /// How many more milliseconds the consumer waits.
     pub timeout_ms: u32,
-    /// The asking task: its place in the list of tasks of the asker's greeting.
+    /// The requesting task: its index in the task list of the requester's greeting.
     pub consumer: u16,
-    /// The asked task: its place in the list of tasks of the asked side's greeting.
+    /// The requested task: its index in the task list of the other side's greeting.
     pub producer: u16,
-    /// It does not wait for a task that has left.
+    /// It fails if the task has left.
     pub fail_if_gone: bool,
     /// The tables, and the rows of each.
     pub rows: NamedRows<'a>,
 }
 
-/// A producer hands out a tensor; `payload_bytes` raw bytes follow the frame, or come in chunks.
+/// A producer answers with a tensor; `payload_bytes` raw bytes follow the frame, or come in chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Response<'a> {
     /// The request's id.
     pub id: Handle,
-    /// The producer's handle of the tensor; comes back with the release.
+    /// The producer's handle for the tensor; returned with the release.
     pub token: Handle,
     /// Bytes of the payload.
     pub payload_bytes: u64,
     /// The transfer in whose [chunks](Chunk) the payload comes; 0 if it follows the frame.
     pub transfer: u16,
-    /// The tensor's metadata, which transport does not read.
+    /// The tensor's metadata, which the transport does not read.
     pub meta: &'a [u8],
 }
 
 /// The next bytes of a payload that comes in chunks; they follow the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// The transfer, as the payload's own frame named it.
+    /// The transfer, as named by the payload's own frame.
     pub transfer: u16,
     /// Bytes that follow.
     pub bytes: u64,
@@ -175,11 +175,11 @@ pub struct Failure<'a> {
     pub id: Handle,
     /// One of gRPC's canonical codes.
     pub code: u8,
-    /// The reason, for a person.
+    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
-/// Tensors that the consumer has, or will not take.
+/// Tensors that the consumer has, or does not take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Release<'a> {
     /// Number of the first entry since the session began.
@@ -209,14 +209,14 @@ pub struct Abort<'a> {
     pub step: i64,
     /// The aborting task: its place in its side's greeting.
     pub task: u16,
-    /// The reason, for a person.
+    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
 /// The sender will answer no more requests on this link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GoAway<'a> {
-    /// The reason, for a person.
+    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
@@ -233,7 +233,7 @@ pub enum Frame<'a> {
     /// The request's tensor is not there yet; the request no longer counts against the window.
     Parked {
         id: Handle,
-        /// The producer's attachment that it waits for, if it fails when that ends; else 0.
+        /// The producer's attachment that the request waits for, if it fails when that attachment ends; else 0.
         attachment: u32,
     },
     /// The consumer no longer waits for the request.
@@ -245,7 +245,7 @@ pub enum Frame<'a> {
     Released {
         sequence: u64,
     },
-    /// All requests of the former link that still stand were asked again.
+    /// All requests of the former link that are still open were sent again.
     Resumed,
     Abort(Abort<'a>),
     Ping {
@@ -261,10 +261,10 @@ pub enum Frame<'a> {
     Chunk(Chunk),
 }
 
-/// Reads the first frame of `bytes` and the length it took; `None` if it is not all there yet.
+/// Reads the first frame of `bytes`, and returns its length too; `None` if it is not complete yet.
 ///
 /// # Errors
-/// Any [`WireError`]; the link cannot be read on after one.
+/// Any [`WireError`]; nothing more can be read from the link after one.
 #[inline]
 pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
     let Ok((header, rest)) = Header::ref_from_prefix(bytes) else { return Ok(None) };
@@ -348,7 +348,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
     Ok(Some((frame, FRAME_HEADER_BYTES + body_bytes)))
 }
 
-/// What a request with this code says of a task that is gone, and what follows in its body.
+/// What a request with this code does if its task is gone, and the rest of its body.
 #[inline]
 fn if_gone(code: u8, body: &[u8]) -> Result<(IfGone, &[u8]), WireError> {
     if code & FAILS_IF_GONE == 0 {
@@ -367,8 +367,8 @@ pub(super) fn reason(bytes: &[u8]) -> Result<&str, WireError> {
     text("reason", bytes)
 }
 
-/// Appends frames to a byte vector. Lengths over the limits are refused by the code that made the values
-/// ([`crate::session`]), so nothing here can fail; reasons are cut to their limit.
+/// Appends frames to a byte vector. Lengths over the limits are refused where the values are made ([`crate::session`]), so
+/// nothing here can fail; reasons are cut to their limit.
 pub struct FrameWriter<'a>(pub &'a mut Vec<u8>);
 
 impl FrameWriter<'_> {
@@ -404,7 +404,7 @@ impl FrameWriter<'_> {
         self.frame(KIND_ROWS, code, rows.id.to_bits(), fields.as_bytes(), rows.rows.as_bytes());
     }
 
-    /// Writes a response's frame; its payload is the caller's to send next.
+    /// Writes a response's frame; the caller must send its payload next.
     #[inline]
     pub fn response(&mut self, response: &Response<'_>) {
         let fields = ResponseFixed {
@@ -416,7 +416,7 @@ impl FrameWriter<'_> {
         self.name_transfer(start, response.transfer);
     }
 
-    /// Writes the frame of a chunk; its bytes are the caller's to send next.
+    /// Writes the frame of a chunk; the caller must send its bytes next.
     pub fn chunk(&mut self, chunk: Chunk) {
         let start = self.0.len();
         self.frame(KIND_CHUNK, 0, chunk.bytes, &[], &[]);
@@ -456,7 +456,7 @@ impl FrameWriter<'_> {
         self.frame(KIND_RELEASED, 0, sequence, &[], &[]);
     }
 
-    /// Writes the end of the requests asked again.
+    /// Writes that all requests were sent again.
     pub fn resumed(&mut self) {
         self.frame(KIND_RESUMED, 0, 0, &[], &[]);
     }
@@ -477,7 +477,7 @@ impl FrameWriter<'_> {
         self.frame(KIND_PONG, 0, nonce, &[], &[]);
     }
 
-    /// Writes a farewell.
+    /// Writes a goodbye.
     pub fn go_away(&mut self, reason: &str) {
         self.frame(KIND_GO_AWAY, 0, 0, &[], cut(reason).as_bytes());
     }
@@ -489,19 +489,19 @@ impl FrameWriter<'_> {
         self.0.extend_from_slice(rest);
     }
 
-    /// Says in the frame that begins at `start` of which transfer its payload is.
+    /// Sets the payload's transfer in the frame that begins at `start`.
     #[inline]
     pub(super) fn name_transfer(&mut self, start: usize, transfer: u16) {
         self.0[start + 2..start + 4].copy_from_slice(&transfer.to_le_bytes());
     }
 
-    /// Begins a frame whose length is known at its [`end`](Self::end); where it begins.
+    /// Begins a frame whose length is set by [`end`](Self::end); returns where it begins.
     #[inline]
     pub(super) fn begin(&mut self, kind: u8, id: u64) -> usize {
         self.begin_as(kind, 0, id)
     }
 
-    /// The same with a code.
+    /// As [`begin`](Self::begin), with a code.
     #[inline]
     pub(super) fn begin_as(&mut self, kind: u8, code: u8, id: u64) -> usize {
         let start = self.0.len();

@@ -15,13 +15,13 @@ pub const VERSION_MAX: u16 = 5;
 /// Bytes before a greeting's body.
 pub const PREFACE_BYTES: usize = size_of::<Preface>();
 
-/// The feature bit of a side that can settle upon RDMA verbs behind the greeting.
+/// The feature bit of a side that can negotiate RDMA verbs after the greeting.
 pub const FEATURE_VERBS: u64 = 1;
-/// The feature bit of a caller that only wants to know who is there: it gets a welcome that describes the called side, and
-/// no session. A side that does not know the bit refuses the caller, whose transport address is empty.
+/// The feature bit of a caller that only asks who is there: it gets a welcome that describes the called side, and no
+/// session. A side that does not know the bit refuses the caller, whose transport address is empty.
 pub const FEATURE_PROBE: u64 = 2;
-/// The feature bit of a caller that wants a connection for the streams of two tasks alone, and no session: see
-/// [`Hello::for_streams`]. A side that does not know the bit refuses the caller, as it does with a probe.
+/// The feature bit of a caller that wants a connection only for the streams of two tasks, and no session: see
+/// [`Hello::for_streams`]. A side that does not know the bit refuses the caller, as with a probe.
 pub const FEATURE_STREAMS: u64 = 4;
 
 const KIND_HELLO: u8 = 1;
@@ -66,30 +66,30 @@ const _: () = {
     assert!(TASKS_PER_HELLO <= u16::MAX as usize);
 };
 
-/// What each side says of itself.
+/// What each side says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// Feature bits; a feature is used when both sides set its bit. There are [`FEATURE_VERBS`] and, of a
-    /// caller, [`FEATURE_PROBE`] and [`FEATURE_STREAMS`].
+    /// Feature bits; a feature is used when both sides set its bit. There are [`FEATURE_VERBS`] and, for callers,
+    /// [`FEATURE_PROBE`] and [`FEATURE_STREAMS`].
     pub features: u64,
-    /// A number drawn when the process started: a peer with another one has restarted.
+    /// A random number drawn when the process started: a peer with another one has restarted.
     pub incarnation: u64,
-    /// The incarnation of the other side with which this side goes on; 0 if its session starts anew. Only where each
-    /// side remembers the other does a session go on.
+    /// The other side's incarnation with which this side continues its session; 0 if the session starts anew. A session
+    /// continues only if each side remembers the other.
     pub remembers: u64,
     /// Largest tensor that this side accepts, in bytes.
     pub tensor_bytes_max: u64,
-    /// Links that this session has had, as this side counts.
+    /// Number of links that this session has had, by this side's count.
     pub epoch: u32,
     /// Number of shards of this side.
     pub shards: u16,
-    /// The shard that speaks.
+    /// The shard that sends this.
     pub shard: u16,
-    /// The lane (see [`crate::lane`]) for which the link is made: it names the called side's shard.
+    /// The lane (see [`crate::lane`]) that the link is for: it selects the called side's shard.
     pub lane: u32,
     /// This side's transport address, as in the endpoint map.
     pub address: String,
-    /// The tasks served here; requests name them by their place in this list.
+    /// The tasks served here; requests name them by their index in this list.
     pub tasks: Vec<String>,
 }
 
@@ -103,40 +103,40 @@ pub enum RejectCode {
     Crossed = 2,
     /// A limit of the called side is reached.
     Full = 3,
-    /// The called side is stopping, or cannot take this caller.
+    /// The called side is stopping, or cannot accept this caller.
     Refused = 4,
-    /// The caller has not shown that it may talk.
+    /// The caller has not proven that it is authorized.
     Unauthenticated = 5,
 }
 
-/// The called side's no.
+/// The called side refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reject {
-    /// The kind of no.
+    /// The kind of refusal.
     pub code: RejectCode,
-    /// The reason, for a person.
+    /// The reason, human-readable.
     pub reason: String,
 }
 
 /// One greeting, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Greeting {
-    /// The caller's.
+    /// From the caller.
     Hello(Hello),
-    /// The called side's yes.
+    /// The called side accepts.
     Welcome(Hello),
-    /// The called side's no.
+    /// The called side refuses.
     Reject(Reject),
-    /// A random number, to be answered with a proof of the shared secret. Before the hello, if at all.
+    /// A random number, to be answered with a proof of the shared secret. If used, it comes before the hello.
     Challenge([u8; PROOF_BYTES]),
-    /// That its sender has the shared secret.
+    /// Proof that its sender has the shared secret.
     Proof([u8; PROOF_BYTES]),
 }
 
 impl Greeting {
-    /// Reads the greeting at the front of `bytes` and the length it took; `None` if it is not all there yet.
+    /// Reads the greeting at the front of `bytes`, and returns its length too; `None` if it is not complete yet.
     ///
-    /// Foreign bytes are found out by the first that differs, without waiting for more.
+    /// Foreign bytes are detected by the first that differs, without waiting for more.
     ///
     /// # Errors
     /// Any [`WireError`]; nothing more can be read from such a peer.
@@ -148,7 +148,7 @@ impl Greeting {
         }
         let Ok((preface, rest)) = Preface::ref_from_prefix(bytes) else { return Ok(None) };
         let (theirs_min, theirs_max) = (preface.version_min.get(), preface.version_max.get());
-        // A reject is read whatever its version: it says which version would do.
+        // A reject is read whatever its version: it says which version would be accepted.
         if preface.kind != KIND_REJECT && (theirs_max < VERSION_MIN || theirs_min > VERSION_MAX) {
             return Err(WireError::Version { theirs_min, theirs_max });
         }
@@ -175,13 +175,13 @@ impl Greeting {
         Ok(Some((greeting, PREFACE_BYTES + body_bytes)))
     }
 
-    /// True if `bytes` begin as a hello or a welcome does, of whatever length: for a side that wants a proof first, and
-    /// will not read so much from whom it does not know.
+    /// True if `bytes` begin like a hello or a welcome, of any length: for a side that wants a proof first and does not read
+    /// that much from a stranger.
     pub fn is_introduction(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC) && matches!(bytes.get(MAGIC.len()), Some(&(KIND_HELLO | KIND_WELCOME)))
     }
 
-    /// The number that says which greeting it is.
+    /// The number of this kind of greeting.
     pub fn kind(&self) -> u8 {
         match self {
             Greeting::Hello(_) => KIND_HELLO,
@@ -229,7 +229,7 @@ impl RejectCode {
 }
 
 impl Hello {
-    /// What a caller says that only wants to know who is there.
+    /// The hello of a caller that only asks who is there.
     pub fn probe() -> Hello {
         Hello {
             features: FEATURE_PROBE,
@@ -245,8 +245,8 @@ impl Hello {
         }
     }
 
-    /// What a caller says that wants a connection for streams between a task of its own and one of the called side. Its number tells it
-    /// from others of the two.
+    /// The hello of a caller that wants a connection for streams between one of its tasks and one of the called side. `number`
+    /// distinguishes it from other connections of the two tasks.
     pub fn for_streams(from: &str, to: &str, number: u64) -> Hello {
         Hello {
             features: FEATURE_STREAMS,
@@ -256,7 +256,7 @@ impl Hello {
         }
     }
 
-    /// The caller's task, the called one's and the number, where the caller wants a connection for streams.
+    /// The caller's task, the called task and the number, if the caller wants a connection for streams.
     pub fn streams(&self) -> Option<(&str, &str, u64)> {
         match &self.tasks[..] {
             [from, to] if self.features & FEATURE_STREAMS != 0 => Some((from, to, self.incarnation)),
@@ -264,7 +264,7 @@ impl Hello {
         }
     }
 
-    /// True if the caller only wants to know who is there.
+    /// True if the caller only asks who is there.
     pub fn is_probe(&self) -> bool {
         self.features & FEATURE_PROBE != 0
     }
@@ -303,7 +303,7 @@ impl Hello {
     }
 
     /// # Panics
-    /// If there are more tasks or longer names than the limits allow: the engine checks its own at start.
+    /// If there are more tasks or longer names than the limits allow: the engine checks its own at startup.
     fn body(&self) -> Vec<u8> {
         assert!(self.tasks.len() <= TASKS_PER_HELLO, "the engine checks its task count at start");
         let fields = HelloFixed {

@@ -36,17 +36,17 @@ struct ResponseEntry {
     meta_bytes: U16,
 }
 
-/// Bytes of a request in a group, its key not counted.
+/// Bytes of a request in a group, without its key.
 pub const REQUEST_ENTRY_BYTES: usize = size_of::<RequestEntry>();
 
-/// Bytes of a response in a group, metadata and payload not counted.
+/// Bytes of a response in a group, without metadata and payload.
 pub const RESPONSE_ENTRY_BYTES: usize = size_of::<ResponseEntry>();
 
 const _: () = {
     assert!(size_of::<RequestsFixed>() == 8);
     assert!(REQUEST_ENTRY_BYTES == 18);
     assert!(RESPONSE_ENTRY_BYTES == 22);
-    // The last entry of a group may go past its bound.
+    // The last entry of a group may exceed its bound.
     assert!(GROUP_BYTES + REQUEST_ENTRY_BYTES + KEY_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
     assert!(GROUP_BYTES + RESPONSE_ENTRY_BYTES + META_BYTES_MAX + INLINE_PAYLOAD_BYTES <= FRAME_BODY_BYTES_MAX);
 };
@@ -54,13 +54,13 @@ const _: () = {
 /// Several requests of one task to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requests<'a> {
-    /// Milliseconds that the consumer still waits for each.
+    /// How many more milliseconds the consumer waits for each.
     pub timeout_ms: u32,
-    /// The asking task: its place in the list of tasks of the asker's greeting.
+    /// The requesting task: its index in the task list of the requester's greeting.
     pub consumer: u16,
-    /// The asked task: its place in the list of tasks of the asked side's greeting.
+    /// The requested task: its index in the task list of the other side's greeting.
     pub producer: u16,
-    /// None waits for a task that has left.
+    /// They fail if the task has left.
     pub fail_if_gone: bool,
     entries: &'a [u8],
 }
@@ -73,7 +73,7 @@ impl<'a> Requests<'a> {
         Ok(Requests { timeout_ms: fields.timeout_ms.get(), consumer, producer, fail_if_gone, entries })
     }
 
-    /// Each request: its id, its step, and the bytes of its key, which are looked at by who takes them for
+    /// Each request: its id, its step, and the bytes of its key; a caller that keeps them must check them to be
     /// [text](super::text).
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Result<(Handle, i64, &'a [u8]), WireError>> {
@@ -90,12 +90,12 @@ impl<'a> Requests<'a> {
     }
 }
 
-/// One tensor of a group, payload included.
+/// One tensor of a group, including its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SmallResponse<'a> {
     /// The request's id.
     pub id: Handle,
-    /// The producer's handle of the tensor; comes back with the release.
+    /// The producer's handle for the tensor; returned with the release.
     pub token: Handle,
     /// The tensor's metadata.
     pub meta: &'a [u8],
@@ -103,7 +103,7 @@ pub struct SmallResponse<'a> {
     pub payload: &'a [u8],
 }
 
-/// Several small tensors, bytes included.
+/// Several small tensors, including their payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Responses<'a> {
     entries: &'a [u8],
@@ -132,7 +132,7 @@ impl<'a> Responses<'a> {
     }
 }
 
-/// The items of a fallible reader, up to and with the first that is wrong.
+/// The items of a fallible reader, up to and including the first error.
 pub(super) fn walk<T>(
     mut read: impl FnMut() -> Result<Option<T>, WireError>,
 ) -> impl Iterator<Item = Result<T, WireError>> {
@@ -211,7 +211,7 @@ impl RequestGroup<'_, '_> {
 }
 
 impl ResponseGroup<'_, '_> {
-    /// Adds a tensor: the request that it answers, the producer's handle of it, its metadata and its bytes.
+    /// Adds a tensor: the request that it answers, the producer's handle for it, its metadata and its payload.
     #[inline]
     pub fn push(&mut self, id: Handle, token: Handle, meta: &[u8], payload: VolatileSlice<'_>) {
         let entry = ResponseEntry {

@@ -30,11 +30,11 @@ pub use push::{
     Pushes,
 };
 
-/// How bytes can fail to be Sealane's. Each names what was read.
+/// Why bytes are not valid in Sealane's protocol. Each variant names what was read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The first bytes are another protocol's.
+    /// The first bytes are of another protocol.
     #[error("not a Sealane peer: it began with {0:?}")]
     NotSealane(String),
     /// The two sides share no version.
@@ -55,12 +55,12 @@ pub enum WireError {
         /// The limit.
         limit: u64,
     },
-    /// A body is shorter than its fixed part, or does not divide as it must.
+    /// A body is shorter than its fixed part, or is not divisible as required.
     #[error("{what} is truncated: {found} bytes")]
     Truncated {
         /// What was being read.
         what: &'static str,
-        /// Bytes there were.
+        /// How many bytes there were.
         found: usize,
     },
     /// A kind of frame that this version does not know.
@@ -69,7 +69,7 @@ pub enum WireError {
     /// Text that is not UTF-8.
     #[error("{0} is not UTF-8")]
     NotUtf8(&'static str),
-    /// A field holds a value that cannot be.
+    /// A field holds an impossible value.
     #[error("{what} is {found}")]
     BadValue {
         /// The field.
@@ -90,7 +90,7 @@ where
 /// Bytes as text.
 ///
 /// # Errors
-/// They are no UTF-8.
+/// They are not UTF-8.
 pub fn text<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8(what))
 }

@@ -65,16 +65,16 @@ const _: () = {
     assert!(size_of::<PartFixed>() == 20);
 };
 
-/// The consumer names keys, to be pulled by number from now on: one of the frames that do so, in order.
+/// The consumer names keys, to pull them by number from now on: one of the frames of a set, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeySet<'a> {
-    /// The consumer's handle of the set.
+    /// The consumer's handle for the set.
     pub id: Handle,
-    /// The asking task: its place in its side's greeting.
+    /// The requesting task: its index in its side's greeting.
     pub consumer: u16,
-    /// The asked task: its place in its side's greeting.
+    /// The requested task: its index in its side's greeting.
     pub producer: u16,
-    /// Keys in the whole set.
+    /// Number of keys in the whole set.
     pub count: u32,
     /// Number of the first key in this frame.
     pub first: u32,
@@ -105,22 +105,22 @@ impl<'a> KeySet<'a> {
     }
 }
 
-/// The consumer asks for a set's tensors.
+/// The consumer requests a set's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pull {
-    /// The consumer's handle of the pull.
+    /// The consumer's handle for the pull.
     pub id: Handle,
     /// The set.
     pub set: Handle,
     /// The oldest version that will do.
     pub min_version: i64,
-    /// Milliseconds that the consumer still waits.
+    /// How many more milliseconds the consumer waits.
     pub timeout_ms: u32,
-    /// It does not wait for what a task has not published that has left.
+    /// It fails for tensors that are not published if their task has left.
     pub fail_if_gone: bool,
 }
 
-/// What the tensors of a set look like from here on.
+/// The metadata of a set's tensors from here on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metas<'a> {
     /// The set.
@@ -144,7 +144,7 @@ impl<'a> Metas<'a> {
     }
 }
 
-/// Small tensors of a set with consecutive numbers and one version: their bytes, one after the other.
+/// Small tensors of a set with consecutive numbers and one version: their bytes, concatenated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts<'a> {
     /// The pull.
@@ -174,21 +174,21 @@ pub struct Part {
     pub index: u32,
 }
 
-/// What will not come of a pull.
+/// What will not come for a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullFailure<'a> {
     /// The pull.
     pub id: Handle,
     /// One of gRPC's canonical codes.
     pub code: u8,
-    /// The tensor's number, or [`PullFailure::ALL`] that are still to come.
+    /// The tensor's number, or [`PullFailure::ALL`] for all still to come.
     pub index: u32,
-    /// The reason, for a person.
+    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
 impl PullFailure<'_> {
-    /// Represents all tensors of a pull that have not come.
+    /// All tensors of a pull that have not come.
     pub const ALL: u32 = u32::MAX;
 }
 
@@ -197,7 +197,7 @@ impl PullFailure<'_> {
 #[allow(missing_docs, reason = "each carries the type that documents it, or the id named here")]
 pub enum PullFrame<'a> {
     KeySet(KeySet<'a>),
-    /// The consumer will pull this set no more.
+    /// The consumer will no longer pull this set.
     Forget {
         set: Handle,
     },
@@ -258,7 +258,7 @@ pub struct PartGroup<'a, 'w> {
 }
 
 impl<'w> FrameWriter<'w> {
-    /// Writes as many of a set's `keys`, from number `first` on, as one frame holds; how many those were.
+    /// Writes as many of a set's `keys`, from number `first` on, as fit into one frame; returns how many.
     pub fn key_set<'k>(
         &mut self,
         id: Handle,
@@ -287,7 +287,7 @@ impl<'w> FrameWriter<'w> {
         written
     }
 
-    /// Writes that a set is pulled no more.
+    /// Writes that a set is no longer pulled.
     pub fn forget_set(&mut self, set: Handle) {
         self.frame(KIND_FORGET_SET, 0, set.to_bits(), &[], &[]);
     }
@@ -319,7 +319,7 @@ impl<'w> FrameWriter<'w> {
         PartGroup { writer: self, start, count: 0 }
     }
 
-    /// Writes the frame of one tensor; its payload is the caller's to send next.
+    /// Writes the frame of one tensor; the caller must send its payload next.
     pub fn part(&mut self, part: &Part) {
         let fields = PartFixed {
             version: I64::new(part.version),
@@ -331,20 +331,20 @@ impl<'w> FrameWriter<'w> {
         self.name_transfer(start, part.transfer);
     }
 
-    /// Writes what will not come.
+    /// Writes what will not come for a pull.
     pub fn pull_failure(&mut self, failure: &PullFailure<'_>) {
         let (index, why) = (U32::new(failure.index), cut(failure.reason));
         self.frame(KIND_PULL_FAILURE, failure.code, failure.id.to_bits(), index.as_bytes(), why.as_bytes());
     }
 
-    /// Writes that a pull is given up.
+    /// Writes that a pull was given up.
     pub fn pull_cancel(&mut self, id: Handle) {
         self.frame(super::frame::KIND_PULL_CANCEL, 0, id.to_bits(), &[], &[]);
     }
 }
 
 impl MetaGroup<'_, '_> {
-    /// True if one more with so many bytes of metadata is one too many.
+    /// True if there is no room for another tensor with this many bytes of metadata.
     pub fn is_full(&self, meta_bytes: usize) -> bool {
         self.writer.0.len() - self.start + size_of::<MetaEntry>() + meta_bytes > FRAME_BODY_BYTES_MAX
     }
@@ -367,13 +367,13 @@ impl MetaGroup<'_, '_> {
 }
 
 impl PartGroup<'_, '_> {
-    /// Bytes that there is room for.
+    /// Number of bytes that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         PART_BYTES.saturating_sub(self.writer.0.len() - self.start)
     }
 
-    /// Tensors in it.
+    /// Number of tensors in the frame.
     #[inline]
     pub fn count(&self) -> u32 {
         self.count

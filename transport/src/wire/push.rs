@@ -58,19 +58,19 @@ const _: () = {
     assert!(size_of::<WantFixed>() == 16);
 };
 
-/// In place of the length of metadata: the same as that of the entry before.
+/// Instead of the length of metadata: the same metadata as the entry before.
 const SAME_META: u16 = u16::MAX;
 
-/// A stream of pushes begins, or goes on, on this link.
+/// A stream of pushes begins or continues on this link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushOpen<'a> {
-    /// The pusher's handle of the stream.
+    /// The pusher's handle for the stream.
     pub stream: Handle,
     /// Number of the first push that may follow.
     pub first: u64,
-    /// The pushing task: its place in its side's greeting.
+    /// The pushing task: its index in its side's greeting.
     pub from: u16,
-    /// The accepting task: its place in its side's greeting.
+    /// The accepting task: its index in its side's greeting.
     pub to: u16,
     /// The queue's name.
     pub queue: &'a str,
@@ -91,7 +91,7 @@ pub struct Push<'a> {
     pub meta: &'a [u8],
 }
 
-/// Several small tensors of a stream, bytes included.
+/// Several small tensors of a stream, including their payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pushes<'a> {
     /// The stream.
@@ -102,17 +102,17 @@ pub struct Pushes<'a> {
     pub records: PushRecords<'a>,
 }
 
-/// Small tensors one behind the other, each with its metadata, or with that of the one before.
+/// Concatenated small tensors, each with its metadata or with that of the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushRecords<'a>(&'a [u8]);
 
 impl<'a> PushRecords<'a> {
-    /// Those that [`PushRecordsBuf`] has written, or that [`as_bytes`](Self::as_bytes) gave.
+    /// The tensors in bytes that [`PushRecordsBuf`] wrote or [`as_bytes`](Self::as_bytes) returned.
     pub fn of(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// As they are on the wire.
+    /// The bytes as on the wire.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
@@ -128,7 +128,7 @@ impl<'a> PushRecords<'a> {
         })
     }
 
-    /// Takes the next tensor out; the first has metadata of its own.
+    /// Removes and returns the next tensor; the first must have metadata of its own.
     #[inline]
     pub(crate) fn next(&mut self, is_first: bool) -> Result<Option<PushRecord<'a>>, WireError> {
         if self.0.is_empty() {
@@ -148,10 +148,10 @@ impl<'a> PushRecords<'a> {
     }
 }
 
-/// A tensor's metadata, or `None` where it is that of the one before, and its bytes.
+/// A tensor's metadata, or `None` if it is the same as the one before, and its payload.
 pub type PushRecord<'a> = (Option<&'a [u8]>, &'a [u8]);
 
-/// What the accepting side has taken of a stream, and how far the pusher may go.
+/// What the accepting side has taken from a stream, and how much the pusher may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushGrant {
     /// The stream.
@@ -160,23 +160,23 @@ pub struct PushGrant {
     pub taken: u64,
     /// Pushes before this number may be sent.
     pub messages: u64,
-    /// A push may be sent while the payloads before it, since the stream began, have fewer bytes than this; a large one is sent
-    /// when its own have come into them as well.
+    /// A push may be sent while the payloads before it, since the stream began, have fewer bytes than this; a large push only
+    /// if its own bytes are within this as well.
     pub bytes: u64,
 }
 
-/// What a pusher waits for whose next tensor is large: credit in bytes, since the stream began.
+/// The credit in bytes that a pusher waits for if its next tensor is large, counted from the stream's beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushWant {
     /// The stream.
     pub stream: Handle,
-    /// With so many the next push may leave.
+    /// With this many the next push may be sent.
     pub least: u64,
-    /// With so many all those may that are known to follow; at least `least`.
+    /// With this many all pushes known to follow may be sent; at least `least`.
     pub all: u64,
 }
 
-/// A push that was not taken, and whose number counts as taken.
+/// A push that was refused; its number counts as taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushFailure<'a> {
     /// The stream.
@@ -185,7 +185,7 @@ pub struct PushFailure<'a> {
     pub code: u8,
     /// The push.
     pub number: u64,
-    /// The reason, for a person.
+    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
@@ -248,18 +248,18 @@ impl<'a> PushFrame<'a> {
     }
 }
 
-/// Small tensors that are being put one behind the other, as [`PushRecords`] reads them.
+/// Small tensors being concatenated for [`PushRecords`] to read.
 #[derive(Debug, Default)]
 pub struct PushRecordsBuf {
     bytes: Vec<u8>,
     last_meta: LastMeta,
 }
 
-/// Where the last metadata that was written lies, if any was.
+/// Where the metadata written last is, if any was.
 type LastMeta = Option<(usize, usize)>;
 
 impl PushRecordsBuf {
-    /// None yet, in memory that may have been used before.
+    /// An empty buffer that reuses memory.
     pub fn within(mut bytes: Vec<u8>) -> Self {
         bytes.clear();
         Self { bytes, last_meta: None }
@@ -271,18 +271,18 @@ impl PushRecordsBuf {
         write_record(&mut self.bytes, &mut self.last_meta, meta, payload);
     }
 
-    /// True if one more with so many bytes of metadata and payload is one too many for a frame.
+    /// True if a frame has no room for another tensor with this many bytes of metadata and payload.
     #[inline]
     pub fn is_full(&self, bytes: usize) -> bool {
         FRAME_HEADER_BYTES + size_of::<U64>() + self.bytes.len() + size_of::<PushEntry>() + bytes > PART_BYTES
     }
 
-    /// What was written.
+    /// The tensors written so far.
     pub fn records(&self) -> PushRecords<'_> {
         PushRecords(&self.bytes)
     }
 
-    /// The memory, to be used again.
+    /// The memory, for reuse.
     pub fn into_memory(self) -> Vec<u8> {
         self.bytes
     }
@@ -310,13 +310,13 @@ fn write_record(bytes: &mut Vec<u8>, last_meta: &mut LastMeta, meta: &[u8], payl
 }
 
 impl<'w> FrameWriter<'w> {
-    /// Writes that a stream begins or goes on.
+    /// Writes that a stream begins or continues.
     pub fn push_open(&mut self, open: &PushOpen<'_>) {
         let fields = OpenFixed { first: U64::new(open.first), from: U16::new(open.from), to: U16::new(open.to) };
         self.frame(KIND_PUSH_OPEN, 0, open.stream.to_bits(), fields.as_bytes(), open.queue.as_bytes());
     }
 
-    /// Writes the frame of one push; its payload is the caller's to send next.
+    /// Writes the frame of one push; the caller must send its payload next.
     pub fn push(&mut self, push: &Push<'_>) {
         let fields = PushFixed { number: U64::new(push.number), payload_bytes: U64::new(push.payload_bytes) };
         let start = self.0.len();
@@ -332,7 +332,7 @@ impl<'w> FrameWriter<'w> {
         PushGroup { writer: self, start, last_meta: None }
     }
 
-    /// Writes what was taken, and how far the pusher may go.
+    /// Writes what was taken, and how much the pusher may send.
     pub fn push_grant(&mut self, grant: &PushGrant) {
         let (taken, messages, bytes) = (U64::new(grant.taken), U64::new(grant.messages), U64::new(grant.bytes));
         let fields = GrantFixed { taken, messages, bytes };
@@ -345,7 +345,7 @@ impl<'w> FrameWriter<'w> {
         self.frame(KIND_PUSH_WANT, 0, want.stream.to_bits(), fields.as_bytes(), &[]);
     }
 
-    /// Writes that a push was not taken.
+    /// Writes that a push was refused.
     pub fn push_failure(&mut self, failure: &PushFailure<'_>) {
         let (number, why) = (U64::new(failure.number), cut(failure.reason));
         let stream = failure.stream.to_bits();
@@ -359,7 +359,7 @@ impl<'w> FrameWriter<'w> {
 }
 
 impl PushGroup<'_, '_> {
-    /// True if one more with so many bytes of metadata and payload is one too many.
+    /// True if there is no room for another tensor with this many bytes of metadata and payload.
     #[inline]
     pub fn is_full(&self, bytes: usize) -> bool {
         self.writer.0.len() - self.start + size_of::<PushEntry>() + bytes > PART_BYTES

@@ -1,5 +1,5 @@
-//! Two sessions that send small tensors ahead of their requests, over links that come and go: chosen by a seed. Each ends once: taken, by
-//! the side that it came to, or back at the side that sent it.
+//! Two sessions that send small tensors ahead of their requests, over links that come and go as a seed chooses. Each tensor ends exactly
+//! once: taken by the receiving side, or back at the sending side.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::verbs::{end_run, register};
 const SEEDS: u64 = 6;
 const STEPS: usize = 600;
 const LAST_STEPS: usize = 100_000;
-/// As many tensors as are sent in one go, and more than fit in a frame.
+/// Most tensors sent in one go; more than fit in a frame.
 const TOGETHER_MAX: u32 = 40;
 const RECEIVE_BUDGET: usize = 256 * 1024;
 
@@ -31,18 +31,18 @@ pub fn what_is_sent_ahead_ends_once(make: Make) {
     }
 }
 
-/// Some have no bytes, and some as many as may go ahead.
+/// Length of a tensor: some have no bytes, some as many as may be sent ahead.
 fn length(tensor: u32) -> usize {
     [0, 8, 64, 1000, 4096][tensor as usize % 5]
 }
 
-/// What comes to one side, and what became of what it has sent.
+/// What has come to a side, and how the tensors that it sent have ended.
 #[derive(Default)]
 struct Ended {
-    /// Number, cost and tensor of those that wait.
+    /// Number, cost and tensor of those that wait for a recv.
     kept: Vec<(u64, usize, u32)>,
     taken: HashSet<u32>,
-    /// Of those that it has sent: whether each was taken.
+    /// By tensor that it sent: true if it was taken.
     ended: HashMap<u32, bool>,
 }
 
@@ -99,7 +99,7 @@ impl Sink<u32, u32> for Ended {
     }
 
     fn came_together(&mut self, frame: &CameTogether<'_>) -> TakenTogether {
-        // The first half of some, the others each by itself.
+        // Half of the tensors at once in some frames, otherwise each by itself.
         let count = if frame.first.is_multiple_of(3) { frame.records.iter().count() / 2 } else { 0 };
         for record in frame.records.iter().take(count) {
             let record = record.unwrap();
@@ -124,9 +124,9 @@ struct Side {
     session: Session<u32, u32>,
     slab: Slab,
     ends: Ended,
-    /// Tensors that it has sent.
+    /// Tensors that this side has sent.
     sent: HashSet<u32>,
-    /// A number that was sent, to be revoked.
+    /// Number of a sent tensor, to be revoked.
     last: Option<u64>,
 }
 
@@ -137,7 +137,7 @@ struct Run {
     links: Option<Ends>,
     sides: [Side; 2],
     epoch: u32,
-    /// The next tensor of either side.
+    /// The next tensor number, shared by both sides.
     next: u32,
 }
 
@@ -148,7 +148,7 @@ impl Side {
         Self { session, slab, ends: Ended::default(), sent: HashSet::new(), last: None }
     }
 
-    /// Sends so many tensors, or as many as there is credit for.
+    /// Sends `count` tensors, or as many as there is credit for.
     fn send(&mut self, next: &mut u32, count: u32, alone: bool) {
         let Some(mut sending) = self.session.send_ahead((0, 0), 1, alone) else { return };
         for _ in 0..count {
@@ -163,7 +163,7 @@ impl Side {
         }
     }
 
-    /// A recv comes for the tensor that has waited longest, or nobody wants it.
+    /// A recv takes the tensor that has waited longest, or it is returned.
     fn release(&mut self, taken: bool) {
         if self.ends.kept.is_empty() {
             return;

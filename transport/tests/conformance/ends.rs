@@ -1,4 +1,4 @@
-//! Pairs of connected ends, of every kind of link; `seed` chooses the faults of those that have some, and 0 none.
+//! Pairs of connected ends for every kind of link; `seed` chooses the faults of links that have some, and 0 means no faults.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::LazyLock;
@@ -19,13 +19,13 @@ use crate::verbs::{self, Manner};
 /// Longer than any test takes.
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Two ends that hear each other.
+/// Two ends connected to each other.
 pub type Ends = [Box<dyn Link>; 2];
 /// Makes a pair of ends; called again for each new link.
 pub type Make = fn(seed: u64) -> Ends;
 
-/// Socket buffers so small that large payloads go in many pieces; below a loopback segment's size the kernel would wait
-/// for delayed acknowledgements.
+/// Socket buffers so small that large payloads are sent in many pieces; below the size of a loopback segment, the kernel would wait for
+/// delayed acknowledgements.
 const NARROW_BYTES: usize = 64 * 1024;
 /// A call in five moves nothing, one in five reads as little as it can.
 pub const SLOW: Faults = Faults { reset: 0, delay: 200_000, blackout: 0, dribble: 200_000 };
@@ -53,8 +53,8 @@ pub fn narrow_tls(_seed: u64) -> Ends {
     encrypted(&narrow()).map(|end| Box::new(end) as Box<dyn Link>)
 }
 
-// No call moves nothing: a descriptor does not say that bytes wait which TLS has opened, and whoever heard "nothing" would
-// wait for them.
+// Every call moves something: a descriptor does not show that bytes already decrypted by TLS are waiting, so that a caller that was told
+// "nothing" would wait forever.
 pub fn slow_tls(seed: u64) -> Ends {
     faulty(encrypted(&narrow()), Faults { delay: 0, ..SLOW }, seed)
 }
@@ -165,7 +165,7 @@ pub fn connected(settings: &TcpSettings) -> [TcpLink; 2] {
     })
 }
 
-/// Two ends whose bytes are sealed on their way.
+/// Two ends whose bytes are encrypted.
 fn encrypted(settings: &TcpSettings) -> [TcpLink; 2] {
     static IDENTITY: LazyLock<Authentication> = LazyLock::new(|| {
         let authority = Authority::new().expect("random numbers");
@@ -175,8 +175,8 @@ fn encrypted(settings: &TcpSettings) -> [TcpLink; 2] {
     greeted::links(settings, [&IDENTITY, &IDENTITY])
 }
 
-/// Waits until one of the links has bytes or, where `true` stands with it, room for some. A loopback is not waited for, and
-/// an RDMA device for a moment at most.
+/// Waits until one of the links has bytes or, if its flag is `true`, room for some. A loopback is not waited for, and an RDMA device only
+/// for a moment.
 pub fn wait(links: &[(&dyn Link, bool)]) {
     let mut watched = Vec::new();
     for (link, writing) in links {

@@ -1,4 +1,4 @@
-//! Memory as a client lends it to a daemon: others may write to it at any time, so no link may look at it as a slice.
+//! Memory as a client lends it to a daemon: others may write to it at any time, so no link may use it as a slice.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
 //! One suite for every link: what [`Link`](sealane_transport::Link) promises, and two sessions on top of it.
 //!
-//! `loopback` is the reference. `slow_*` wraps a link so that calls move nothing now and then; `failing_*` breaks it
-//! as well, for the sessions to survive.
+//! `loopback` is the reference. `slow_*` wraps a link so that some calls move nothing; `failing_*` also breaks it, which the sessions must
+//! survive.
 
 mod ahead;
 mod ends;
@@ -47,8 +47,8 @@ conforms!(loopback, tcp, narrow_tcp, tls, narrow_tls, slow_loopback, slow_tcp, s
     bad_bytes_are_a_protocol_error,
 });
 
-// Left out for verbs: a full pipe and the budget of a transmit, since payloads are taken whole and in any number up to that
-// of transfers, past what a socket holds (`verbs/link/tests/` has their bounds).
+// Left out for verbs: a full pipe, and the budget of a transmit, since any number of payloads is taken whole as long as there are transfers
+// left, more than a socket holds (their limits are tested in `verbs/link/tests/`).
 conforms!(
     verbs_write, verbs_read, verbs_write_dynamic, verbs_read_dynamic, verbs_write_without_windows,
     verbs_read_without_windows, tiny_verbs_write, tiny_verbs_read, slow_verbs_write, slow_verbs_read: moved {
@@ -65,7 +65,7 @@ conforms!(
 
 conforms!(crowded_verbs: moved { as_many_links_as_a_port_has_carry });
 
-// Left out where requests take their time: what is in flight when an end is dropped ends with its queue pair.
+// Left out where requests take time: whatever is in flight when an end is dropped ends with its queue pair.
 mod closing {
     conforms!(verbs_write, verbs_read, verbs_write_without_windows: moved {
         a_landing_under_way_is_given_up_whole,

@@ -1,4 +1,4 @@
-//! What a link does with bytes: all of them, once, in order, and every payload back to its owner.
+//! What a link does with bytes: moves all of them, once, in order, and returns every payload to its owner.
 
 use std::time::Instant;
 
@@ -14,14 +14,14 @@ use sealane_transport::{Handle, Link, Payload, SessionLimits};
 
 use crate::ends::{Ends, Make, wait};
 
-/// What one receive is asked for where the budget does not matter.
+/// Budget of a receive where it does not matter.
 const BUDGET: usize = 1 << 20;
 /// Calls without progress after which a link that is always ready counts as stuck.
 const STUCK_CALLS: usize = 10_000;
-/// The largest read of frames that a link may make past its budget.
+/// Largest read of frames that may exceed a link's budget.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Hears pings by number, and nothing else.
+/// Records the numbers of pings, and accepts nothing else.
 #[derive(Default)]
 struct Ear {
     pings: Vec<u64>,
@@ -46,7 +46,7 @@ impl Receiver for Ear {
     }
 }
 
-/// A session that has asked for tensors, and what came of it.
+/// A session that has asked for tensors, and the tensors that arrived.
 struct Wanting {
     session: Session<usize, ()>,
     slab: Slab,
@@ -83,7 +83,7 @@ impl Wanting {
         result
     }
 
-    /// Tensors arrive in the order of their frames, except that large ones are overtaken where they travel beside these.
+    /// Tensors arrive in the order of their frames, except that large ones may be overtaken on links that move them beside the frames.
     fn check_order(&mut self, link: &dyn Link) {
         if link.traits().aside {
             self.arrived.sort_by_key(|(waiter, _)| *waiter);
@@ -108,7 +108,7 @@ fn pattern(number: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ number) as u8).collect()
 }
 
-/// Lets an end that only sends hear what its link has to hear for that: which of its messages have found their place.
+/// Transmits, and lets a link that moves payloads beside the frames receive: it must learn where its messages have their place.
 fn send(link: &mut dyn Link, outbox: &mut Outbox) -> usize {
     let sent = link.transmit(outbox, usize::MAX, false).expect("a healthy link");
     if link.traits().aside {
@@ -147,7 +147,7 @@ pub fn order_is_kept_and_bytes_are_identical(make: Make) {
     let mut outbox = Outbox::default();
     let mut expected = Vec::new();
     for number in 0..20_000_u64 {
-        // Frames of two sizes, so that reads end within them.
+        // Frames of different sizes, so that reads end within frames.
         let entries = (0..number % 7).map(|entry| number * 10 + entry);
         expected.push(number);
         expected.extend(entries.clone());
@@ -232,7 +232,7 @@ pub fn both_directions_at_once(make: Make) {
     }
 }
 
-/// Each link moves a small payload and a large one, all at the same time.
+/// Every link moves a small payload and a large one, all at the same time.
 pub fn as_many_links_as_a_port_has_carry(make: Make) {
     const LINKS: usize = 256;
     const SIZES: [usize; 2] = [64, 64 << 10];
@@ -255,7 +255,7 @@ pub fn as_many_links_as_a_port_has_carry(make: Make) {
         calls = if moved > 0 { 0 } else { calls + 1 };
         assert!(calls < STUCK_CALLS, "the links are stuck");
         if calls > 0 {
-            // A port's completions are of all links.
+            // A port has the completions of all its links.
             let ([from, to], ..) = &all[0];
             wait(&[(&**from, false), (&**to, false)]);
         }
@@ -281,7 +281,7 @@ pub fn a_full_pipe_holds_the_rest_back_until_it_is_read(make: Make) {
         assert!(wanting.answer(&mut outbox, number, shared.clone()).is_none());
     }
     let all = outbox.pending_bytes();
-    // With nobody reading, the pipe takes some and then no more.
+    // Nobody reads, so that the pipe takes some and then no more.
     let (mut taken, mut refusals) = (0, 0);
     while refusals < 50 {
         let count = ends[0].transmit(&mut outbox, usize::MAX, false).expect("a full pipe is no error");
@@ -344,7 +344,7 @@ pub fn payloads_come_back_exactly_once(make: Make) {
     }
     assert!(outbox.is_full() && outbox.returned().is_empty());
     carry_to(&mut wanting, &mut ends, &mut outbox, COUNT);
-    // A link that moves payloads aside learns of the last ones when their acknowledgement comes.
+    // A link that moves payloads beside the frames learns that the last ones have ended when they are acknowledged.
     for _ in 0..STUCK_CALLS {
         if outbox.returned().len() == COUNT {
             break;
@@ -387,7 +387,7 @@ pub fn payloads_come_back_exactly_once_after_a_death(make: Make) {
 pub fn a_landing_under_way_is_given_up_whole(make: Make) {
     let [mut from, mut to] = make(9);
     let mut wanting = Wanting::new(1);
-    // The frame and a part of the payload, then the end.
+    // The frame and part of the payload, then the end.
     let mut whole = Outbox::default();
     wanting.answer(&mut whole, 0, pattern(0, 5 << 20));
     let mut slices = [sealane_runtime::VolatileSlice::empty(); 2];
@@ -441,7 +441,7 @@ pub fn one_transmit_keeps_to_its_budget(make: Make) {
         let [mut from, mut to] = make(13);
         let mut wanting = Wanting::new(COUNT);
         let mut outbox = Outbox::default();
-        // Some lie in the staged bytes, some are payloads of their own.
+        // Some are in the staged bytes, some are payloads of their own.
         let size = |number: usize| 3_000 + 10_000 * (number % 3);
         for number in 0..COUNT {
             wanting.answer(&mut outbox, number, pattern(number, size(number)));

@@ -1,8 +1,7 @@
-//! Two sessions that ask each other over links that come and go: chosen by a seed, checked at every step.
+//! Two sessions that ask each other for tensors over links that come and go as a seed chooses, checked at every step.
 //!
-//! Every tensor asked for arrives once and identical, or its waiter hears why not; every tensor lent comes home once,
-//! taken exactly if it arrived; from whatever memory and into whatever memory, a device's included, whose copies fail now and
-//! then. Time is virtual.
+//! Every requested tensor arrives once and identical, or its waiter hears why not; every lent tensor comes home once, as taken exactly if
+//! it arrived. This holds for all kinds of memory at both ends, including that of a device whose copies fail now and then. Time is virtual.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,16 +20,16 @@ use crate::ends::{Make, wait};
 use crate::foreign::foreign;
 use crate::verbs::{end_run, register};
 
-/// Runs of one test, each with its own seed.
+/// Runs of each test, each with its own seed.
 const SEEDS: u64 = 12;
-/// Steps of a run before it is brought to its end.
+/// Steps of a run before it is brought to an end.
 const STEPS: usize = 1_000;
-/// Steps that bringing it to its end may take.
+/// Most steps to bring a run to its end.
 const LAST_STEPS: usize = 200_000;
-/// Sizes on both sides of the copied ones and of what a read takes.
+/// Sizes around the limit for copied payloads and around that of a single read.
 const SIZES: [usize; 10] = [0, 1, 64, 1000, 8191, 8192, 8193, 65_537, 200_000, 700_000];
 const RECEIVE_BUDGET: usize = 256 * 1024;
-/// How long a request waits that is to have its tensor.
+/// Timeout of a request that must get its tensor.
 const FOREVER: Duration = Duration::from_millis(1 << 30);
 
 pub fn sessions_settle_everything(make: Make) {
@@ -44,23 +43,23 @@ pub fn sessions_settle_everything(make: Make) {
     }
 }
 
-/// Memory that a tensor comes from or goes into.
+/// The memory that a tensor is in at either end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Memory {
     Own,
     Foreign,
     Device,
-    /// The same, exported for RDMA devices.
+    /// Device memory that is exported for RDMA devices.
     Exported,
 }
 
-/// Bytes of the memory that is exported.
+/// Size of the exported memory, in bytes.
 const EXPORTED: usize = 64 << 20;
-/// Turns in which a device in memory has registered it.
+/// Turns after which an RDMA device in memory has registered the exported memory.
 const REGISTERING_TURNS: usize = 1_000;
 
-/// Tensors move from and to exported memory: once the link has registered it without a copy, except in frames; and with one
-/// at each end that is there before that, and over any link that does not.
+/// Tensors move from and to exported memory: without a copy once the link has registered it, except in frames; before that, and over links
+/// that cannot register it, with one copy at each end that is in exported memory.
 pub fn exported_memory_is_reached_once_it_is_registered(make: Make) {
     let mut run = Run::new(make, 0);
     for is_first in [true, false] {
@@ -94,8 +93,8 @@ pub fn exported_memory_is_reached_once_it_is_registered(make: Make) {
     run.check();
 }
 
-/// Tensors of every size move from and into the memory of a device, with one copy at each end that is there; and a copy that
-/// fails ends its request and nothing else.
+/// Tensors of every size move from and to device memory, with one copy at each end that is in device memory; a copy that fails ends its
+/// request and nothing else.
 pub fn device_memory_is_copied_at_each_end(make: Make) {
     let mut run = Run::new(make, 0);
     let ways = [(Memory::Device, None), (Memory::Device, Some(Memory::Own)), (Memory::Foreign, Some(Memory::Device))];
@@ -108,14 +107,14 @@ pub fn device_memory_is_copied_at_each_end(make: Make) {
             run.settle();
             assert_eq!(run.sides[side].asked.last(), Some(&Fate::Arrived), "{length} bytes {source:?} {destination:?}");
             let (out, into) = (u64::from(source == Memory::Device), u64::from(destination == Some(Memory::Device)));
-            // What is in the device is read once more to be compared.
+            // The check reads what is in device memory with one more copy.
             let wanted = Copies { to_host: before.to_host + out + into, from_host: before.from_host + into };
             assert_eq!(run.device.copies(), wanted, "{length} bytes {source:?} {destination:?}");
         }
     }
     for (number, length) in SIZES.into_iter().enumerate() {
         for passing in 0..2 {
-            // A copy to the host fails, or the one from there that follows.
+            // The copy to the host fails, or the copy into the device after it.
             let side = number % 2;
             let bytes = run.memory_of(Memory::Device, contents(run.sides[side].asked.len() as u32, length));
             let into = run.memory_of(Memory::Device, vec![0; length]);
@@ -130,7 +129,7 @@ pub fn device_memory_is_copied_at_each_end(make: Make) {
     run.check();
 }
 
-/// What a key's producer does when asked for it: the same however often it is asked.
+/// How the producer of a key behaves when asked: the same way every time.
 #[derive(Clone, Copy, PartialEq)]
 enum Manner {
     Answers,
@@ -145,7 +144,6 @@ struct Kept {
     taken: bool,
 }
 
-/// What became of a request.
 #[derive(Debug, PartialEq)]
 enum Fate {
     Waits(Handle),
@@ -157,13 +155,13 @@ enum Fate {
 struct Side {
     session: Session<u32, u32>,
     slab: Slab,
-    /// Where tensors in the memory of a device are copied to be sent.
+    /// Slab to which tensors in device memory are copied to be sent.
     copies: Slab,
-    /// Where each tensor that this side has asked for is to be.
+    /// The memory in which each tensor that this side asks for is wanted.
     wanted_in: Vec<MemoryKind>,
-    /// What this side has asked for, by number; the key is the number's text.
+    /// Requests of this side, by number; the key is the number as text.
     asked: Vec<Fate>,
-    /// What the other side may ask for.
+    /// Tensors that the other side may ask for.
     kept: HashMap<u32, Kept>,
     parked: Vec<(Handle, u32)>,
     answered: usize,
@@ -178,7 +176,7 @@ struct Run {
     epoch: u32,
     device: FakeDevice,
     export: FakeExport,
-    /// Copies of the device fail now and then.
+    /// Copies of the device may fail.
     copies_fail: bool,
 }
 
@@ -189,7 +187,7 @@ pub(crate) fn contents(number: u32, length: usize) -> Vec<u8> {
 impl Side {
     fn new(limits: SessionLimits) -> Self {
         let slab = |name, bytes| Slab::new(SlabSettings { name, bytes, populate: false }).unwrap();
-        // So little room to send from that some have to wait for it.
+        // So little memory to send from that some tensors have to wait for it.
         let (slab, copies) = (slab("receive", 16 << 20), slab("send", 2 << 20));
         let mut session = Session::new("the other", 1, limits);
         session.set_copy_slab(copies.clone());
@@ -309,9 +307,9 @@ impl Run {
         reach.all(|reach| reach == Some(Reach::Yes))
     }
 
-    /// A process's own memory, a client's, or a device's.
+    /// Memory of the process, a client, or a device.
     fn memory(&mut self, bytes: Vec<u8>) -> Buffer {
-        // A copy that fails in a transfer, for want of a window or of a client's registration, ends the link.
+        // In a transfer that has to copy, for want of a window or of a client's registration, a copy that fails ends the link.
         let exported = if self.copies_fail { Memory::Device } else { Memory::Exported };
         let kinds = [Memory::Own, Memory::Own, Memory::Foreign, Memory::Device, exported];
         let kind = kinds[self.random.random_range(0..kinds.len())];
@@ -430,7 +428,7 @@ impl Run {
         }
     }
 
-    /// Runs, then lets everything end over links without faults, then looks at what is left.
+    /// Runs, lets everything end over links without faults, and checks that nothing is left.
     fn finish(mut self) {
         if self.random.random_bool(0.5) {
             self.copies_fail = true;

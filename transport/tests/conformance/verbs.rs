@@ -1,8 +1,8 @@
-//! Ends over RDMA verbs, settled upon over a real TCP connection as between two daemons: on devices in memory, or where
-//! `SEALANE_TEST_RDMA` is set (the RDMA lab does so) and nothing is asked of the device, on the machine's own.
+//! Ends over RDMA verbs, settled on over a real TCP connection as between two daemons: on fake devices, or on the machine's own device if
+//! `SEALANE_TEST_RDMA` is set (as in the RDMA lab) and the test needs no special device.
 //!
-//! A fabric, and a port on it for each end, stand for one run of a test on its thread; [`end_run`] ends them, and looks
-//! whether everything was given back and nothing overran.
+//! Each run of a test has a fabric, with a port for each end, in thread-local state; [`end_run`] ends it and checks that everything was
+//! given back and nothing overran.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
@@ -25,34 +25,34 @@ use sealane_transport::{Handle, Link, LinkKind};
 
 use crate::ends::{Ends, FAILING, SLOW, connected};
 
-/// Turns in which two ends settle, with all delays.
+/// Most turns until two ends settle, with all delays.
 const SETTLING_TURNS: usize = 10_000;
-/// Set where the tests are to use the machine's own device.
+/// Set if the tests are to use the machine's own device.
 const REAL: &str = "SEALANE_TEST_RDMA";
-/// How long a real device is waited for at once, in milliseconds: a link may also have become able to go on without a word
-/// of the device, and who waits looks again. Those who count their calls give up after 20 s and more.
+/// How long a single wait for a real device takes, in milliseconds: a link may also have become able to go on without a notice from the
+/// device, so that waiting calls look again. Tests that count their calls give up after 20 s and more.
 const MOMENT_MS: u16 = 2;
-/// How often a packet is sent again: as often as can be, since Soft-RoCE takes 7 for "forever".
+/// How often a packet is resent: as often as possible, except that Soft-RoCE takes 7 for "forever".
 const RETRIES: u8 = 6;
-/// What each device is called; they are two hosts'.
+/// Names of the devices, which are on two hosts.
 const HOSTS: [&str; 2] = ["one", "other"];
 
 pub fn is_real() -> bool {
     std::env::var_os(REAL).is_some()
 }
 
-/// How both ends are.
+/// Settings of both ends.
 #[derive(Clone)]
 pub struct Manner {
     transfer: Transfer,
     registration: Registration,
     queue_depth: u32,
-    /// `None` where a real device does as well.
+    /// `None` if a real device will do.
     device: Option<FakeSettings>,
     climate: Vec<Weather>,
 }
 
-/// The device in memory of which nothing else is asked.
+/// A fake device without special settings.
 fn ordinary() -> FakeSettings {
     FakeSettings { receive_depth: 64, completion_depth: 256, ..FakeSettings::default() }
 }
@@ -80,7 +80,7 @@ impl Manner {
         self
     }
 
-    /// Receive buffers for 256 links, which is as many as the settings have by default.
+    /// Receive buffers for 256 links, the default of the settings.
     pub fn crowded(mut self) -> Self {
         let Depths { completions, sends } = Depths::of(&VerbsSettings::default());
         self.queue_depth = VerbsSettings::default().queue_depth;
@@ -98,7 +98,7 @@ impl Manner {
         self
     }
 
-    /// The shallowest queues with which a port opens, or nearly; and as many receive buffers as two links need.
+    /// About the shallowest queues that a port opens with, and receive buffers for two links.
     pub fn tiny(mut self) -> Self {
         self.queue_depth = 8;
         self.device = Some(FakeSettings {
@@ -117,7 +117,7 @@ impl Manner {
         self
     }
 
-    /// About one request in a hundred fails, whatever it is, and half of these have done their work.
+    /// About one request of any kind in a hundred fails, and half of these are carried out all the same.
     pub fn failing(mut self) -> Self {
         let strikes = [Status::RETRIES_EXCEEDED, Status::REMOTE_OPERATION, Status::LOCAL_OPERATION, Status::FATAL];
         let strike = |(status, carried_out)| Strike { kind: None, status, carried_out };
@@ -129,20 +129,19 @@ impl Manner {
     }
 }
 
-/// What stands for a run.
 struct World {
-    /// That of the devices in memory, and entries of their completion queues; `None` on a real one.
+    /// The fabric of the fake devices, and the entries of their completion queues; `None` on a real device.
     fabric: Option<(Fabric, u32)>,
     ports: [Rc<Port>; 2],
-    /// Requests fail by chance.
+    /// Requests fail at random.
     fails: bool,
-    /// Slabs that are registered, by their side and where they begin.
+    /// Side and start address of registered slabs.
     slabs: Vec<(usize, usize)>,
 }
 
 thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
-    /// Links that have failed in the runs of a test in which they may.
+    /// How many links have failed in the runs of a test in which they may fail.
     static FAILED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -153,7 +152,7 @@ impl World {
             transfer: manner.transfer,
             registration: manner.registration,
             retry_count: RETRIES,
-            // However often links fail, the next is verbs again.
+            // Links are verbs again right after a failure, however often they fail.
             retry_after: Duration::ZERO,
             ..VerbsSettings::default()
         };
@@ -206,7 +205,7 @@ impl World {
     }
 }
 
-/// Memory of a side that its device is to know.
+/// Registers memory of a side with its device.
 pub fn register(side: usize, slab: &Slab) {
     WORLD.with_borrow_mut(|world| {
         let Some(world) = world else { return };
@@ -218,20 +217,20 @@ pub fn register(side: usize, slab: &Slab) {
     });
 }
 
-/// A run is over, and its links are dropped.
+/// Ends a run whose links are dropped.
 pub fn end_run() {
     if let Some(world) = WORLD.take() {
         world.check();
     }
 }
 
-/// A test is over: where links were to fail, some have.
+/// Ends a test; if links were to fail, some must have.
 pub fn end_test() {
     end_run();
     assert_ne!(FAILED.take(), Some(0), "no link has failed");
 }
 
-/// A pair of ends that have settled upon verbs, with the climate unless `seed` is 0.
+/// A pair of ends that have settled on verbs, with the faults of the climate unless `seed` is 0.
 pub fn pair(manner: &Manner, seed: u64) -> [Polled; 2] {
     WORLD.with_borrow_mut(|world| {
         let world = world.get_or_insert_with(|| World::new(manner, seed));
@@ -267,7 +266,7 @@ fn settle(ends: &mut [Polled; 2]) {
     panic!("they do not settle");
 }
 
-/// Nothing is said before both are open.
+/// Receives nothing: nothing is said before both ends are open.
 struct Deaf;
 
 impl Receiver for Deaf {
@@ -284,7 +283,7 @@ pub fn boxed(ends: [Polled; 2]) -> Ends {
     ends.map(|end| Box::new(end) as Box<dyn Link>)
 }
 
-/// The same, with calls that move nothing; and with resets and silence, if `failing` and `seed` is not 0.
+/// Wraps ends so that calls may move nothing; also with resets and silence if `failing`. No faults if `seed` is 0.
 pub fn faulty(ends: [Polled; 2], failing: bool, mut seed: u64) -> Ends {
     let faults = match (failing, seed) {
         (_, 0) => Default::default(),
@@ -297,8 +296,8 @@ pub fn faulty(ends: [Polled; 2], failing: bool, mut seed: u64) -> Ends {
     })
 }
 
-/// Waits a moment for a real device, or for one of the links' descriptors to be readable. False without one: devices in
-/// memory move when they are polled.
+/// Waits a moment for a real device, or until one of the links' descriptors is readable. False without a real device: fake devices move
+/// when they are polled.
 pub fn wait(descriptors: &[BorrowedFd<'_>]) -> bool {
     WORLD.with_borrow(|world| {
         let Some(World { ports: [one, other], fabric: None, .. }) = world else { return false };
@@ -353,7 +352,7 @@ impl Link for Polled {
         self.link.receive(receiver, budget)
     }
 
-    /// None in memory, where the fabric moves when it is polled: there is nothing to wait for.
+    /// `None` on fake devices, where there is nothing to wait for: the fabric moves when it is polled.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         if self.is_real { self.link.descriptor() } else { None }
     }

@@ -1,4 +1,4 @@
-//! Both ends of a greeting over a loopback connection, with what each side is asked to show.
+//! Both ends of a greeting over a loopback connection, with the credentials of each side.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use sealane_transport::wire::{Greeting, Hello};
 
 use crate::sockets::ready;
 
-/// What both sides say of themselves.
+/// The hello of both sides.
 pub fn hello() -> Hello {
     Hello {
         features: 0,
@@ -31,7 +31,7 @@ pub fn hello() -> Hello {
     }
 }
 
-/// How the two sides see the called one.
+/// The address of the called side.
 pub const CALLED: &str = "10.0.0.2:7000";
 
 /// One side's settings.
@@ -41,7 +41,7 @@ pub struct Side<'a> {
     pub authentication: &'a Authentication,
 }
 
-/// What becomes of a call: the caller's end, if it was welcomed, and the called side's, if it heard a hello.
+/// The results of a call: the caller's if it was welcomed, and the called side's link if it got a hello.
 pub fn greet(caller: &Side<'_>, called: &Side<'_>) -> (Result<Dialed, DialError>, Result<TcpLink, CallError>) {
     let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let listener = listen(any_port, &called.settings).unwrap();
@@ -80,7 +80,7 @@ pub fn greet(caller: &Side<'_>, called: &Side<'_>) -> (Result<Dialed, DialError>
     (dialed.expect("it is over"), answered.expect("it is over"))
 }
 
-/// The link of a caller that is welcome, who was told so.
+/// Welcomes a caller; returns its link.
 fn welcome(call: Call) -> TcpLink {
     let welcome = Greeting::Welcome(call.hello.clone()).to_bytes();
     let mut link = call.accept();
@@ -92,10 +92,10 @@ fn welcome(call: Call) -> TcpLink {
     link
 }
 
-/// Two links that hear each other.
+/// Two links connected to each other.
 ///
 /// # Panics
-/// If the two sides do not come to terms.
+/// If the greeting fails.
 pub fn links(settings: &TcpSettings, authentication: [&Authentication; 2]) -> [TcpLink; 2] {
     let side = |authentication| Side { address: CALLED, settings: settings.clone(), authentication };
     let (dialed, answered) = greet(&side(authentication[0]), &side(authentication[1]));

@@ -1,13 +1,13 @@
-//! Waiting for a socket, with a bound that is an error: no test sleeps.
+//! Waiting for a socket, with a limit that is an error: no test sleeps.
 
 use std::os::fd::BorrowedFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Nothing on one machine takes this long, in milliseconds.
+/// Longer than anything takes on one machine, in milliseconds.
 const FAR_TOO_LONG_MS: u16 = 20_000;
 
-/// Returns once one of the descriptors is ready for what is named with it.
+/// Waits until one of the descriptors is ready for the events given with it.
 ///
 /// # Panics
 /// If none becomes ready.

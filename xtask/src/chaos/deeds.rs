@@ -1,4 +1,4 @@
-//! What is done to hosts and tasks, and how it is undone.
+//! Faults that are injected into hosts and tasks, and how they are undone.
 
 use std::fmt;
 
@@ -7,33 +7,31 @@ use nix::sys::signal::Signal;
 use crate::hosts::{Cut, Hosts};
 use crate::traffic::Order;
 
-/// Who is harmed by a deed; one deed at a time is done to each.
+/// The target of a fault; each has at most one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Victim {
     Daemon(usize),
     Task(usize),
-    /// Of a host.
+    /// The cable of this host.
     Cable(usize),
 }
 
-/// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// `kill -9`; in the end another is started, as after the next two.
+    /// `kill -9`; at the end another process is started, as for the next two.
     Kill,
-    /// A daemon gets SIGTERM, which lets it finish what is in flight for a while.
+    /// A daemon gets SIGTERM, so that it drains for a while.
     Drain,
-    /// A task's process is told to end what it has begun, and to detach.
+    /// A task's process is told to end its calls, and to detach.
     Leave,
-    /// SIGSTOP; in the end SIGCONT.
+    /// SIGSTOP; at the end SIGCONT.
     Stop,
-    /// A cable fails.
     Cut(Cut),
-    /// A task is told to make trouble: to send what nobody takes, or to accept nothing for a while.
+    /// A task is told to cause trouble: to send tensors that nobody receives, or to accept nothing for a while.
     Order(Order),
 }
 
-/// A deed.
+/// A fault and its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deed {
     pub(crate) harm: Harm,
@@ -45,12 +43,12 @@ impl Deed {
         Deed { harm: Harm::Cut(cut), victim: Victim::Cable(host) }
     }
 
-    /// True if whoever it is done to forgets everything.
+    /// True if the target loses its state.
     pub(crate) fn kills(self) -> bool {
         matches!(self.harm, Harm::Kill | Harm::Drain | Harm::Leave)
     }
 
-    /// True if whoever it is done to does nothing meanwhile.
+    /// True if the target does nothing meanwhile.
     pub(crate) fn stops(self) -> bool {
         self.harm == Harm::Stop
     }

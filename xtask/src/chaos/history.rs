@@ -1,4 +1,4 @@
-//! What was done, to whom, and when: what the ledgers are compared with. Times are those of the machine's clock, in
+//! Which faults were injected, where, and when; the ledgers are compared with this. Times are those of the machine's clock, in
 //! microseconds.
 
 use std::time::Duration;
@@ -7,11 +7,11 @@ use super::deeds::{Deed, Harm, Victim};
 use crate::hosts::{host_of, is_embedded};
 use crate::traffic::Order;
 
-/// How long the traces of a deed are seen after it was undone: calls are repeated up to a second apart, a new process
-/// attaches, and what piled up is worked off.
+/// How long effects of a fault may be seen after it was undone: calls are repeated up to a second apart, a new process attaches,
+/// and the backlog is processed.
 pub(crate) const SETTLE: Duration = Duration::from_secs(3);
 
-/// A deed that was done.
+/// A fault that was injected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub(crate) deed: Deed,
@@ -21,7 +21,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// True if it, or what follows from it, was to be seen in that time.
+    /// True if it, or its aftermath, could be seen in that time.
     fn touches(&self, from: u64, until: u64) -> bool {
         self.began <= until && from <= self.ended.saturating_add(micros(SETTLE))
     }
@@ -38,13 +38,13 @@ impl History {
         History { is_patient, start, done: Vec::new() }
     }
 
-    /// Notes that a deed begins, and gives its place.
+    /// Records that a fault begins, and returns its index.
     pub(crate) fn begin(&mut self, deed: Deed, began: u64) -> usize {
         self.done.push(Done { deed, began, ended: u64::MAX });
         self.done.len() - 1
     }
 
-    /// Whether a deed reaches a task: it, its daemon, its cable, or the pools that it shares with others of its host.
+    /// Whether a fault affects a task: it, its daemon, its cable, or the pools that it shares with others of its host.
     pub(crate) fn reaches(deed: Deed, task: usize) -> bool {
         let host = host_of(task);
         match deed.victim {
@@ -55,24 +55,24 @@ impl History {
         }
     }
 
-    /// The deeds that reached one of these tasks, and could be felt in that time.
+    /// The faults that affected one of these tasks, and could be seen in that time.
     pub(crate) fn felt<'a>(&'a self, tasks: &'a [usize], from: u64, until: u64) -> impl Iterator<Item = &'a Done> {
         let reaches = |deed, tasks: &[usize]| tasks.iter().any(|&task| History::reaches(deed, task));
         self.done.iter().filter(move |done| done.touches(from, until) && reaches(done.deed, tasks))
     }
 
-    /// True if nothing was done to any of these tasks that could be felt in that time.
+    /// True if no fault that could be seen in that time affected any of these tasks.
     pub(crate) fn is_calm(&self, tasks: &[usize], from: u64, until: u64) -> bool {
         self.felt(tasks, from, until).next().is_none()
     }
 
-    /// How much of that time a task's own process stood still.
+    /// How much of that time a task's own process was stopped.
     pub(crate) fn standstill(&self, task: usize, from: u64, until: u64) -> u64 {
         let stood = |done: &&Done| done.deed.stops() && done.deed.victim == Victim::Task(task);
         self.done.iter().filter(stood).map(|done| overlap((done.began, done.ended), (from, until))).sum()
     }
 
-    /// A time as the log shows it.
+    /// A time as shown in the log.
     pub(crate) fn seconds(&self, at: u64) -> f64 {
         (at as f64 - self.start as f64) / 1e6
     }

@@ -1,6 +1,6 @@
-//! What may remain of a soak: after each round, when everything has come to an end, the watched processes hold what they held
-//! after the first one. Resident memory, descriptors, threads and mappings of shared memory are seen from outside; the engine in a
-//! task tells of itself in the ledger.
+//! What a soak may leave behind: after each round, when everything has ended, the watched processes must hold what they held after
+//! the first one. Resident memory, descriptors, threads and mappings of shared memory are measured from outside; an engine in a
+//! task reports its own figures in the ledger.
 
 use std::fs;
 use std::path::Path;
@@ -13,21 +13,21 @@ use crate::hosts::{Hosts, PAIRS_PER_DAEMON, ledger};
 use crate::traffic::Order;
 use crate::traffic::ledger::{Bound, HOLDINGS, Line};
 
-/// How long nothing new begins before what is held is compared: longer than any call's deadline, so that everything has ended, and
-/// been released.
+/// How long nothing new begins before the comparison: longer than any call's deadline, so that everything has ended and been
+/// released.
 pub(super) const REST: Duration = Duration::from_secs(12);
 
-/// Who lives through all of it: two daemons, a client of each, and the task whose engine is its own.
+/// Processes that live through the whole soak: two daemons, a client of each, and the task with its own engine.
 const DAEMONS: [usize; 2] = [0, 1];
 const TASKS: [usize; 3] = [0, 2, 6];
 
-/// What a process holds, and how much more of each it may be in the end.
+/// What a process holds, and by how much each may have grown at the end.
 ///
-/// Own memory: the allocator keeps what is free between blocks that are not, and tables of calls, peers and keys keep the size of
-/// their greatest peak, which comes sooner or later. In 20 rounds a daemon's grew from 113,252 KiB in the second to 122,684 in the
-/// seventh, and was 122,984 in the last. Shared memory is what it has touched of arenas and areas. Descriptors: connections to a
-/// daemon that was just started are made as they are needed, up to two a shard. Direct lanes come with traffic and go with either of
-/// their clients, so that there may be none at first: what counts is how many there are.
+/// Private memory: the allocator keeps free memory between blocks in use, and tables of calls, peers and keys keep the size of
+/// their largest peak, which comes sooner or later. In 20 rounds a daemon's grew from 113,252 KiB in the second to 122,684 in the
+/// seventh, and was 122,984 in the last. Shared memory: what it has touched of arenas and areas. Descriptors: connections to a
+/// newly started daemon are made on demand, up to two a shard. Direct lanes appear with traffic and vanish with either of their
+/// clients, so there may be none at first: only their number counts.
 const FIGURES: [(&str, Bound); 6] = [
     ("own memory, KiB", Bound::More(12 * 1024)),
     ("shared memory, KiB", Bound::None),
@@ -37,21 +37,20 @@ const FIGURES: [(&str, Bound); 6] = [
     ("direct lanes", Bound::Most(PAIRS_PER_DAEMON)),
 ];
 
-/// A process, and what it held after each round, in the order of [`FIGURES`] and [`HOLDINGS`]; `None` where it was not there.
+/// A process, and what it held after each round, in the order of [`FIGURES`] and [`HOLDINGS`]; `None` if it did not exist.
 struct Watched {
     name: String,
     process: u32,
     held: Vec<Option<Vec<u64>>>,
 }
 
-/// See the module.
 pub(super) struct Limits {
     watched: Vec<Watched>,
     prober: Prober,
 }
 
 impl Limits {
-    /// Watches the processes that are there now.
+    /// Watches the processes that exist now.
     pub(super) fn start(hosts: &Hosts) -> Limits {
         let daemons = DAEMONS.map(|host| (format!("daemon{host}"), &hosts.daemons[host]));
         let tasks = TASKS.map(|task| (format!("task{task}"), &hosts.tasks[task]));
@@ -62,11 +61,11 @@ impl Limits {
         Limits { watched: watched.collect(), prober: Prober::start() }
     }
 
-    /// Lets everything come to an end, and looks at what is held then.
+    /// Lets everything end, and records what is held then.
     pub(super) fn rest_and_look(&mut self, hosts: &mut Hosts) {
         let order = Order::Rest { millis: REST.as_millis() as u64 };
         hosts.tasks.iter_mut().for_each(|task| task.order(order));
-        // Not to the very end: what comes next must not have begun.
+        // Not to the very end: the next round must not have begun.
         thread::sleep(REST - Duration::from_secs(1));
         for watched in &mut self.watched {
             let task = watched.name.strip_prefix("task").and_then(|task| task.parse().ok());
@@ -77,7 +76,7 @@ impl Limits {
         }
     }
 
-    /// Compares what was held after the first round and after the last.
+    /// Compares what was held after the first and the last round.
     pub(super) fn judge(self, verdict: &mut Verdict) {
         println!("\nheld: at first, most, in the end");
         self.watched.iter().for_each(|watched| watched.judge(&mut verdict.violations));
@@ -121,7 +120,7 @@ fn look(process: u32, ledger: Option<&Path>) -> Option<Vec<u64>> {
     let lanes = mapped("/memfd:sealane-lane");
     let mappings = mapped("/memfd:") - lanes;
     let mut held = vec![field("RssAnon")?, field("RssShmem")?, descriptors, field("Threads")?, mappings, lanes];
-    // Tasks of a daemon hold nothing of an engine.
+    // Tasks of a daemon report no engine figures.
     let lines = ledger.map(fs::read_to_string).and_then(Result::ok).unwrap_or_default();
     let told = lines.lines().rev().find(|line| line.contains("Holds"));
     if let Some(Ok(Line::Holds(more))) = told.map(serde_json::from_str) {

@@ -1,6 +1,6 @@
-//! `cargo xtask chaos`: real daemons and tasks on hosts of their own, harmed by a schedule that follows from a seed. When it is
-//! over, all is put right, what was in flight ends, and the tasks' ledgers are judged: see `verdict/`. `soak` is the same with
-//! milder deeds, and limits on what remains.
+//! `cargo xtask chaos`: real daemons and tasks on separate hosts, with faults injected by a schedule derived from a seed. At the
+//! end all faults are undone, calls in flight end, and the tasks' ledgers are judged: see `verdict/`. `soak` is the same with
+//! milder faults, and limits on what remains.
 
 mod deeds;
 mod history;
@@ -29,16 +29,16 @@ use schedule::Planned;
 use verdict::books::Books;
 use verdict::{Verdict, judge, outcomes};
 
-/// How long nothing is harmed at first, while the daemons and tasks start.
+/// How long no fault is injected at first, while the daemons and tasks start.
 const WARM_UP: Duration = Duration::from_secs(3);
 
-/// How long nothing is harmed in the end, beside the time that healing takes: every call of it must go well.
+/// How long no fault is injected at the end, besides the time that healing takes: every call then must succeed.
 const CALM: Duration = Duration::from_secs(4);
 
-/// How long before everybody finishes they are told: nobody may be late.
+/// How long before the common end everybody is told of it: nobody may be late.
 const FINISH_NOTICE: Duration = Duration::from_millis(300);
 
-/// Violations that are printed; the others are counted.
+/// Violations that are printed; further ones are counted.
 const SHOWN: usize = 20;
 
 #[derive(Args)]
@@ -75,26 +75,26 @@ impl Chaos {
     }
 }
 
-/// A run: how the hosts behave, and what is done to them.
+/// A run: how the hosts behave, and which faults are injected.
 struct Trial {
     name: String,
     manner: Manner,
-    /// The deeds of each round, which takes that long.
+    /// The faults of each round, and the round's duration.
     rounds: Vec<Vec<Planned>>,
     span: Duration,
-    /// All rest after each round, and what they hold then has limits.
+    /// True if all rest after each round, and what they hold then is limited.
     is_soak: bool,
 }
 
 impl Trial {
-    /// Runs in a folder for sockets, logs and ledgers, which is kept where the run does not pass.
+    /// Runs in a directory for sockets, logs and ledgers, which is kept if the run fails.
     fn run(&self) -> Outcome {
         let folder = tempfile::Builder::new().prefix("sealane-chaos-").tempdir();
         let folder = folder.map_err(|error| format!("no folder can be made for logs: {error}"))?;
         println!("logs and ledgers: {}", folder.path().display());
         let passed = self.run_in(folder.path());
         if passed != Ok(true) {
-            // Dropped, it would be removed.
+            // It would be removed when dropped.
             let _ = folder.keep();
         }
         passed
@@ -141,7 +141,7 @@ impl Trial {
     }
 }
 
-/// Does what the plan says for so long, and notes when it was done.
+/// Injects the planned faults during `span`, and records when.
 fn carry_out(plan: &[Planned], span: Duration, hosts: &mut Hosts, history: &mut History) -> Result<(), String> {
     let start = Instant::now();
     let begins = plan.iter().enumerate().map(|(index, planned)| (planned.at, index, true));
@@ -166,11 +166,11 @@ fn carry_out(plan: &[Planned], span: Duration, hosts: &mut Hosts, history: &mut 
     Ok(())
 }
 
-/// Prints what was done, how calls ended, and how long what was measured took.
+/// Prints the faults, how calls ended, and the measured times.
 fn print_tables(books: &Books, history: &History, verdict: &Verdict) {
     let mut deeds: BTreeMap<String, usize> = BTreeMap::new();
     for done in &history.done {
-        // Without the numbers of hosts and tasks, sizes and rates.
+        // Without numbers of hosts and tasks, sizes and rates.
         let kind = done.deed.to_string().chars().filter(|letter| !letter.is_ascii_digit()).collect();
         *deeds.entry(kind).or_default() += 1;
     }

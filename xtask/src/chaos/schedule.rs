@@ -1,4 +1,4 @@
-//! The schedule of a run: a pure function of the seed. Deeds follow one another or overlap, but nobody suffers two at a time.
+//! The schedule of a run: a pure function of the seed. Faults follow one another or overlap, but each target has one at a time.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,22 +12,22 @@ use super::history::SETTLE;
 use crate::hosts::{Cut, HOSTS, TASKS};
 use crate::traffic::Order;
 
-/// Between the beginnings of two deeds.
+/// Time between the beginnings of two faults.
 const GAP_MS: Range<u64> = 100..1500;
 
-/// One deed in so many is done with nothing else near it, so that its effect can be measured.
+/// One in this many faults is isolated from others, so that its effect can be measured.
 const LONELY: u32 = 6;
 
-/// How long nothing else is done before and after: what was there before must have settled.
+/// Time without other faults before and after it: earlier effects must have settled.
 const LONELY_GAP: Duration = Duration::from_millis(500).saturating_add(SETTLE);
 
-/// How long a lonely deed lasts: longer than silence is believed, and than connections are waited for.
+/// Duration of an isolated fault: longer than the time-outs for silence and for connecting.
 const LONELY_MS: Range<u64> = 500..8000;
 
-/// Tries to find a victim that has no trouble yet.
+/// Attempts to find a target without a fault.
 const TRIES: usize = 8;
 
-/// A deed and its time, from the beginning.
+/// A fault and its time since the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) at: Duration,
@@ -35,7 +35,7 @@ pub(crate) struct Planned {
     pub(crate) deed: Deed,
 }
 
-/// All deeds of a run, in the order of their beginnings; all are over by the end of `span`.
+/// All faults of a run, in the order of their beginnings; all have ended by `span`.
 pub(crate) fn schedule(seed: u64, span: Duration) -> Vec<Planned> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut free_at = HashMap::new();
@@ -66,7 +66,7 @@ pub(crate) fn schedule(seed: u64, span: Duration) -> Vec<Planned> {
     plan
 }
 
-/// A deed whose effect is measured.
+/// A fault whose effect is measured.
 fn lonely(random: &mut SmallRng, at: Duration) -> Planned {
     let (host, task) = (random.random_range(0..HOSTS), random.random_range(0..TASKS));
     let kill = |victim| Deed { harm: Harm::Kill, victim };
@@ -80,12 +80,12 @@ fn draw(random: &mut SmallRng) -> (Deed, Duration) {
     let (daemon, task) = (random.random_range(0..HOSTS), random.random_range(0..TASKS));
     let cable = Victim::Cable(daemon);
     let (daemon, task) = (Victim::Daemon(daemon), Victim::Task(task));
-    // What is done, to whom, and for how many milliseconds.
+    // The fault, its target, and its duration in milliseconds.
     let (harm, victim, millis) = match random.random_range(0..20) {
         0..2 => (Harm::Kill, daemon, 1..2000),
         2 => (Harm::Drain, daemon, 800..2500),
         3..6 => (Harm::Kill, task, 1..2000),
-        // Too short to be noticed, and longer than silence is believed.
+        // From too short to be noticed to longer than the time-out for silence.
         6..8 => (Harm::Stop, daemon, 50..4000),
         8..10 => (Harm::Stop, task, 50..4000),
         10..12 => (Harm::Cut(Cut::Pulled), cable, 200..5000),
@@ -95,7 +95,7 @@ fn draw(random: &mut SmallRng) -> (Deed, Duration) {
         // More small tensors than a shard keeps, or more bytes than an arena holds, until their deadline.
         16 => (Harm::Order(Order::Burst { bytes: 100, count: 4000 }), task, 2500..2501),
         17 => (Harm::Order(Order::Burst { bytes: 300 * 1024, count: 200 }), task, 2500..2501),
-        // Longer than its queue has room.
+        // Longer than its queue has room for.
         _ => (Harm::Order(Order::Deaf { millis: 3000 }), task, 3000..3001),
     };
     (Deed { harm, victim }, Duration::from_millis(random.random_range(millis)))

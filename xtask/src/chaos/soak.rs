@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: chaos that is gentle, in rounds, while some of the processes live through all of it. In the end these hold
-//! what they held after the first round, every tensor is accounted for, and no sleeper was left asleep.
+//! `cargo xtask soak`: gentle chaos in rounds, while some of the processes live through all of it. At the end these hold what they
+//! held after the first round, every tensor is accounted for, and no wake-up was lost.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::Outcome;
 use crate::hosts::{Cut, Manner, Shown};
 use crate::traffic::Order;
 
-/// How long the deeds of a round take: after the last one it settles.
+/// How long the faults of a round take: after the last one it settles.
 const ROUND: Duration = Duration::from_secs(16);
 
-/// The daemon that comes and goes, and the clients that do; the others are watched.
+/// The daemon that is restarted, and the clients that are; the others are watched.
 const COMING_AND_GOING: usize = 2;
 const CLIENTS: [usize; 3] = [1, 3, 5];
 
-/// How long a client that leaves is given: all its calls come to their ends.
+/// Time for a client that leaves: all its calls come to their ends.
 const LEAVING_MS: u64 = 11_000;
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ pub(crate) struct Soak {
 
 impl Soak {
     pub(crate) fn run(&self) -> Outcome {
-        // The first round fills what is filled once: receive areas, connections, pools of the allocator.
+        // The first round fills what is filled only once: receive areas, connections, pools of the allocator.
         let rounds = (self.seconds / (ROUND + REST).as_secs()).max(2);
         let manner = Manner { is_patient: false, shown: Shown::Tls };
         let rounds = (0..rounds as usize).map(round).collect();
@@ -41,7 +41,7 @@ impl Soak {
     }
 }
 
-/// What is done in a round, by its number.
+/// The faults of a round, given its number.
 fn round(number: usize) -> Vec<Planned> {
     let (host, daemon) = (number % 2, Victim::Daemon(COMING_AND_GOING));
     let [client, other] = [number, number + 1].map(|number| Victim::Task(CLIENTS[number % CLIENTS.len()]));

@@ -1,7 +1,6 @@
-//! Watches for lost wake-ups. Two engines that never spin have nothing to do but one request at a time, each after a pause in
-//! which every shard parks; nothing else wakes them, so a wake-up that is lost shows as a request that waits for the next
-//! heartbeat. Time in which a thread of this process was ready and waited for a processor is not the executor's, and is
-//! taken off.
+//! Watches for lost wake-ups. Two engines that never spin handle one request at a time, each after a pause in which every shard
+//! parks; nothing else wakes them, so a lost wake-up shows as a request that waits for the next heartbeat. Time in which a thread
+//! of this process was runnable but waited for a processor is not the executor's fault, and is subtracted.
 
 use std::fs;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use sealane_tests::fixture::{engines as engines_of, task as name};
 use super::history::micros;
 use super::verdict::Verdict;
 
-/// How long the shards are left parked before each request: some hundred times what going to sleep takes.
+/// How long the shards stay parked before each request: some hundred times what going to sleep takes.
 const PARK_PERIOD: Duration = Duration::from_millis(20);
 
 /// A request that takes longer has lost a wake-up: ten times as long as they slept, a hundred times as long as it takes on
@@ -26,22 +25,19 @@ const LOST: Duration = PARK_PERIOD.saturating_mul(10);
 /// How long a request may take at all.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// See the module.
 pub(super) struct Prober {
     stopped: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<Probe>, String>>,
 }
 
-/// One request.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     took: Duration,
-    /// Of it, threads that were ready had no processor.
+    /// How much of it runnable threads had no processor.
     unscheduled: Duration,
 }
 
 impl Prober {
-    /// Starts the engines and begins.
     pub(super) fn start() -> Prober {
         let engines = engines();
         let stopped = Arc::new(AtomicBool::new(false));
@@ -50,7 +46,7 @@ impl Prober {
         Prober { stopped, thread }
     }
 
-    /// Ends it and tells what came of it.
+    /// Stops and reports the result.
     pub(super) fn stop(self, verdict: &mut Verdict) {
         self.stopped.store(true, Ordering::Relaxed);
         match self.thread.join().unwrap_or_else(|_| Err("it panicked".to_owned())) {
@@ -74,13 +70,13 @@ fn probe_until(engines: &[Engine], mut is_over: impl FnMut() -> bool) -> Result<
     while !is_over() {
         probes.push(probe(&asks, &answers, probes.len() as i64).map_err(|error| error.to_string())?);
     }
-    // The first makes the connection.
+    // The first request establishes the connection.
     probes.drain(..1.min(probes.len()));
     engines.iter().for_each(|engine| drop(engine.stop()));
     Ok(probes)
 }
 
-/// Asks, lets all go to sleep, sends, and sees both calls end.
+/// Issues the recv, lets everything go to sleep, sends, and waits for both calls to end.
 fn probe(asks: &Task, answers: &Task, step: i64) -> Result<Probe, sealane::Error> {
     let options = RecvOptions { timeout: Some(TIMEOUT), destination: None, ..RecvOptions::default() };
     let receiving = asks.recv_with(&name(1), step, "probe", options);
@@ -95,7 +91,7 @@ fn probe(asks: &Task, answers: &Task, step: i64) -> Result<Probe, sealane::Error
     Ok(Probe { took, unscheduled: self::unscheduled().saturating_sub(unscheduled) })
 }
 
-/// How long threads of this process were ready to run and did not, all together; the kernel's second figure.
+/// How long threads of this process were runnable but did not run, in total; the kernel's second figure.
 fn unscheduled() -> Duration {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let waited = threads.filter_map(|thread| {

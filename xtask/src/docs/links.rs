@@ -1,13 +1,11 @@
-//! Whether the pages that `docs/SUMMARY.md` lists are all there are, and their links lead somewhere: to a file, to a
-//! heading of a page.
+//! Checks that `docs/SUMMARY.md` lists all pages, and that their links lead to an existing file or to a heading of a page.
 
 use std::fs;
 use std::path::Path;
 
-/// The index.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Links that lead nowhere, and pages that the index lacks.
+/// Broken links, and pages that the index lacks.
 pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     let pages = listed(root)?;
     let mut problems = Vec::new();
@@ -30,15 +28,14 @@ pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// Where a relative link leads: a file, from the repository's root, and a heading in it.
+/// The target of a relative link: a file, from the repository's root, and a heading in it.
 type Link = (String, Option<String>);
 
-/// The pages of the index.
 fn listed(root: &Path) -> Result<Vec<String>, String> {
     Ok(links(SUMMARY, &read(root, SUMMARY)?).into_iter().map(|(file, _)| file).collect())
 }
 
-/// The relative links of a page, outside its blocks of code.
+/// The relative links of a page, outside its code blocks.
 fn links(page: &str, text: &str) -> Vec<Link> {
     let targets =
         prose(text).flat_map(|line| line.split("](").skip(1)).filter_map(|rest| Some(rest.split_once(')')?.0));
@@ -59,7 +56,7 @@ fn has_heading(page: &str, wanted: &str) -> bool {
     })
 }
 
-/// Lines that are not in a block of code.
+/// Lines outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {

@@ -1,5 +1,5 @@
-//! Whether the messages that docs/troubleshooting.md quotes are what the program still says: each of their parts between gaps
-//! (`…`) must be somewhere in the source. A line of quotes is one that begins with a backquote.
+//! Checks that the program still has the messages that docs/troubleshooting.md quotes: each part between gaps (`…`) must occur in
+//! the source. A line of quotes is one that begins with a backquote.
 
 use std::fs;
 use std::path::Path;
@@ -13,13 +13,13 @@ pub(super) const PAGE: &str = "docs/troubleshooting.md";
 /// The crates whose messages reach a user.
 const CRATES: [&str; 6] = ["runtime/src", "transport/src", "fusion/src", "client/src", "bin/src", "bench/src"];
 
-/// Between two messages of a line.
+/// Separates two messages on a line.
 const BETWEEN: &str = " · ";
 
-/// Shorter parts of a message are anywhere, and say nothing.
+/// Shorter parts of a message occur everywhere, and prove nothing.
 const PART_BYTES_MIN: usize = 4;
 
-/// What is wrong with the page: quotes of which the source has no part, each as a sentence.
+/// Quotes of the page that the source does not have, each as a sentence.
 pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     let mut find = Command::new("find");
     find.args(CRATES).args(["-name", "*.rs", "-exec", "cat", "{}", "+"]).current_dir(root);
@@ -34,7 +34,7 @@ pub(super) fn problems(root: &Path) -> Result<Vec<String>, String> {
     Ok(old.map(|quote| format!("{PAGE} quotes `{quote}`, which is nowhere in the source: correct it there")).collect())
 }
 
-/// A source whose texts go on after a line break without the backslash and the indentation, and have their quotes bare.
+/// A source with its string continuations joined and its quotes unescaped.
 fn printed(source: &str) -> String {
     let mut parts = source.split("\\\n");
     let first = parts.next().unwrap_or_default().to_owned();

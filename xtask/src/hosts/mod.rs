@@ -1,5 +1,5 @@
-//! Hosts made of network namespaces: each with an address on a bridge of their own, one `sealane daemon`, and the tasks that
-//! it serves, every one a process. The main thread starts, harms and ends them; nothing of it outlives the chore.
+//! Hosts made of network namespaces: each with an address on a common bridge, one `sealane daemon`, and the tasks that it serves,
+//! each a process. The main thread starts, harms and ends them; none of them outlives the chore.
 
 mod network;
 mod process;
@@ -19,27 +19,27 @@ use crate::build::Build;
 use crate::chaos::Victim;
 use crate::traffic::{self, Order, Role};
 
-/// The program under test. Unoptimised, which builds in a fraction of the time and checks its own assertions: when
-/// something fails decides what is found here, not how fast it goes.
+/// The program under test. Unoptimised, which builds in a fraction of the time and checks its own assertions: this looks for
+/// failures, not for speed.
 const SEALANE: Build = Build { package: "sealane-cli", kind: "bin", target: "sealane", is_packed: false };
 
-/// The port of daemons; engines that are embedded in a task have the next one.
+/// The port of daemons; engines embedded in a task use the next one.
 const PORT: u16 = 7000;
 
-/// How long processes that were told to finish may take: the longest deadline of their calls, and some.
+/// How long processes that were told to finish may take: the longest deadline of their calls, and some more.
 const FINISH_WITHIN: Duration = Duration::from_secs(30);
 
-/// Three hosts, so that there is somebody to notice what two do to each other.
+/// Three hosts, so that there is one to observe faults between two others.
 pub(crate) const HOSTS: usize = 3;
 
-/// Tasks that each host's daemon serves: two, so that some share a daemon.
+/// Tasks of each host's daemon: two, so that some share a daemon.
 const ATTACHED_PER_HOST: usize = 2;
 
 /// Pairs of tasks that share a daemon, each of which may have a direct lane.
 pub(crate) const PAIRS_PER_DAEMON: u64 = (ATTACHED_PER_HOST * (ATTACHED_PER_HOST - 1) / 2) as u64;
 
-/// All tasks, numbered over all hosts: those of the daemons, and one at last that has its engine in its own process, beside the
-/// first daemon.
+/// Number of tasks over all hosts: those of the daemons, and a last one with its engine in its own process, next to the first
+/// daemon.
 pub(crate) const TASKS: usize = HOSTS * ATTACHED_PER_HOST + 1;
 
 pub(crate) fn is_embedded(task: usize) -> bool {
@@ -59,7 +59,7 @@ fn endpoint_map() -> String {
     (0..TASKS).map(|task| format!("{}={}\n", traffic::name(task), address(task))).collect()
 }
 
-/// Where a process of a task writes what it does, in the folder of its run.
+/// The file in which a process of a task records its calls, in the directory of its run.
 pub(crate) fn ledger(folder: &Path, task: usize, life: u32) -> PathBuf {
     folder.join(format!("task{task}.{life}.ledger"))
 }
@@ -69,27 +69,26 @@ pub(crate) fn socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("host{host}.sock"))
 }
 
-/// The map of all tasks.
 pub(crate) fn map(folder: &Path) -> PathBuf {
     folder.join("endpoint_map")
 }
 
-/// See the module. Dropped, it ends everything.
+/// Dropping this ends everything.
 pub(crate) struct Hosts {
     manner: Manner,
     pub(crate) folder: PathBuf,
     program: PathBuf,
     pub(crate) daemons: Vec<Slot>,
     pub(crate) tasks: Vec<Slot>,
-    // Last: a namespace is free when nobody is in it.
+    // Last: a namespace is free once nobody is in it.
     pub(crate) network: Network,
 }
 
 impl Hosts {
-    /// Builds the program, makes the network, and starts all daemons and tasks. `folder` takes sockets, logs and ledgers.
+    /// Builds the program, creates the network, and starts all daemons and tasks. `folder` holds sockets, logs and ledgers.
     ///
     /// # Errors
-    /// The program does not build, or this is not root on a kernel with network namespaces.
+    /// The program does not build, or this does not run as root on a kernel with network namespaces.
     pub(crate) fn start(manner: Manner, folder: &Path) -> Result<Hosts, String> {
         let program = SEALANE.build(&[])?;
         fs::write(map(folder), endpoint_map()).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -102,7 +101,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// The processes of a victim, if it has any.
+    /// The process of a target, if it has any.
     pub(crate) fn slot(&mut self, victim: Victim) -> Option<&mut Slot> {
         match victim {
             Victim::Daemon(host) => self.daemons.get_mut(host),
@@ -111,7 +110,7 @@ impl Hosts {
         }
     }
 
-    /// Starts a process of a daemon or task. One that it has is killed.
+    /// Starts a process of a daemon or task. An existing one is killed.
     pub(crate) fn start_process(&mut self, whose: Victim) -> Result<(), String> {
         let folder = self.folder.clone();
         let (host, program, arguments) = match whose {
@@ -142,7 +141,7 @@ impl Hosts {
         arguments
     }
 
-    /// A process that ended although nobody had it ended.
+    /// A process that ended without being told to.
     pub(crate) fn fallen(&mut self) -> Option<String> {
         let mut all = (0..HOSTS).map(Victim::Daemon).chain((0..TASKS).map(Victim::Task));
         all.find_map(|one| {

@@ -1,5 +1,5 @@
-//! The network between hosts: a namespace for each, whose one cable (a veth pair) ends at a bridge in a namespace of its
-//! own. Neither address nor name of it can be seen from outside: two runs do not meet, and nothing outlives the chore, however that
+//! The network between hosts: a namespace for each, whose one cable (a veth pair) ends at a bridge in a separate namespace. Neither
+//! its addresses nor its names can be seen from outside: two runs do not collide, and nothing outlives the chore, however that
 //! ends. Bounded by one subnet: 200 hosts.
 
 use std::fs;
@@ -13,25 +13,23 @@ use crate::command::run;
 /// Where `ip netns` keeps its namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// The namespace of the bridge.
 const SWITCH: &str = "switch";
 
 /// The end of a cable in its host.
 const WIRE: &str = "wire";
 
-/// A port of the bridge that leads to no host.
+/// A port of the bridge that is connected to no host.
 const NOWHERE: &str = "nowhere";
 
-/// How a cable fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// It is pulled: both ends see that it is gone.
+    /// It is pulled: both ends notice.
     Pulled,
-    /// What it should carry vanishes: nobody sees anything.
+    /// Everything sent over it vanishes, and nobody notices.
     Silent,
-    /// What is sent to the host vanishes, and what it sends arrives: others take what it never hears that they took.
+    /// What is sent to the host vanishes, and what it sends arrives: others accept messages, but their replies never reach it.
     OneWay,
-    /// It carries so many megabits a second, each way.
+    /// It carries this many megabits a second, each way.
     Throttled(u32),
 }
 
@@ -45,13 +43,14 @@ fn hardware(host: usize) -> String {
     format!("02:00:00:00:53:{host:02x}")
 }
 
-/// See the module. Dropped, the namespaces go.
+/// The namespaces go when this is dropped.
 pub(crate) struct Network {
     hosts: usize,
 }
 
 impl Network {
-    /// Makes the namespaces and joins them. For the main thread: what it starts from now on sees names of its own.
+    /// Makes the namespaces and connects them. To be called on the main thread: what it starts from now on sees its own namespace
+    /// names.
     ///
     /// # Errors
     /// `ip` is missing, this is not root, or the kernel has no namespaces, veth or bridges.
@@ -81,7 +80,7 @@ impl Network {
         Ok(())
     }
 
-    /// Makes a host's cable fail, or puts it right.
+    /// Makes a host's cable fail, or restores it.
     pub(crate) fn set(&self, host: usize, cut: Cut, fails: bool) -> Result<(), String> {
         let (namespace, port, hardware) = (namespace(host), port(host), hardware(host));
         let choose = |failed, healed| if fails { failed } else { healed };
@@ -89,7 +88,8 @@ impl Network {
             Cut::Pulled => ip(&format!("-n {namespace} link set {WIRE} {}", choose("down", "up"))),
             Cut::Silent => switch(&format!("link set {port} {}", choose("nomaster", "master bridge"))),
             Cut::OneWay => {
-                // The bridge is told that the host is elsewhere. Sticky: it does not learn better from what the host sends.
+                // The bridge is configured to find the host elsewhere. Sticky: it does not learn otherwise from what the host
+                // sends.
                 let (change, place) = (choose("replace", "del"), format!("dev {NOWHERE} master static sticky"));
                 words("bridge", &format!("-n {SWITCH} fdb {change} {hardware} {place}"))
             }
@@ -106,13 +106,13 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for name in (0..self.hosts).map(namespace).chain([SWITCH.to_owned()]) {
-            // What is still there goes with this process.
+            // Anything that remains goes with this process.
             let _ = ip(&format!("netns del {name}"));
         }
     }
 }
 
-/// Lets the names of namespaces, which are mounts, be seen by this thread and what it starts alone: they go with those.
+/// Makes the names of namespaces, which are mounts, visible only to this thread and what it starts: they go with those.
 fn hide_names() -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("{NAMESPACES}: {error}");
     fs::create_dir_all(NAMESPACES).map_err(|error| failed(&error))?;
@@ -121,7 +121,6 @@ fn hide_names() -> Result<(), String> {
     words("mount", &format!("-t tmpfs namespaces {NAMESPACES}"))
 }
 
-/// The namespace of a host.
 pub(crate) fn namespace(host: usize) -> String {
     format!("host{host}")
 }

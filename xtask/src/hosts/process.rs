@@ -21,7 +21,7 @@ const ALLOCATOR: [(&str, &str); 2] = [("MALLOC_MMAP_THRESHOLD_", "131072"), ("MA
 /// Between two looks whether a process has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A daemon or a task: its process, if it has one, and how many it has had. Dropped, that is killed.
+/// A daemon or a task: its process, if it has one, and how many it has had. Dropping this kills the process.
 #[derive(Default)]
 pub(crate) struct Slot {
     process: Option<Child>,
@@ -29,8 +29,9 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Starts a program, by the command `by` if that has words; what it says is added to `log`. A process that is still there is killed: a daemon that drains
-    /// holds the lock of its socket. For the main thread: the kernel ends the process when the thread ends that started it.
+    /// Starts a program, through the command `by` if that is not empty; its output is appended to `log`. An existing process is
+    /// killed: a draining daemon holds the lock of its socket. To be called on the main thread: the kernel ends the process when
+    /// the thread that started it ends.
     pub(crate) fn start(
         &mut self,
         by: &[&str],
@@ -42,7 +43,7 @@ impl Slot {
         self.lives += 1;
         let open = || OpenOptions::new().create(true).append(true).open(log);
         let failed = |error| format!("{}: {error}", log.display());
-        // All commands become the program: its number is this child's.
+        // Each command replaces itself by the next, so the program has this child's process id.
         let started = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .args(by)
@@ -62,29 +63,27 @@ impl Slot {
         Ok(())
     }
 
-    /// The number of its process, if it has one.
     pub(crate) fn id(&self) -> Option<u32> {
         self.process.as_ref().map(Child::id)
     }
 
-    /// Sends a signal. One that has ended is still ours, and no other process has its number.
+    /// Sends a signal. A process that has ended is still our child, so no other has its number.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = self.id().map(|id| kill(Pid::from_raw(id as i32), signal));
     }
 
-    /// Gives it an order, as a line of its standard input; one that is gone does not hear it.
+    /// Sends it an order, as a line on its standard input; a process that is gone does not get it.
     pub(crate) fn order(&mut self, order: Order) {
         if let Some(orders) = self.process.as_mut().and_then(|process| process.stdin.as_mut()) {
             let _ = writeln!(orders, "{}", serde_json::to_string(&order).expect("orders are plain data"));
         }
     }
 
-    /// How it ended, if it has.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.process.as_mut()?.try_wait().ok().flatten()
     }
 
-    /// How it ended, if it does until then.
+    /// How it ended, if it does before `until`.
     pub(super) fn wait_until(&mut self, until: Instant) -> Option<ExitStatus> {
         loop {
             let ended = self.ended();

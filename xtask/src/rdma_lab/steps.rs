@@ -1,22 +1,22 @@
-//! What the lab runs, in this order.
+//! The steps of the lab, in order.
 
 use serde_json::{Deserializer, Value};
 
 use crate::build::Build;
 
-/// One step: a command line in the guest, that must end with 0, and whose output must be as wanted.
+/// One step: a command line in the guest that must exit with 0, and whose output must match.
 pub(crate) struct Step {
-    /// Names its log, too.
+    /// Also the name of its log.
     pub(crate) name: &'static str,
     /// Seconds after which it is killed: several times what it takes on two busy cores.
     pub(crate) within_s: u64,
     /// For `/bin/sh`; `pair` (`pair.sh`) runs perftest.
     pub(crate) run: String,
-    /// A line of its output has the first of these and not the second. Without them it prints a report.
+    /// A line of its output must contain the first text and not the second. If `None`, it must print a report.
     line: Option<(&'static str, &'static str)>,
 }
 
-/// What of this workspace steps run. The program is what is measured, and so built as users get it.
+/// The programs of this workspace that steps run. The main program is measured, and so built as for users.
 pub(crate) const PROGRAMS: [Build; 5] = [
     Build { package: "sealane-transport", kind: "example", target: "verbs_probe", is_packed: false },
     Build { package: "sealane-transport", kind: "test", target: "conformance", is_packed: false },
@@ -25,14 +25,14 @@ pub(crate) const PROGRAMS: [Build; 5] = [
     Build { package: "sealane-bench", kind: "bin", target: "sealane-bench", is_packed: true },
 ];
 
-/// Steps whose output has a line with the first text and without the second.
+/// Steps whose output must have a line with the first text and without the second.
 const DEVICE: [[&str; 4]; 2] = [
     ["ibv_devinfo", "ibv_devinfo -v", "PORT_ACTIVE (", "PORT_DOWN"],
     ["verbs_probe", "verbs_probe", "ok ", "PORT_DOWN"],
 ];
 
-/// Tests use the guest's device where `SEALANE_TEST_RDMA` is set; those are skipped that ask of a device in memory what a real one does
-/// not do. Should the test that takes the port down have failed, the steps after it need it nevertheless.
+/// Tests use the guest's device if `SEALANE_TEST_RDMA` is set; those that need a behaviour of the in-memory device that a real one
+/// lacks are skipped. Should the test that takes the port down fail, the steps after it still need the port.
 const TESTS: [(&str, &str); 6] = [
     (
         "conformance",
@@ -48,10 +48,11 @@ const TESTS: [(&str, &str); 6] = [
     ("port_goes_down", "engine --ignored real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code"),
 ];
 
-/// The demo's links are verbs alone; it looks itself at all that it moves.
+/// The demo may use only verbs; it verifies all that it moves.
 const DEMOS: [(&str, &str); 2] = [("demo", ""), ("demo_embedded", "--embedded")];
 
-/// What prints reports: perftest, and ours over verbs. In a step of the parameter-server experiment some 16 MB move, at tens of MB/s.
+/// Programs that print reports: perftest, and ours over verbs. In a step of the parameter-server experiment some 16 MB move, at
+/// tens of MB/s.
 const PERFTESTS: [(&str, &str); 2] = [("ib_send_lat", "-s 64 -n 5000"), ("ib_write_bw", "-s 1048576 -n 200")];
 const BENCHES: [(&str, &str); 7] = [
     ("bench_latency", "latency --size 64 --baseline raw"),
@@ -67,7 +68,7 @@ const BENCHES: [(&str, &str); 7] = [
     ),
 ];
 
-/// Every step. Each runs in the same boot, and all that it leaves running is killed when it ends.
+/// All steps. They run in the same boot, and all processes that a step leaves running are killed at its end.
 pub(crate) fn steps() -> Vec<Step> {
     let step = |name, within_s, run, line| Step { name, within_s, run, line };
     let device = DEVICE.map(|[name, run, has, lacks]| step(name, 60, run.to_owned(), Some((has, lacks))));
@@ -85,19 +86,19 @@ pub(crate) fn steps() -> Vec<Step> {
 }
 
 impl Step {
-    /// Whether its command line has this program, which bears the name of its target in the guest.
+    /// Whether its command line contains this program, which has the name of its target in the guest.
     pub(crate) fn runs(&self, program: &Build) -> bool {
         self.run.split(' ').any(|word| word == program.target)
     }
 
-    /// The step's one line, or what is wrong with what it printed.
+    /// The step's result in one line, or what is wrong with its output.
     pub(crate) fn judge(&self, printed: &str) -> Result<String, String> {
         let Some((wanted, unwanted)) = self.line else { return self.measured(printed) };
         let line = printed.lines().find(|line| line.contains(wanted)).ok_or_else(|| format!("nowhere: {wanted}"))?;
         if line.contains(unwanted) { Err(line.to_owned()) } else { Ok(line.trim().to_owned()) }
     }
 
-    /// Figures pass no judgement: a machine may be busy. But one that is missing, or is zero, is a fault.
+    /// Figures are not judged, since a machine may be busy; but one that is missing or zero is an error.
     fn measured(&self, printed: &str) -> Result<String, String> {
         let report = report(printed).ok_or("no report was printed")?;
         let mut line = String::new();
@@ -121,11 +122,11 @@ impl Step {
     }
 }
 
-/// The report that a step printed, before which may stand a bar of progress.
+/// The report that a step printed, possibly after a progress bar.
 pub(crate) fn report(printed: &str) -> Option<Value> {
     let begins = |(at, _): &(usize, &str)| printed[at + 1..].trim_start().starts_with("\"schema\"");
     let (at, _) = printed.match_indices('{').find(begins)?;
-    // What follows the report is not looked at.
+    // Anything after the report is ignored.
     Deserializer::from_str(&printed[at..]).into_iter().next()?.ok()
 }
 

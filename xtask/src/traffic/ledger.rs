@@ -1,5 +1,5 @@
-//! A process's ledger: a line before a call begins and one after it has ended, each written by one system call, so that
-//! who is killed takes nothing of it along. Written by the task's threads, read by the chore when all is over.
+//! A process's ledger: a line before a call begins and one after it has ended, each written by one system call, so that a killed
+//! process loses none. Written by the task's threads, read by the chore at the end.
 //!
 //! ```text
 //! {"Begin":{"call":17,"at":1000250,"until":4000250,"what":{"kind":"Recv","peers":[3],"number":10002,"key":1}}}
@@ -22,14 +22,13 @@ pub(crate) fn now_us() -> u64 {
     now.tv_sec() as u64 * 1_000_000 + now.tv_nsec() as u64 / 1000
 }
 
-/// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Send,
     Recv,
-    /// A recv of what nobody sends: it shows how soon the loss of a peer is told.
+    /// A recv that nobody answers: it shows how soon the loss of a peer is reported.
     Stand,
-    /// A send that nobody asks for: it fills the pools.
+    /// A send that nobody requests: it fills the pools.
     Burst,
     Publish,
     Pull,
@@ -45,13 +44,12 @@ pub(crate) enum Kind {
     Read,
 }
 
-/// A call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct What {
     pub(crate) kind: Kind,
-    /// The other tasks of it.
+    /// The other tasks that take part in it.
     pub(crate) peers: Vec<usize>,
-    /// A step, the number of a push or stream, or a version: of a pull, the oldest that will do.
+    /// A step, the number of a push or stream, or a version; for a pull, the oldest acceptable version.
     pub(crate) number: i64,
     pub(crate) key: u32,
 }
@@ -62,19 +60,18 @@ impl What {
     }
 }
 
-/// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     Ok,
-    /// A recv got the right bytes, of this process of its producer.
+    /// A recv got the right bytes, from this process of its producer.
     Got(u32),
-    /// A pull got the right bytes: a version for each key or owner, or none where it failed.
+    /// A pull got the right bytes: a version for each key or owner, or `None` if that failed.
     Pulled(Vec<Option<i64>>),
     /// It was given up.
     Dropped,
-    /// The code, and the reason.
+    /// The code and the message.
     Failed(String, String),
-    /// It got something else than it should.
+    /// It got something wrong.
     Wrong(String),
 }
 
@@ -94,7 +91,7 @@ impl Outcome {
     }
 }
 
-/// A push or stream whose every byte came to the task.
+/// A push or stream that arrived completely at the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Arrival {
     pub(crate) at: u64,
@@ -104,7 +101,6 @@ pub(crate) struct Arrival {
     pub(crate) number: i64,
 }
 
-/// A line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Line {
     Begin {
@@ -119,38 +115,37 @@ pub(crate) enum Line {
         outcome: Outcome,
     },
     Arrived(Arrival),
-    /// A thread was held up so long by making calls, and could not look after the others.
+    /// A thread was held up this long by making calls, and could not attend to the others.
     Held {
         from: u64,
         until: u64,
     },
-    /// What an engine that is embedded in the task holds.
+    /// What an engine embedded in the task holds.
     Holds([u64; 5]),
 }
 
-/// How much of something may be held in the end.
+/// How much of something may be held at the end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Bound {
-    /// However much there is.
+    /// Any amount.
     None,
-    /// So much more than at first.
+    /// This much more than at first.
     More(u64),
-    /// So much, whatever there was at first.
+    /// This much, whatever there was at first.
     Most(u64),
 }
 
-/// What [`Line::Holds`] has, and how much more of each it may be in the end of a soak.
+/// The figures of [`Line::Holds`], and by how much each may have grown at the end of a soak.
 pub(crate) const HOLDINGS: [(&str, Bound); 5] = [
     ("slabs in use, B", Bound::More(0)),
     ("pending_sends", Bound::More(0)),
-    // One of each peer stands all the time; which of them have asked again after the last trouble varies.
+    // One for each peer waits all the time; which of them have asked again after the last fault varies.
     ("parked requests", Bound::More(6)),
-    // Of the key that is there in two versions of four, one on each shard.
+    // The key that exists in two versions of four, one on each shard.
     ("published tensors", Bound::More(2)),
     ("links", Bound::More(4)),
 ];
 
-/// See the module.
 pub(super) struct Ledger {
     file: File,
     calls: AtomicU64,
@@ -162,7 +157,7 @@ impl Ledger {
         Ok(Ledger { file, calls: AtomicU64::new(0) })
     }
 
-    /// A call is about to begin, and has so long.
+    /// Records that a call is about to begin, with this timeout.
     pub(super) fn begin(&self, what: What, timeout: Duration) -> u64 {
         let (call, at) = (self.calls.fetch_add(1, Ordering::Relaxed), now_us());
         self.write(&Line::Begin { call, at, until: at + timeout.as_micros() as u64, what });
@@ -173,7 +168,7 @@ impl Ledger {
         self.write(&Line::End { call, at: now_us(), outcome: outcome.into() });
     }
 
-    /// A call from its beginning to its end.
+    /// Records a call from its beginning to its end.
     pub(super) fn call<Ended: Into<Outcome>>(&self, what: What, timeout: Duration, call: impl FnOnce() -> Ended) {
         let number = self.begin(what, timeout);
         self.end(number, call());
@@ -182,7 +177,7 @@ impl Ledger {
     pub(super) fn write(&self, line: &Line) {
         let mut line = serde_json::to_vec(line).expect("lines are plain data");
         line.push(b'\n');
-        // A ledger that cannot be written would accuse the innocent.
+        // A ledger with missing lines would report false violations.
         (&self.file).write_all(&line).expect("the ledger can be written");
     }
 }

@@ -1,4 +1,4 @@
-//! Sends and recvs: each tick's parcels, all in flight at once as futures on one thread a direction.
+//! Sends and recvs: each tick's parcels, all in flight at once as futures on one thread for each direction.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,23 +16,22 @@ use super::tensors::{Label, Parcel, TICK_US, mix, parcels};
 use super::{Actor, TRY_AGAIN, name};
 use crate::hosts::TASKS;
 
-/// Calls in flight at once, each direction: a tick that finds more begins none.
+/// Most calls in flight in each direction: a tick that finds more begins none.
 const UNDER_WAY_MAX: usize = 400;
 
-/// The step in which nobody sends, and of bursts for which nobody asks.
+/// The step in which nobody sends, and of bursts that nobody requests.
 const NEVER: i64 = -1;
 
-/// How long a recv stands that is never answered, and between two looks whether all is over.
+/// How long a recv that is never answered waits, and how often the end is checked for.
 const STAND: Duration = Duration::from_secs(60);
 const STAND_LOOK: Duration = Duration::from_millis(400);
 
-/// Sends of a burst wait so long for somebody who asks.
+/// How long sends of a burst wait for a request.
 const BURST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A thread that is kept longer than this by making calls was held up: the daemon did not read, or was not there.
+/// A thread whose calls took longer than this was held up: the daemon did not read, or did not exist.
 const HELD: Duration = Duration::from_millis(50);
 
-/// Sends each tick's tensors.
 pub(super) fn send(actor: &Actor) {
     let mut calls = FuturesUnordered::new();
     each_tick(actor, &mut calls, |calls, tick| {
@@ -59,7 +58,6 @@ fn send_one(actor: &Actor, to: usize, tick: u64, parcel: Parcel) -> impl Future<
     }
 }
 
-/// Asks for each tick's tensors.
 pub(super) fn receive(actor: &Actor) {
     let mut calls = FuturesUnordered::new();
     each_tick(actor, &mut calls, |calls, tick| {
@@ -69,7 +67,7 @@ pub(super) fn receive(actor: &Actor) {
     });
 }
 
-/// Has a recv stand with a peer that never answers it.
+/// Keeps a recv waiting for a peer that never answers it.
 pub(super) fn stand(actor: &Actor, peer: usize) {
     while !actor.orders.is_over(now_us()) {
         actor.ledger.call(What::new(Kind::Stand, &[peer], 0), STAND, || {
@@ -89,7 +87,7 @@ pub(super) fn stand(actor: &Actor, peer: usize) {
     }
 }
 
-/// Asks for the parcels of a tick: for several with one call.
+/// Requests the parcels of a tick: several with one call.
 fn receive_tick(actor: &Actor, from: usize, tick: u64) -> impl Iterator<Item = impl Future<Output = ()>> {
     let (mut asked, mut wanted) = (Vec::new(), Vec::new());
     for Parcel { key, bytes, timeout } in parcels(from, actor.me, tick) {
@@ -113,7 +111,7 @@ fn received(outcome: RecvOutcome, label: Label, bytes: usize) -> Outcome {
     }
 }
 
-/// Sends many tensors that nobody asks for, all at once.
+/// Sends many tensors that nobody requests, all at once.
 pub(super) fn burst(actor: &Actor, bytes: usize, count: usize) {
     let to = (actor.me + 1) % TASKS;
     let began = now_us();
@@ -133,13 +131,13 @@ pub(super) fn burst(actor: &Actor, bytes: usize, count: usize) {
     }
 }
 
-/// Begins calls at every tick until the order to finish, and sees all of them end.
+/// Begins calls at every tick until the order to finish, and waits until all have ended.
 fn each_tick<F: Future<Output = ()>>(
     actor: &Actor,
     calls: &mut FuturesUnordered<F>,
     mut begin: impl FnMut(&mut FuturesUnordered<F>, u64),
 ) {
-    // A former process may have begun this tick.
+    // An earlier process may have begun this tick.
     let mut tick = now_us() / TICK_US + 1;
     loop {
         drive(calls, instant(tick * TICK_US));
@@ -153,7 +151,7 @@ fn each_tick<F: Future<Output = ()>>(
                 actor.ledger.write(&Line::Held { from, until: now_us() });
             }
         }
-        // Ticks that were missed are gone.
+        // Missed ticks are skipped.
         tick = (tick + 1).max(now_us() / TICK_US);
     }
     while !calls.is_empty() {
@@ -161,12 +159,12 @@ fn each_tick<F: Future<Output = ()>>(
     }
 }
 
-/// When the clock will show so many microseconds.
+/// When the clock will show `at_us` microseconds.
 fn instant(at_us: u64) -> Instant {
     Instant::now() + Duration::from_micros(at_us.saturating_sub(now_us()))
 }
 
-/// Polls futures until then, or until there are none left, and at least once.
+/// Polls futures until that time, or until there are none left, and at least once.
 fn drive<F: Future<Output = ()>>(calls: &mut FuturesUnordered<F>, until: Instant) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

@@ -1,8 +1,7 @@
-//! What tasks do while their cluster is harmed: this very program in a hidden role, a process a task. It sends and receives,
-//! publishes and pulls, pushes and accepts, dials and reads streams, and writes a table of which others pull rows, again and
-//! again, knows every byte that may come, and keeps a ledger of what it called and what it was told. Nobody agrees on anything:
-//! what two tasks exchange, and when, follows from their numbers and the clock, so that one which was killed or stopped meets the
-//! others again by itself.
+//! What tasks do while their cluster has faults: this program in a hidden role, one process for each task. In a loop it sends and
+//! receives, publishes and pulls, pushes and accepts, dials and reads streams, and writes a table whose rows others pull. It knows
+//! every byte that may come, and keeps a ledger of its calls and their results. There is no coordination: what two tasks exchange,
+//! and when, follows from their numbers and the clock, so that a task that was killed or stopped meets the others again by itself.
 
 pub(crate) mod ledger;
 mod meet;
@@ -25,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use ledger::now_us;
 pub(crate) use orders::Order;
-/// The task of a number, as the endpoint map has it.
+/// The name of a task in the endpoint map, by its number.
 pub(crate) use sealane_tests::fixture::task as name;
 pub(crate) use tensors::TIMEOUT_MAX;
 
@@ -41,28 +40,28 @@ pub(crate) const ROLE: &str = "traffic-of-a-task";
 /// A task's arena: a few of the largest tensors, so that a burst fills it.
 const ARENA_BYTES: u64 = 48 << 20;
 
-/// How long attaching may take: a daemon that is stopped answers nobody.
+/// How long attaching may take: a stopped daemon does not answer.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How soon memory is free after the last call: peers release what they got in batches.
 const FREE_WITHIN: Duration = Duration::from_secs(5);
 
-/// Between two looks at what an engine in this process holds.
+/// Time between two looks at what an engine in this process holds.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Before what was refused is tried again: to attach, or to accept from a queue that could not be had.
+/// Pause before an operation that was refused is retried: attaching, or accepting from a queue that is taken.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
-/// Tensors accepted at once, how long an accept waits, and how long what is pushed in the end is accepted.
+/// Tensors accepted at once, how long an accept waits, and how long the last pushes are accepted.
 const ACCEPT_MOST: usize = 8;
 const ACCEPT_TIMEOUT: Duration = Duration::from_millis(400);
 const AFTERWARDS: Duration = Duration::from_secs(6);
 
-/// The deadline of pulls and pushes: longer than most troubles, so that calls outlast them.
+/// The deadline of pulls and pushes: longer than most faults, so that calls outlast them.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Between two pulls. Seven tasks and three daemons share two processors, and are to leave some of them: a call that is late because the
-/// machine is busy looks like one that was lost.
+/// Time between two pulls. Seven tasks and three daemons share two processors, and must not use them fully: a call that is late
+/// because the machine is busy looks like a lost one.
 const PULL_PAUSE: Duration = Duration::from_millis(100);
 
 /// The number of a task.
@@ -70,12 +69,11 @@ fn number(name: &str) -> Option<usize> {
     name.strip_prefix("task")?.strip_suffix(":2222")?.parse().ok()
 }
 
-/// Whose publications a task pulls, and whom it pushes to.
+/// The tasks whose publications a task pulls, and to which it pushes.
 fn owners(task: usize) -> [usize; 2] {
     [1, 3].map(|distance| (task + distance) % TASKS)
 }
 
-/// Who this process is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Role {
     pub(crate) task: usize,
@@ -87,12 +85,11 @@ pub(crate) struct Role {
 }
 
 impl Role {
-    /// What starts this program as that task: the role's name, and all the rest as one word.
+    /// Arguments that start this program as that task: the role's name, and all the rest as one word.
     pub(crate) fn arguments(&self) -> [OsString; 2] {
         [ROLE.into(), serde_json::to_string(self).expect("a role is plain data").into()]
     }
 
-    /// Takes on the role that is in the arguments.
     pub(crate) fn take_on(role: &str) -> Outcome {
         serde_json::from_str::<Role>(role).map_err(|error| format!("no role: {error}"))?.run()
     }
@@ -136,7 +133,7 @@ impl Role {
         if engine.is_none() { actor.arena_is_free(table) } else { Ok(true) }
     }
 
-    /// Starts an engine in this process: the task needs no daemon.
+    /// Starts an engine in this process, for a task that needs no daemon.
     fn start_engine(&self) -> Result<Engine, String> {
         let told = |error: &dyn std::fmt::Display| error.to_string();
         let map = EndpointMap::load(hosts::map(&self.folder)).map_err(|error| told(&error))?;
@@ -146,7 +143,7 @@ impl Role {
         Engine::start(settings).map_err(|error| told(&error))
     }
 
-    /// Attaches, sooner or later: the former process may not have been missed yet, or the daemon not be there.
+    /// Attaches, retrying: the end of the earlier process may not have been noticed yet, or the daemon may not exist.
     fn attach(&self) -> Task {
         let socket = hosts::socket(&self.folder, host_of(self.task));
         loop {
@@ -160,7 +157,7 @@ impl Role {
     }
 }
 
-/// Notes what an engine in this process holds, until all is over.
+/// Records what an engine in this process holds, until the end.
 fn sample(actor: &Actor, engine: &Engine) {
     while !actor.orders.is_over(now_us()) {
         thread::sleep(SAMPLE_INTERVAL);
@@ -175,7 +172,7 @@ fn sample(actor: &Actor, engine: &Engine) {
     }
 }
 
-/// What all threads of a task share.
+/// State shared by all threads of a task.
 struct Actor {
     task: Task,
     me: usize,
@@ -185,7 +182,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// When all calls have ended, no tensor of this process is in anybody's hands.
+    /// Once all calls have ended, nobody holds a tensor of this process.
     fn arena_is_free(&self, mut table: Option<Table>) -> Outcome {
         let until = Instant::now() + FREE_WITHIN;
         let mut free = || -> Result<(), Error> {
@@ -212,7 +209,7 @@ impl Actor {
         Label { life: self.life, ..Label::of(kind, self.me, number, key) }.tensor(&self.task, bytes)
     }
 
-    /// Where something is to go: into shared memory, into memory of this process, or wherever it lands.
+    /// A destination for a tensor: shared memory, memory of this process, or none.
     fn destination(&self, choice: u64, bytes: usize) -> Option<Buffer> {
         match choice % 3 {
             0 => self.task.alloc(bytes).ok(),
@@ -221,7 +218,7 @@ impl Actor {
         }
     }
 
-    /// Does something again and again, with a pause between, until all is over. It is told how often it was done.
+    /// Repeats `act` with a pause between, until the end, passing the number of repetitions.
     fn again(&self, pause: Duration, mut act: impl FnMut(u64)) {
         for times in 1.. {
             if self.orders.is_over(now_us()) {
@@ -233,7 +230,7 @@ impl Actor {
         }
     }
 
-    /// Does something for every version: a tick of the clock, so that versions go up over processes as well.
+    /// Calls `act` for every version: a tick of the clock, so that versions also increase from process to process.
     fn each_version(&self, version_us: u64, mut act: impl FnMut(u64)) {
         let mut version = now_us() / version_us + 1;
         while !self.orders.is_over(now_us()) {
@@ -244,10 +241,10 @@ impl Actor {
         }
     }
 
-    /// Notes that all of a push or stream has come from a task, if it is what that sends.
+    /// Records that all of a push or stream has come from a task, if it is what that task sends.
     fn note_arrival(&self, kind: Kind, from: &str, bytes: &[u8], bytes_of: fn(u64) -> usize) -> Result<(), String> {
         let sender = number(from).ok_or_else(|| format!("{kind:?} of {from}"))?;
-        // Its key tells whom it is for.
+        // Its key is the task that it is meant for.
         let read = Label::of(kind, sender, 0, self.me as u32).read_bytes(bytes);
         let Label { life, number, .. } = read.map_err(|how| format!("{kind:?} of {from}: {how}"))?;
         if bytes_of(number) != bytes.len() {
@@ -258,7 +255,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Accepts what comes into a queue, and looks at it, until nothing can come any more.
+    /// Accepts what comes into a queue, and checks it, until nothing can come any more.
     fn accept(&self, kind: Kind, queue: &str, options: AcceptOptions, look: impl Fn(Accepted) -> Result<(), String>) {
         let acceptor = self.task.acceptor(queue, options);
         while !self.orders.is_over(now_us().saturating_sub(AFTERWARDS.as_micros() as u64)) {

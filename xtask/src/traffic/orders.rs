@@ -1,4 +1,4 @@
-//! What the chore tells a task through its standard input. Read by the main thread, looked at by the others.
+//! Orders of the chore to a task through its standard input. The main thread reads them, the other threads check them.
 
 use std::io::stdin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use super::now_us;
 
-/// How long versions go on being published when all others rest: what they wait for still comes.
+/// How long versions are still published while all others rest: pending pulls of them still succeed.
 const LAST_WORDS_US: u64 = 1_000_000;
 
-/// A line.
+/// A line of standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Send so many tensors of so many bytes that nobody asks for.
+    /// Send `count` tensors of `bytes` bytes that nobody requests.
     Burst { bytes: usize, count: usize },
-    /// Accept nothing for so long.
+    /// Accept nothing for this long.
     Deaf { millis: u64 },
-    /// Begin nothing for so long.
+    /// Begin nothing for this long.
     Rest { millis: u64 },
-    /// Begin nothing from then on, and end when all has ended.
+    /// Begin nothing from this time on, and end when all calls have ended.
     Finish { at_us: u64 },
 }
 
-/// What was told so far, in microseconds of the clock; zero, if it was not.
+/// The orders so far, in microseconds of the clock; zero if there was none.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     finish_at: AtomicU64,
@@ -51,24 +51,24 @@ impl Orders {
         self.finish_at.store(1, Relaxed);
     }
 
-    /// True if nothing is to begin any more at that time.
+    /// True if nothing may begin any more at that time.
     pub(super) fn is_over(&self, at_us: u64) -> bool {
         let finish_at = self.finish_at.load(Relaxed);
         finish_at != 0 && at_us >= finish_at
     }
 
-    /// How long nothing is to begin.
+    /// How long nothing may begin.
     pub(super) fn rest_for(&self) -> Duration {
         left(&self.rest_until)
     }
 
-    /// How long nothing is to be published.
+    /// How long nothing may be published.
     pub(super) fn silence_for(&self) -> Duration {
         let has_begun = now_us() >= self.rest_from.load(Relaxed) + LAST_WORDS_US;
         if has_begun { self.rest_for() } else { Duration::ZERO }
     }
 
-    /// How long nothing is to be accepted.
+    /// How long nothing may be accepted.
     pub(super) fn deaf_for(&self) -> Duration {
         left(&self.deaf_until)
     }

@@ -13,13 +13,12 @@ use super::{Actor, CALL_TIMEOUT, name};
 /// Every task accepts from one queue.
 const QUEUE: &str = "gradients";
 
-/// Small, so that pushers are held back at times.
+/// Small, so that pushers sometimes have to wait.
 const OPTIONS: AcceptOptions = AcceptOptions { tensors_max: 48, bytes_max: 4 << 20 };
 
 /// Pushes of a thread in flight at once.
 const UNDER_WAY: usize = 6;
 
-/// Between two pushes.
 const PUSH_PAUSE: Duration = Duration::from_millis(50);
 
 fn bytes_of(number: u64) -> usize {
@@ -30,7 +29,7 @@ fn bytes_of(number: u64) -> usize {
     }
 }
 
-/// Pushes one tensor after the other into a peer's queue, a few of them in flight.
+/// Pushes one tensor after the other into a peer's queue, with a few of them in flight.
 pub(super) fn push(actor: &Actor, to: usize) {
     let mut under_way: VecDeque<(u64, Sending)> = VecDeque::new();
     let end_first = |under_way: &mut VecDeque<(u64, Sending)>| {
@@ -61,7 +60,6 @@ pub(super) fn push(actor: &Actor, to: usize) {
     }
 }
 
-/// Accepts what comes.
 pub(super) fn accept(actor: &Actor) {
     actor.accept(Kind::Accept, QUEUE, OPTIONS, |Accepted { from, tensor }| {
         actor.note_arrival(Kind::Push, &from, tensor.bytes(), bytes_of)

@@ -1,6 +1,6 @@
-//! Streams of bytes: each process numbers those that it dials, writes one to its end, reads an answer, and waits until the other process
-//! has taken all; the other answers the first of it with as much, and reads to the end, or hears that there is none. Some are written
-//! slowly, and the connections that they have of their own are broken meanwhile, which none must notice.
+//! Streams of bytes: each process numbers those that it dials, writes one to its end, reads an answer, and waits until the other
+//! process has read everything. The other process answers the first bytes with an answer, and reads to the end, or learns that
+//! there is none. Some are written slowly, and connections of their own are broken meanwhile, which no stream may notice.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread::{self, Scope};
@@ -14,33 +14,33 @@ use super::{Actor, name, number};
 
 const LISTENER: &str = "bytes";
 
-/// What one call of a stream may take; an accept, and a piece of a longer wait.
+/// Time limit of one call of a stream: an accept, or a part of a longer wait.
 const CALL: StreamOptions =
     StreamOptions { window_bytes: 128 << 10, timeout: Some(Duration::from_secs(1)), polling: None };
 const LOOK: StreamOptions = StreamOptions { timeout: Some(Duration::from_millis(400)), ..CALL };
 
-/// How long bytes are written if they are taken slowly, and at most; and what that may take with a dial that is tried so long, and the
-/// calls that are under way by then.
+/// How long bytes are written if they are read slowly, at least and at most; and the limit of all that, including a dial that is
+/// retried, and calls in progress by then.
 const WRITES: Duration = Duration::from_secs(2);
 const WRITES_MAX: Duration = Duration::from_secs(3);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// Far longer than whoever dials takes, than anything is done to it, and than it takes to hear that it has gone.
+/// Far longer than a dialer needs, than any fault lasts, and than it takes to learn that it has gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pieces of a stream that is written slowly, so that something happens meanwhile, and the time between two.
+/// Pieces of a stream that is written slowly, so that faults happen meanwhile, and the time between two.
 const PIECES: usize = 20;
 const PIECE_PAUSE: Duration = Duration::from_millis(50);
-/// After so many of them, and as many more, the connection that it has of its own is broken, if it has one.
+/// After this many pieces, and as many more, the stream's own connection is broken, if it has one.
 const BREAK_PIECES: usize = 6;
 
-/// Bytes of an answer: no first piece has fewer.
+/// Bytes of an answer: no first piece is shorter.
 const ANSWER: usize = 1;
 
-/// Between two streams, and two attempts.
+/// Time between two streams, and between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long streams that are dialed in the end are accepted.
+/// How long the last streams are accepted.
 const AFTERWARDS: Duration = Duration::from_secs(8);
 
 fn bytes_of(number: u64) -> usize {
@@ -51,7 +51,7 @@ fn bytes_of(number: u64) -> usize {
     }
 }
 
-/// The library's error in one of `std::io`.
+/// The library's error inside one of `std::io`.
 fn told(error: std::io::Error) -> Error {
     let within = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
     within.unwrap_or_else(|| Error::invalid(error.to_string()))
@@ -60,7 +60,7 @@ fn told(error: std::io::Error) -> Error {
 /// Dials one stream after the other.
 pub(super) fn dial(actor: &Actor, streams: &Streams, to: usize) {
     actor.again(PAUSE, |times| {
-        // Each peer's have numbers of their own.
+        // Streams to each peer are numbered separately.
         let number = (to as u64) << 32 | times;
         actor.ledger.call(What::new(Kind::Stream, &[to], number as i64), STREAM_TIMEOUT, || {
             let label = Label { life: actor.life, ..Label::of(Kind::Stream, actor.me, number, to as u32) };
@@ -73,7 +73,7 @@ fn carry(streams: &Streams, to: usize, bytes: &[u8], slowly: bool) -> Outcome {
     let begun = Instant::now();
     let stream = loop {
         match streams.connect(&name(to), LISTENER, CALL).wait() {
-            // Its process has begun, and does not listen yet.
+            // Its process has begun, but does not listen yet.
             Err(error) if error.code() == Code::NotFound && begun.elapsed() < WRITES => thread::sleep(PAUSE),
             Err(error) => return Outcome::failed(&error),
             Ok(dialed) => break dialed,
@@ -114,7 +114,7 @@ fn carry(streams: &Streams, to: usize, bytes: &[u8], slowly: bool) -> Outcome {
     }
 }
 
-/// Reads what others dial.
+/// Reads streams that others dial.
 pub(super) fn serve<'scope>(actor: &'scope Actor, streams: &Streams, scope: &'scope Scope<'scope, '_>) {
     let listener = streams.listen(LISTENER, LOOK).expect("nobody else listens");
     while !actor.orders.is_over(now_us().saturating_sub(AFTERWARDS.as_micros() as u64)) {
@@ -138,7 +138,7 @@ fn read(actor: &Actor, stream: &Stream) {
                 }
                 Ok(count) => {
                     if came.is_empty() {
-                        // Whoever has dialed says whether it has come.
+                        // The dialer records whether the answer has arrived.
                         let _ = (&*stream).write(&piece[..ANSWER]);
                     }
                     came.extend_from_slice(&piece[..count]);

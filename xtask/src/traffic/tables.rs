@@ -1,5 +1,5 @@
-//! Tables: every task writes rows of its own again and again, pulls those of two others by one call, and pushes rows to both. A row
-//! says who wrote it, in which version; versions are ticks of the clock, and row 0 is written in each.
+//! Tables: every task writes rows of its own in a loop, pulls those of two others by one call, and pushes rows to both. A row
+//! contains its writer and version; versions are ticks of the clock, and row 0 is written in each.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -20,26 +20,24 @@ const QUEUE: &str = "rows";
 const ROWS: u64 = 500;
 const ROW_BYTES: usize = 200;
 
-/// A version, in microseconds, and the rows that are written in each.
+/// Duration of a version, in microseconds, and the number of rows written in each.
 const VERSION_US: u64 = 40_000;
 const WRITTEN: u64 = 25;
 
-/// In one version of so many, the writer looks whether its rows are there as it wrote them.
+/// Once in this many versions, the writer checks that its rows are as it wrote them.
 const COMPARED: u64 = 8;
 
 /// Rows of one pull or push; some are named twice.
 const NAMED: u64 = 120;
 
-/// A daemon that stands still keeps nobody from writing for longer.
+/// A stopped daemon keeps nobody from writing for longer.
 const COMPARED_WITHIN: Duration = Duration::from_millis(200);
 
-/// Between two pushes.
 const PUSH_PAUSE: Duration = Duration::from_millis(100);
 
-/// Numbers in a pushed row.
 const NUMBERS: usize = 8;
 
-/// Writes rows of a table, version after version, and gives it back. What was written stays, whichever daemons came and went.
+/// Writes rows of a table, version after version, and returns it. What was written stays, however often daemons are restarted.
 pub(super) fn write(actor: &Actor) -> Option<Table> {
     let mut own = Own { table: None, written: vec![0..=0; ROWS as usize] };
     actor.each_version(VERSION_US, |version| {
@@ -52,7 +50,7 @@ pub(super) fn write(actor: &Actor) -> Option<Table> {
     own.table
 }
 
-/// A task's table, and in which version each row was written; a write that failed may have been one.
+/// A task's table, and the versions in which each row may have been written last: a failed write may have written it.
 struct Own {
     table: Option<Table>,
     written: Vec<RangeInclusive<u64>>,
@@ -82,7 +80,7 @@ impl Own {
         table.set_version(version as i64)
     }
 
-    /// A row of the table that is not as it was written, as others would pull it. Nobody else writes it.
+    /// Finds a row of the table that is not as it was written, as others would pull it. Nobody else writes it.
     fn compare(&self, actor: &Actor) -> Option<String> {
         self.table.as_ref()?;
         let sharding = Sharding::modulo(ROWS, 1).expect("it has rows and an owner");
@@ -90,7 +88,7 @@ impl Own {
         let ids: Vec<u64> = (0..ROWS).collect();
         let wanted = RowsWanted { table: &table, ids: &ids, out: None };
         let options = RowsOptions { timeout: Some(COMPARED_WITHIN), ..RowsOptions::default() };
-        // Its daemon may be away.
+        // Its daemon may be down.
         let pulled = actor.task.pull_rows_into(wanted, &options).wait().ok()?;
         for (id, (row, written)) in pulled.rows.bytes().chunks(ROW_BYTES).zip(&self.written).enumerate() {
             let label = Label::of(Kind::WriteRows, actor.me, 0, id as u32);
@@ -125,7 +123,7 @@ fn named(seed: u64) -> Vec<u64> {
     [0, 1].into_iter().chain((2..NAMED).map(|at| mix(seed, at) % (2 * ROWS))).collect()
 }
 
-/// Pulls rows of two tables at once: what is newer than the last, and whatever there is.
+/// Pulls rows of two tables at once: versions newer than the last, and any version.
 pub(super) fn pull(actor: &Actor) {
     let table = sharded(actor.me);
     let mut newest = [i64::MIN; 2];
@@ -147,7 +145,7 @@ pub(super) fn pull(actor: &Actor) {
     });
 }
 
-/// What came of a pull: the version of row 0 of each owner, the error, or what is wrong.
+/// The result of a pull: the version of row 0 of each owner, the error, or what is wrong.
 fn judge(me: usize, table: &ShardedTable, ids: &[u64], pulled: Result<PulledRows, Unreceived>) -> Outcome {
     let PulledRows { rows, missing, .. } = match pulled {
         Ok(pulled) => pulled,
@@ -173,7 +171,7 @@ fn judge(me: usize, table: &ShardedTable, ids: &[u64], pulled: Result<PulledRows
     Outcome::Pulled(versions.to_vec())
 }
 
-/// Pushes rows to two owners at once, added up. The numbers of a row are its own in the whole table, and one.
+/// Pushes rows to two owners at once, summed. Every number in a row is that of the row in the whole table, plus one.
 pub(super) fn push(actor: &Actor) {
     let table = sharded(actor.me);
     actor.again(PUSH_PAUSE, |_| {
@@ -188,12 +186,11 @@ pub(super) fn push(actor: &Actor) {
     });
 }
 
-/// Accepts rows that come.
 pub(super) fn accept(actor: &Actor) {
     actor.accept(Kind::AcceptRows, QUEUE, AcceptOptions::default(), |accepted| took(actor.me, accepted));
 }
 
-/// Looks at rows that were pushed to this task.
+/// Checks rows that were pushed to this task.
 fn took(me: usize, accepted: Accepted) -> Result<(), String> {
     let from = accepted.from.clone();
     let owner = number(&from).and_then(|pusher| owners(pusher).iter().position(|&owner| owner == me));

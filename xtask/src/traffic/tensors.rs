@@ -1,5 +1,5 @@
-//! What tasks exchange: what one sends to another in a tick of the clock, a pure function of the three that is known to both; and
-//! tensors that say whose they are, and whose every byte follows from that.
+//! What tasks exchange: what one sends to another in a tick of the clock, a pure function of the three that both know; and tensors
+//! that carry a label, from which every byte follows.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use sealane::{Buffer, DType, Error, Task, Tensor, TensorMeta};
 
 use super::ledger::Kind;
 
-/// A tick, in microseconds: the step of sends and recvs.
+/// Duration of a tick, in microseconds: the step of sends and recvs.
 pub(super) const TICK_US: u64 = 100_000;
 
-/// The longest deadline of a call that is answered.
+/// The longest deadline of an answered call.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(8);
 
-/// Deadlines: most calls outlast a short trouble, some a long one.
+/// Deadlines: most calls outlast a short fault, some a long one.
 const TIMEOUTS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(3), TIMEOUT_MAX];
 
 /// A send and its recv.
@@ -26,7 +26,7 @@ pub(super) struct Parcel {
     pub(super) timeout: Duration,
 }
 
-/// The parcels of a tick: none in most, three at most.
+/// The parcels of a tick: usually none, at most three.
 pub(super) fn parcels(from: usize, to: usize, tick: u64) -> impl Iterator<Item = Parcel> {
     let fate = mix(mix(from as u64 + 1, to as u64 + 1), tick);
     let count = [1, 0, 2, 0, 3, 0, 1, 0][fate as usize % 8];
@@ -44,7 +44,7 @@ pub(super) fn parcels(from: usize, to: usize, tick: u64) -> impl Iterator<Item =
     })
 }
 
-/// Scatters two numbers.
+/// Mixes two numbers into one.
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     let mut mixed = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^= mixed >> 29;
@@ -52,10 +52,10 @@ pub(super) fn mix(a: u64, b: u64) -> u64 {
     mixed ^ (mixed >> 32)
 }
 
-/// Bytes of a label at the front of a tensor: the shortest that has one.
+/// Bytes of a label at the front of a tensor: the shortest tensor that has one.
 pub(super) const HEAD_BYTES: usize = 32;
 
-/// Which tensor of its kind: of a process of a task, a step or version or number, and a key.
+/// Identifies a tensor of its kind: the process of a task, a step, version or number, and a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) kind: Kind,
@@ -66,12 +66,12 @@ pub(super) struct Label {
 }
 
 impl Label {
-    /// Of the first process of a task, as is to be compared with what comes.
+    /// For the first process of a task, to be compared with what arrives.
     pub(super) fn of(kind: Kind, from: usize, number: u64, key: u32) -> Label {
         Label { kind, from, life: 0, number, key }
     }
 
-    /// So many bytes: the label, and then what follows from it, different for each.
+    /// `count` bytes: the label, and then bytes that follow from it, different for each label.
     pub(super) fn bytes(self, count: usize) -> Vec<u8> {
         let who = (self.from as u64) << 32 | u64::from(self.life);
         let head = [who, self.number, u64::from(self.key) << 8 | self.kind as u64, count as u64];
@@ -83,7 +83,7 @@ impl Label {
         bytes
     }
 
-    /// The tensor, in memory shared with the daemon where that has room, every other time. One without bytes has a shape that tells the
+    /// The tensor, every other time in memory shared with the daemon if there is room. The shape of one without bytes contains the
     /// process.
     pub(super) fn tensor(self, task: &Task, count: usize) -> Result<Tensor, Error> {
         let shape = [count as u64, u64::from(self.life) + 1];
@@ -100,7 +100,7 @@ impl Label {
         Tensor::new(meta, buffer)
     }
 
-    /// What a tensor that should be this one says of its process (and, unless it was sent, of its number), if every byte is right.
+    /// The process in a tensor that should be this one (and, unless it was sent, its number), if every byte is right.
     pub(super) fn read(self, tensor: &Tensor, count: usize) -> Result<Label, String> {
         let (shape, bytes) = (tensor.shape(), tensor.bytes());
         if bytes.len() != count {
@@ -113,7 +113,7 @@ impl Label {
         self.read_bytes(bytes)
     }
 
-    /// The same of bytes, of which there are some.
+    /// Like `read`, for bytes; there must be some.
     pub(super) fn read_bytes(self, bytes: &[u8]) -> Result<Label, String> {
         let Some((head, _)) = bytes.split_first_chunk::<HEAD_BYTES>() else {
             return Err(format!("{} bytes have no label", bytes.len()));

@@ -1,5 +1,6 @@
-//! The consumer's side of one connection: unary calls, each of which pulls a tensor or all of a step at once, or one stream of
-//! requests and tensors, many in a frame where many are ready. With `--fuse push` nobody asks the stream, and tensors come one way.
+//! The consumer's side of one connection: unary calls, each of which pulls a tensor or all tensors of a step at once, or one stream
+//! of requests and tensors, with many in a frame if many are ready. With `--fuse push` nothing is requested on the stream, and
+//! tensors come one way.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,8 +28,8 @@ use crate::system::Client;
 use crate::systems::client::{self, check_arrival, check_length, pass_gap};
 use crate::systems::training::Moved;
 
-/// Measures one round, by one stream or by calls; a runtime that makes no progress is given up after the round's length and the
-/// stall limit.
+/// Measures one round, by one stream or by calls; fails if the runtime makes no progress beyond the round's length and the stall
+/// limit.
 pub(super) fn measure(
     runtime: &Runtime,
     channel: &Channel,
@@ -50,7 +51,7 @@ pub(super) fn measure(
     })
 }
 
-/// Waits for something at most so long.
+/// Waits for something, with a time limit.
 pub(super) fn bounded<T>(
     runtime: &Runtime,
     limit: Duration,
@@ -62,7 +63,7 @@ pub(super) fn bounded<T>(
 }
 
 /// Lets the gap before a request pass. A runtime that spins goes on meanwhile, more exactly than its timer could; otherwise the
-/// thread sleeps, since that timer has a granularity of a millisecond, which would make the gap another one than the other systems'.
+/// thread sleeps, since that timer has a granularity of a millisecond, and the gap would differ from that of the other systems.
 async fn pause(plan: &Plan) {
     let Some(idle) = plan.idle() else { return };
     if !plan.polling {
@@ -74,7 +75,7 @@ async fn pause(plan: &Plan) {
     }
 }
 
-/// Pulls one tensor again and again; a window of them pulls at once.
+/// Pulls one tensor after another; a window of these pulls at the same time.
 #[derive(Clone)]
 struct Puller {
     caller: Caller,
@@ -89,12 +90,12 @@ impl Puller {
     }
 }
 
-/// A consumer by calls, with the callers that are idle, and the calls that are in flight.
+/// A consumer by calls, with the idle callers and the calls in flight.
 struct Calls<P, F> {
     idle: Vec<Puller>,
     pull: P,
     in_flight: FuturesUnordered<F>,
-    /// Of steps.
+    /// For steps.
     pair: Pair,
     messages: u64,
 }
@@ -147,17 +148,16 @@ impl<P: Fn(Puller) -> F, F: Future<Output = (Puller, Result<(), BenchError>)>> C
     }
 }
 
-/// Makes one call at a time.
 #[derive(Clone)]
 pub(super) struct Caller(Grpc<Channel>);
 
 impl Caller {
-    /// The largest answer is twice `largest` and some, for what is around many tensors.
+    /// The largest answer is a bit more than twice `largest`, to leave room for what surrounds many tensors.
     pub(super) fn new(channel: Channel, largest: usize) -> Self {
         Self(Grpc::new(channel).max_decoding_message_size(2 * largest + STEP_TENSORS_MAX))
     }
 
-    /// Calls a method, and gives the message that it answers with.
+    /// Calls a method, and returns the message of its answer.
     pub(super) async fn call(&mut self, method: &'static str, request: Message) -> Result<Bytes, BenchError> {
         self.0.ready().await.map_err(failed("get ready for a call"))?;
         let (path, codec) = (PathAndQuery::from_static(method), MessageCodec::new(request.bytes()));
@@ -166,18 +166,18 @@ impl Caller {
     }
 }
 
-/// A worker and a ps, and where what it pulls goes.
+/// A worker and a ps, and where the worker puts what it pulls.
 pub(super) struct Pair {
-    /// Those that are idle: as many as may have a call in flight at once.
+    /// Idle callers: as many as may have a call in flight at the same time.
     pub(super) callers: Vec<Caller>,
     pub(super) pulled: Vec<Vec<u8>>,
     gradients: Arc<[Bytes]>,
-    /// One call, whose message has all tensors, in place of a call a tensor.
+    /// True to make one call, whose message has all tensors, instead of a call for each tensor.
     fused: bool,
 }
 
 impl Pair {
-    /// With at most so many calls in flight.
+    /// With at most that many calls in flight.
     pub(super) fn new(
         caller: Caller,
         in_flight_max: usize,
@@ -190,7 +190,6 @@ impl Pair {
         Self { callers: vec![caller; in_flight], pulled, gradients, fused }
     }
 
-    /// Calls of a step.
     pub(super) fn calls(&self) -> u64 {
         let calls = |tensors: usize| if self.fused { tensors.min(1) } else { tensors };
         (calls(self.pulled.len()) + calls(self.gradients.len())) as u64
@@ -216,7 +215,6 @@ impl Pair {
         .await
     }
 
-    /// Pushes all gradients of a step.
     pub(super) async fn push(&mut self) -> Result<(), BenchError> {
         if self.gradients.is_empty() {
             return Ok(());
@@ -229,7 +227,7 @@ impl Pair {
     }
 }
 
-/// As many calls in flight as there are callers, all of which are idle again at the end.
+/// Keeps as many calls in flight as there are callers, all of which are idle again at the end.
 async fn call_each(
     idle: &mut Vec<Caller>,
     method: &'static str,
@@ -265,10 +263,10 @@ struct Asked {
     writer: AtomicWaker,
 }
 
-/// The same request as often as it was made.
+/// The same request, as often as it was made.
 struct Requests {
     asked: Arc<Asked>,
-    /// Those that were taken and are to be written.
+    /// Requests taken, but not written yet.
     left: usize,
     request: Message,
 }
@@ -289,7 +287,7 @@ impl Stream for Requests {
     }
 }
 
-/// A consumer by one stream. All that came together is taken, and asked for again, together.
+/// A consumer by one stream. Everything that arrived together is taken, and requested again, together.
 struct Tensors {
     answers: ReadyChunks<Streaming<Bytes>>,
     asked: Arc<Asked>,
@@ -318,7 +316,7 @@ impl Tensors {
 impl Client for Tensors {
     fn ask(&mut self, count: usize) -> Result<(), BenchError> {
         if !self.is_push {
-            // Relaxed: nothing but the count is handed over.
+            // Relaxed: only the count is passed.
             self.asked.count.fetch_add(count, Ordering::Relaxed);
             self.asked.writer.wake();
         }

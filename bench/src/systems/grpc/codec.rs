@@ -1,5 +1,5 @@
-//! Messages as gRPC carries them here: a tensor is just bytes, the least that gRPC can do to it; many tensors are what
-//! Protocol Buffers make of `message Tensors { repeated bytes tensor = 1; }`.
+//! Messages as gRPC carries them here: a tensor is plain bytes, the least work for gRPC; many tensors are encoded like `message
+//! Tensors { repeated bytes tensor = 1; }` of Protocol Buffers.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use crate::limits::REQUEST_BYTES;
 /// gRPC's own header before each message: a flag and a length.
 const HEADER_BYTES: usize = 5;
 
-/// How many buffered bytes a stream hands on at once; a unary message is always handed on whole.
+/// How many buffered bytes a stream passes on at once; a unary message is always passed on whole.
 const YIELD_BYTES: usize = 32 << 10;
 
-/// A stream's buffer: two of those, since what was handed on is in use until it is written.
+/// A stream's buffer: twice that, since what was passed on is in use until it is written.
 const STREAM_BYTES: usize = 2 * YIELD_BYTES;
 
-/// Field 1, of a wire type that has a length.
+/// Field 1, with the wire type of values that have a length.
 const TAG: u8 = 1 << 3 | 2;
 
-/// Bits of a length in one byte; the eighth says whether another follows.
+/// Bits of a length in each byte; the eighth says whether another byte follows.
 const LENGTH_BITS: u32 = 7;
 const MORE: u8 = 1 << LENGTH_BITS;
 
-/// The request for the tensor of a number, in this version or a later one.
+/// The request for the tensor with a number, in this version or a later one.
 pub(super) fn request_for(number: usize, version: i64) -> Message {
     let mut request = [0; REQUEST_BYTES];
     request[..4].copy_from_slice(&(number as u32).to_le_bytes());
@@ -33,27 +33,26 @@ pub(super) fn request_for(number: usize, version: i64) -> Message {
     Message::Bytes(Bytes::copy_from_slice(&request))
 }
 
-/// The number in a request; `None` if it is none.
+/// The number in a request; `None` if it has none.
 pub(super) fn number_in(request: &[u8]) -> Option<usize> {
     request.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize)
 }
 
-/// The version in a request; the first, if there is none.
+/// The version in a request; the first version if it has none.
 pub(super) fn version_in(request: &[u8]) -> i64 {
     request.get(4..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| i64::from_le_bytes(*bytes))
 }
 
-/// A message that is sent; what is received is just bytes.
+/// A message to send; received messages are plain bytes.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
     /// A tensor, or a request.
     Bytes(Bytes),
-    /// Many tensors.
     Tensors(Arc<[Bytes]>),
 }
 
 impl Message {
-    /// Its bytes.
+    /// Length in bytes.
     pub(super) fn bytes(&self) -> usize {
         let length_bytes = |bytes: usize| (usize::BITS - (bytes | 1).leading_zeros()).div_ceil(LENGTH_BITS) as usize;
         match self {
@@ -63,7 +62,7 @@ impl Message {
     }
 }
 
-/// Writes messages, by way of a buffer of so many bytes: with room for the largest it is allocated once.
+/// Writes messages through a buffer of that many bytes: if it has room for the largest, it is allocated once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MessageCodec(usize);
 
@@ -71,7 +70,7 @@ impl MessageCodec {
     /// For a stream of messages.
     pub(super) const STREAM: Self = Self(STREAM_BYTES);
 
-    /// For messages of so many bytes.
+    /// For messages of that many bytes.
     pub(super) fn new(message_bytes: usize) -> Self {
         Self(HEADER_BYTES + message_bytes)
     }
@@ -129,7 +128,7 @@ fn put_tensor(target: &mut impl BufMut, tensor: &[u8]) {
     target.put_slice(tensor);
 }
 
-/// Copies the tensors of a message to their places; `None` if they are others.
+/// Copies the tensors of a message to their places; `None` if their number or lengths differ.
 pub(super) fn copy_out(mut message: &[u8], targets: &mut [Vec<u8>]) -> Option<()> {
     for target in targets {
         if message.try_get_u8().ok()? != TAG {

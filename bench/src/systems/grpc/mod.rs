@@ -1,6 +1,6 @@
-//! The baselines `grpc` and `grpc-stream`: unary calls, and one bidirectional stream, through tonic with the settings that
-//! served it best here. A step of many tensors is measured twice: a call a tensor, and one call whose answer is one message with
-//! all. `grpc-connector` is the same unary calls, over a stream of Sealane's.
+//! The baselines `grpc` and `grpc-stream`: unary calls, and one bidirectional stream, through tonic with the settings that were
+//! fastest here. A step of many tensors is measured twice: with a call for each tensor, and with one call whose answer is one
+//! message with all. `grpc-connector` makes the same unary calls over a stream of Sealane's.
 //!
 //! Tensors pass as bytes without a protobuf message around them, the service is mounted without a
 //! router, HTTP/2's windows and frames are as large as they may be, and each side runs a
@@ -42,12 +42,11 @@ use crate::systems::sealane::{accept, connect};
 use crate::systems::sockets::{self, Meeting};
 use service::Ps;
 
-/// A producer that is called.
 struct Called {
-    /// Whether by one stream, or each tensor by a call of its own.
+    /// Whether all tensors come by one stream, or each by a call of its own.
     is_stream: bool,
     channel: Channel,
-    /// After the channel, whose tasks it runs.
+    /// Dropped after the channel, whose tasks it runs.
     runtime: Runtime,
 }
 
@@ -60,7 +59,7 @@ pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, B
     })
 }
 
-/// The same over a Unix socket: what gRPC has for two processes of one host.
+/// Like [`over_tcp`], over a Unix socket: what gRPC offers for two processes of one host.
 pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
@@ -71,7 +70,7 @@ pub(super) fn over_unix(job: &PeerJob, program: &PeerProgram) -> Result<System, 
     })
 }
 
-/// The same over a stream of a task's.
+/// Like [`over_tcp`], over a stream of a task's.
 pub(super) fn over_stream(job: &PeerJob, worker: &Task) -> Result<System, BenchError> {
     let stream = connect(&job.plan, worker)?;
     system(job, || {
@@ -89,7 +88,7 @@ pub(super) fn in_memory(job: &PeerJob) -> Result<System, BenchError> {
     })
 }
 
-/// Calls a producer over what `adopt` makes a connection of the runtime that it is called in.
+/// Calls a producer over the connection that `adopt` makes for the runtime that it is called in.
 fn system<C>(job: &PeerJob, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<System, BenchError>
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -147,7 +146,7 @@ pub(super) fn serve_stream(plan: &Plan, ps: &Task) -> Result<(), BenchError> {
     })
 }
 
-/// Serves what `adopt` makes a connection of the runtime that it is called in.
+/// Serves the connection that `adopt` makes for the runtime that it is called in.
 fn serve_connection<C>(plan: &Plan, adopt: impl FnOnce() -> Result<C, BenchError>) -> Result<(), BenchError>
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
@@ -159,7 +158,7 @@ where
     })
 }
 
-/// One connection, and no end of waiting for others.
+/// A stream of one connection that never ends.
 fn one<C>(connection: C) -> impl Stream<Item = io::Result<C>> {
     stream::once(ready(Ok(connection))).chain(stream::pending())
 }
@@ -173,13 +172,13 @@ fn ps(plan: &Plan) -> Arc<Ps> {
 /// What a request names as its host; nothing looks it up.
 const ORIGIN: &str = "http://producer";
 
-/// A standard socket for the runtime that this is called in, which `from_std` makes its own.
+/// Registers a standard socket, with `from_std`, in the runtime that this is called in.
 pub(super) fn adopt<S: AsFd, C>(stream: S, from_std: fn(S) -> io::Result<C>) -> Result<C, BenchError> {
     let adopted = SockRef::from(&stream).set_nonblocking(true).and_then(|()| from_std(stream));
     adopted.map_err(BenchError::io("hand a socket to gRPC"))
 }
 
-/// A channel over one connection; when that is lost, so is the channel.
+/// A channel over one connection; if that is lost, so is the channel.
 pub(super) async fn open<C>(connection: C) -> Result<Channel, BenchError>
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -203,7 +202,7 @@ where
 /// Keeps the runtime from sleeping while it lives.
 pub(super) struct Spinner(JoinHandle<()>);
 
-/// Starts to spin: a task that always yields makes the runtime look at its sockets without waiting.
+/// Starts to spin: a task that always yields makes the runtime check its sockets without waiting.
 pub(super) fn spin() -> Spinner {
     Spinner(tokio::spawn(async {
         loop {
@@ -225,7 +224,7 @@ pub(super) fn runtime() -> Result<Runtime, BenchError> {
     Builder::new_current_thread().enable_all().build().map_err(BenchError::io("start a runtime for gRPC"))
 }
 
-/// Says what gRPC's library said, with the causes that its errors hide.
+/// The error of gRPC's library, with the causes that its messages hide.
 pub(super) fn failed<E: Error>(operation: &'static str) -> impl FnOnce(E) -> BenchError {
     move |error| {
         let mut reason = error.to_string();

@@ -1,5 +1,5 @@
-//! The producer: a ps whose tensors are pulled one by one or all at once, and that takes gradients. No router is around
-//! its methods.
+//! The producer: a ps whose tensors are pulled one by one or all at once, and that accepts gradients. Its methods have no router
+//! around them.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -26,8 +26,8 @@ use crate::error::BenchError;
 use crate::limits::{FILL, GRPC_FRAME_BYTES, GRPC_WINDOW_BYTES};
 use crate::systems::rows::Memory;
 
-/// The methods. One tensor: the one of the number that is the request's first bytes, by a call of its own, as the answer to one
-/// message of a stream, or again and again without being asked; or all of them in one message, out or in.
+/// The methods. One tensor, whose number is in the request's first bytes: by a call of its own, as the answer to one message of a
+/// stream, or again and again without being requested; or all of them in one message, in either direction.
 pub(super) const PULL: &str = "/sealane.bench.Tensors/Pull";
 pub(super) const STREAM: &str = "/sealane.bench.Tensors/Stream";
 pub(super) const REPEAT: &str = "/sealane.bench.Tensors/Repeat";
@@ -40,13 +40,12 @@ pub(super) const PULL_ROWS: &str = "/sealane.bench.Tensors/PullRows";
 /// Bytes of a row's number in a request.
 pub(super) const ID_BYTES: usize = 4;
 
-/// One ps.
 pub(super) struct Ps {
     tensors: Arc<[Bytes]>,
-    /// Gradients that one worker pushes in a step, and those of all workers.
+    /// Gradients that one worker pushes in a step, and the number for all workers.
     pushed: usize,
     gradients: usize,
-    /// Gradients that have come.
+    /// Gradients that have arrived.
     taken: AtomicUsize,
     version: watch::Sender<i64>,
     /// Its part of all tables, if there are any.
@@ -54,7 +53,7 @@ pub(super) struct Ps {
 }
 
 impl Ps {
-    /// A ps with tensors of these sizes, to which each of so many workers pushes so many gradients in a step.
+    /// A ps with tensors of these sizes, to which each of `workers` workers pushes a number of gradients in a step.
     pub(super) fn new(
         sizes: impl Iterator<Item = usize>,
         pushed: usize,
@@ -71,7 +70,7 @@ impl Ps {
         })
     }
 
-    /// Takes a message with so many gradients; when as many have come as all workers push in a step, there is a new version.
+    /// Accepts a message with `count` gradients; once as many have arrived as all workers push in a step, there is a new version.
     fn take(&self, gradients: &Bytes, count: usize) -> Ready<Result<Response<Message>, Status>> {
         if gradients.last() != Some(&FILL) {
             return ready(Err(Status::data_loss("other bytes")));
@@ -89,7 +88,7 @@ impl Ps {
         tensor.cloned().map(Message::Bytes).ok_or_else(|| Status::not_found("no such tensor"))
     }
 
-    /// The rows that a request names: for each table how many, and their numbers.
+    /// The rows that a request names: for each table their count, and their numbers.
     fn rows(&self, request: &[u8]) -> Result<Message, Status> {
         let tables = self.tables.as_ref().ok_or_else(|| Status::not_found("no tables"))?;
         let number = |bytes: &[u8; ID_BYTES]| u32::from_le_bytes(*bytes);
@@ -107,7 +106,7 @@ impl Ps {
         Ok(Message::Bytes(rows.freeze()))
     }
 
-    /// Answers a request at once, or when there is the version that it wants.
+    /// Answers a request at once, or as soon as the wanted version exists.
     fn answer(self: &Arc<Self>, request: &Bytes, find: Find) -> Answer {
         let wanted = version_in(request);
         // Without gradients no version follows the first.
@@ -116,14 +115,14 @@ impl Ps {
         }
         let (ps, request) = (self.clone(), request.clone());
         Either::Right(Box::pin(async move {
-            // It ends with the process alone.
+            // It ends only with the process.
             let _ = ps.version.subscribe().wait_for(|version| *version >= wanted).await;
             find(&ps, &request).map(Response::new)
         }))
     }
 }
 
-/// Serves all connections that come, until the process ends.
+/// Serves all incoming connections, until the process ends.
 pub(super) async fn serve<C>(ps: Arc<Ps>, connections: impl Stream<Item = io::Result<C>>) -> Result<(), BenchError>
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,

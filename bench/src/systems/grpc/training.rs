@@ -1,6 +1,7 @@
 //! Workers and parameter servers through gRPC, which train or pull rows of tables. All parameter servers are services in one
-//! process and runtime, each with a port of its own; every worker is a task in one runtime, with a channel for every ps and memory
-//! of its own. A call a tensor, or one call a ps, whose message has all tensors, or names all rows and is answered with them.
+//! process and runtime, each with its own port; every worker is a task in one runtime, with a channel for every ps and its own
+//! memory. There is either a call for each tensor, or one call for each ps, whose message has all tensors, or names all rows and is
+//! answered with them.
 
 use std::future::pending;
 use std::io;
@@ -30,7 +31,7 @@ use crate::systems::rows::{Memory, Wanted, tables};
 use crate::systems::sockets;
 use crate::systems::training::{self, Moved, Share, StepLog};
 
-/// Parameter servers in a process of their own, and workers that are connected with all of them.
+/// Parameter servers in a process of their own, and workers connected to all of them.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     let pairs = training::of(plan).pairs();
@@ -45,7 +46,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     })
 }
 
-/// A channel of every worker with every ps, worker by worker.
+/// A channel from every worker to every ps, worker by worker.
 fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
     let mut channels = Vec::new();
     let mut congestion = String::new();
@@ -72,7 +73,7 @@ fn variant(plan: &Plan) -> String {
     }
 }
 
-/// How the rows of tables are spread, if there are any.
+/// How the rows of tables are distributed, if there are any.
 fn sharding(plan: &Plan) -> Result<Option<Sharding>, BenchError> {
     let of = |table: &Tables| Sharding::modulo(table.rows, training::of(plan).size.ps);
     plan.tables.first().map(of).transpose().map_err(BenchError::sealane("shard tables"))
@@ -107,7 +108,6 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     })
 }
 
-/// All connections that come.
 fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream>> {
     Box::pin(stream::unfold(listener, async |listener| {
         let accepted = listener.accept().await.and_then(|(stream, _)| {
@@ -118,9 +118,8 @@ fn connections(listener: TcpListener) -> impl Stream<Item = io::Result<TcpStream
     }))
 }
 
-/// All workers.
 struct Workers {
-    /// Before the runtime, which runs their channels.
+    /// Dropped before the runtime, which runs their channels.
     workers: Vec<Worker>,
     runtime: Runtime,
     polling: bool,
@@ -129,13 +128,13 @@ struct Workers {
     calls: u64,
 }
 
-/// A worker; its steps so far.
+/// A worker, with the number of its steps so far.
 struct Worker {
     step: i64,
     compute: Duration,
-    /// Whether a step is of the version that has all gradients of the one before.
+    /// Whether a step uses the version that has all gradients of the step before.
     waits: bool,
-    /// One a ps.
+    /// One for each ps.
     pairs: Vec<Pair>,
     rows: Option<Rows>,
 }
@@ -178,7 +177,7 @@ impl Client for Workers {
         let polling = self.polling;
         let trained = bounded(&self.runtime, limit, async {
             let _spinner = polling.then(spin);
-            // A task each, so that one that is woken wakes no other.
+            // A task each, so that waking one wakes no other.
             let tasks: Vec<_> = workers.into_iter().map(|worker| tokio::spawn(worker.train(steps))).collect();
             Ok(try_join_all(tasks).await.expect("no worker panics"))
         })?;
@@ -197,7 +196,7 @@ impl Client for Workers {
 }
 
 impl Worker {
-    /// So many steps; when each began and ended.
+    /// Makes `steps` steps; returns when each began and ended.
     async fn train(mut self, steps: u64) -> Result<(Self, Vec<(Instant, Instant)>), BenchError> {
         let mut times = Vec::new();
         for _ in 0..steps {
@@ -229,18 +228,18 @@ impl Worker {
         Ok(())
     }
 
-    /// Calls of a step.
     fn calls(&self) -> u64 {
         if self.rows.is_some() { self.pairs.len() as u64 } else { self.pairs.iter().map(Pair::calls).sum() }
     }
 }
 
-/// The rows that a worker pulls: one call a ps, whose request has for each table how many rows, and their numbers of 32 bits each.
+/// The rows that a worker pulls: one call for each ps, whose request has for each table the number of rows, and their 32-bit
+/// numbers.
 struct Rows {
     tables: Tables,
     wanted: Wanted,
     sharding: Sharding,
-    /// The rows of a step, of one table behind those of another.
+    /// The rows of a step, one table after the other.
     rows: Vec<u8>,
 }
 
@@ -279,7 +278,7 @@ impl Rows {
         });
         for (places, answer) in try_join_all(calls).await? {
             if ps == 1 && answer.len() == self.rows.len() {
-                // All in the order in which they were named.
+                // All rows came in the order in which they were named.
                 self.rows.copy_from_slice(&answer);
                 continue;
             }

@@ -1,6 +1,6 @@
-//! What both ends of the bare operation need of a link, and how long they wait for it; and both such links: a TCP connection,
-//! spinning or blocking, and two queues of bytes in one thread, the bare operation of a link that stays in memory, where a byte
-//! is copied into a queue by one side and out of it by the other.
+//! The interface that both ends of the bare operation need of a link, and how long they wait for it; and two such links: a TCP
+//! connection, spinning or blocking, and two queues of bytes in one thread. The latter are the bare operation of a link that stays
+//! in memory: one side copies a byte into a queue, and the other copies it out.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -18,7 +18,7 @@ pub(in crate::systems) trait Channel {
     /// Takes some bytes of `source`; 0 means that there is no room now.
     fn send(&mut self, source: &[u8]) -> io::Result<usize>;
 
-    /// Fills some bytes of `target`, 0 when nothing is there now; the end is an error.
+    /// Fills some bytes of `target`; 0 means that nothing is there now, and the end is an error.
     fn receive(&mut self, target: &mut [u8]) -> io::Result<usize>;
 
     /// As `send`, from several places in turn.
@@ -31,17 +31,16 @@ pub(in crate::systems) trait Channel {
         targets.first_mut().map_or(Ok(0), |target| self.receive(target))
     }
 
-    /// As [`Client::resume`](crate::system::Client::resume) and [`rest`](crate::system::Client::rest) of who uses it.
+    /// Like [`Client::resume`](crate::system::Client::resume) and [`rest`](crate::system::Client::rest) of its user.
     fn resume(&mut self) {}
     fn rest(&mut self) {}
 
-    /// Called when nothing moved: where both sides share a thread, the other side's turn.
+    /// Called when nothing moved: if both sides share a thread, the other side gets its turn.
     fn idle(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Sends all of `source`.
 pub(super) fn send_all(channel: &mut impl Channel, mut source: &[u8]) -> io::Result<()> {
     let mut patience = Patience::default();
     while !source.is_empty() {
@@ -52,7 +51,6 @@ pub(super) fn send_all(channel: &mut impl Channel, mut source: &[u8]) -> io::Res
     Ok(())
 }
 
-/// Fills all of `target`.
 pub(super) fn receive_exact(channel: &mut impl Channel, target: &mut [u8]) -> io::Result<()> {
     let mut patience = Patience::default();
     let mut filled = 0;
@@ -64,8 +62,8 @@ pub(super) fn receive_exact(channel: &mut impl Channel, target: &mut [u8]) -> io
     Ok(())
 }
 
-/// Ends a spinning loop on a link that moves nothing for `STALL_LIMIT`, at next to no cost: the
-/// clock is looked at once in thousands of idle passes.
+/// Ends a spinning loop on a link that moves nothing for `STALL_LIMIT`, at next to no cost: the clock is read once in thousands of
+/// idle passes.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
     idle_passes: u32,
@@ -73,7 +71,7 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Notes a pass in which `moved` bytes went either way.
+    /// Records a pass in which `moved` bytes went either way.
     pub(super) fn passed(&mut self, channel: &mut impl Channel, moved: usize) -> io::Result<()> {
         if moved > 0 {
             *self = Self::default();
@@ -83,21 +81,21 @@ impl Patience {
         self.idle_pass()
     }
 
-    /// Notes a pass in which nothing happened.
+    /// Records a pass in which nothing happened.
     #[inline]
     pub(super) fn idle_pass(&mut self) -> io::Result<()> {
         self.idle_passes = self.idle_passes.wrapping_add(1);
         if self.idle_passes.is_multiple_of(IDLE_PASSES_A_LOOK) { self.look() } else { Ok(()) }
     }
 
-    /// The same, with a look at the clock.
+    /// Like [`idle_pass`](Self::idle_pass), but reads the clock.
     pub(super) fn look(&mut self) -> io::Result<()> {
         let since = self.idle_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= STALL_LIMIT { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }
 
-/// Tells a link that stands still from one that failed.
+/// Distinguishes a link that is stalled from one that failed.
 pub(super) fn explained(failure: io::Error) -> BenchError {
     match failure.kind() {
         io::ErrorKind::TimedOut => BenchError::Stalled { system: NAME, waited: STALL_LIMIT },
@@ -113,7 +111,7 @@ pub(super) struct TcpChannel {
 }
 
 impl TcpChannel {
-    /// Takes the connection over; a blocking one waits at most `limit`.
+    /// Takes over the connection; a blocking one waits at most `limit`.
     pub(super) fn new(stream: TcpStream, spins: bool, limit: Option<Duration>) -> Result<Self, BenchError> {
         stream
             .set_nonblocking(spins)
@@ -123,7 +121,7 @@ impl TcpChannel {
         Ok(Self { stream, spins })
     }
 
-    /// A full or empty socket is no failure, unless it was waited for and the limit passed.
+    /// A full or empty socket is no failure, unless it was waited for and the limit has passed.
     fn moved(&self, outcome: io::Result<usize>) -> io::Result<usize> {
         match outcome.map_err(|error| (error.kind(), error)) {
             Ok(count) => Ok(count),
@@ -164,7 +162,7 @@ fn not_ended(outcome: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// One end of two queues of bytes, each of which holds `RING_BYTES` at most.
+/// One end of two queues of bytes, each of at most `RING_BYTES`.
 struct Queues<'a> {
     outbound: &'a mut VecDeque<u8>,
     inbound: &'a mut VecDeque<u8>,
@@ -181,7 +179,7 @@ impl Channel for Queues<'_> {
     }
 }
 
-/// The consumer's end of the queues; when nothing moves, the producer gets a turn.
+/// The consumer's end of the queues; if nothing moves, the producer gets a turn.
 #[derive(Debug)]
 pub(super) struct MemoryChannel {
     to_producer: VecDeque<u8>,

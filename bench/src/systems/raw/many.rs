@@ -1,7 +1,7 @@
-//! Many bare connections to one thread that answers requests: the work of a fan-in without anything around it. Both sides
-//! poll an epoll set. The peers are in the calling thread, each with a window of requests in flight; the listener answers every
-//! request as soon as it is read, and all that one read brought by one write. Of `connect`, a request is a hello and its answer a
-//! welcome, with as many bytes as Sealane's.
+//! Many bare connections to one thread that answers requests: the work of a fan-in and nothing else. Both sides poll an epoll set.
+//! The peers are in the calling thread, each with a window of requests in flight; the listener answers every request as soon as it
+//! is read, and everything that came by one read by one write. For `connect`, a request is a hello and its answer a welcome, with
+//! as many bytes as Sealane's.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -24,7 +24,7 @@ use crate::systems::crowd::Manners;
 use crate::systems::sealane;
 use crate::systems::sockets::{self, Poller};
 
-/// A listener whose peers all want small tensors.
+/// A listener whose peers all request small tensors.
 pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     process::allow_open_files("--peers", plan.peers, 1)?;
@@ -54,9 +54,9 @@ struct Askers {
     poller: Poller,
     askers: Vec<Asker>,
     words: Words,
-    /// Those that could not send all.
+    /// Peers that could not send everything.
     blocked: Vec<usize>,
-    /// At whom how many tensors arrived in the last look.
+    /// Peers at which tensors arrived in the last look, and how many.
     came: Vec<(usize, usize)>,
 }
 
@@ -71,7 +71,7 @@ impl Askers {
         Ok(())
     }
 
-    /// One look at all sockets, without waiting; how many tensors came.
+    /// Looks once at all sockets, without waiting; returns how many tensors came.
     fn look(&mut self) -> Result<usize, BenchError> {
         let count = self.poller.look(EpollTimeout::ZERO)?;
         for place in std::mem::take(&mut self.blocked) {
@@ -136,12 +136,12 @@ pub(in crate::systems) fn serve_many(job: &PeerJob) -> Result<(), BenchError> {
 struct Answering {
     listener: TcpListener,
     poller: Poller,
-    /// While nobody wants anything: a listener that is called sleeps, one that is asked without end looks again.
+    /// Wait while nothing is requested: a listener that is called sleeps, one that gets requests all the time looks again.
     wait: EpollTimeout,
     /// By descriptor.
     peers: Vec<Option<(TcpChannel, Flow)>>,
     words: Words,
-    /// Those whose socket took less than there was.
+    /// Peers whose socket took less than there was.
     blocked: Vec<usize>,
 }
 
@@ -192,7 +192,7 @@ impl Answering {
         }
     }
 
-    /// Reads once, and answers; a peer that fails is gone.
+    /// Reads once, and answers; drops a peer that fails.
     fn serve(&mut self, place: usize, read: bool) {
         let Some((channel, flow)) = &mut self.peers[place] else { return };
         let mut turn = || {
@@ -205,16 +205,16 @@ impl Answering {
         match turn() {
             Ok(_) if flow.owed > 0 => self.blocked.push(place),
             Ok(_) => {}
-            // Closing a socket takes it out of the epoll set.
+            // Closing a socket removes it from the epoll set.
             Err(_) => self.peers[place] = None,
         }
     }
 }
 
-/// Bytes of a hello and of a welcome: as many as Sealane's greetings have.
+/// Bytes of a hello and of a welcome: as many as in Sealane's greetings.
 static GREETING_BYTES: LazyLock<(usize, usize)> = LazyLock::new(sealane::greeting_bytes);
 
-/// Callers that say and hear nothing but zeros.
+/// Callers that send and receive only zeros.
 pub(in crate::systems) const ZEROS: Manners = Manners {
     greeting: |_, _| vec![0; GREETING_BYTES.0],
     welcome: |heard| Ok((heard.len() >= GREETING_BYTES.1).then_some(GREETING_BYTES.1)),

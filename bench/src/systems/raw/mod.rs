@@ -1,8 +1,8 @@
-//! The baseline `raw`: the bare operation on the same work, with nothing around it.
+//! The baseline `raw`: the bare operation for the same work, with nothing around it.
 //!
-//! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block when polling is off. Over shm:
-//! see `shm`. Over verbs: see `verbs`. Over loopback: two queues of bytes in one thread, so that every byte is copied in and out
-//! once and nothing else happens.
+//! Over TCP: two processes and one connection; both sides spin on non-blocking sockets, or block if polling is off. Over shm: see
+//! `shm`. Over verbs: see `verbs`. Over loopback: two queues of bytes in one thread, so that every byte is copied in and out once
+//! and nothing else happens.
 
 mod channel;
 mod many;
@@ -23,16 +23,16 @@ use crate::systems::sockets;
 use channel::{MemoryChannel, NAME, TcpChannel};
 use producer::{RawConsumer, RawProducer};
 
-/// Bytes of large tensors that are asked for at once, and how many: with all requests in a socket's buffer, whoever waits until they
-/// are written does not wait for whoever waits until the answers are.
+/// Bytes of large tensors that are requested ahead, and their number: since all requests fit into a socket's buffer, the two sides
+/// never both wait for the other to read.
 const AHEAD_BYTES: usize = 8 << 20;
 const AHEAD_MAX: usize = 256;
 
 pub(super) use channel::Channel;
 pub(super) use many::{ZEROS, fan_in, serve_many};
 
-/// The bare operation over a channel. Large tensors are asked for so far ahead that there is always something to send, as in a stream
-/// that nobody asks for.
+/// The bare operation over a channel. Large tensors are requested so far ahead that there is always something to send, as in a
+/// one-way stream.
 pub(super) fn system(
     name: &'static str,
     variant: impl Into<String>,
@@ -55,7 +55,7 @@ pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, B
     })
 }
 
-/// Queues of bytes, both sides in the calling thread.
+/// Queues of bytes, with both sides in the calling thread.
 pub(super) fn in_memory(plan: &Plan) -> System {
     system(NAME, "memory", plan, MemoryChannel::new(RawProducer::new(plan)))
 }
@@ -67,7 +67,7 @@ pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
     serve_channel(plan, TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?)
 }
 
-/// The same over any channel.
+/// Like [`serve`], over any channel.
 pub(super) fn serve_channel(plan: &Plan, mut channel: impl Channel) -> Result<(), BenchError> {
     let mut producer = RawProducer::new(plan);
     loop {
@@ -79,7 +79,7 @@ pub(super) fn serve_channel(plan: &Plan, mut channel: impl Channel) -> Result<()
     }
 }
 
-/// Whether the other side has gone, which ends a producer.
+/// Whether the error means that the other side has gone, which ends a producer.
 fn is_end(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | BrokenPipe | ConnectionReset)

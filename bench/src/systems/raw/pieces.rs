@@ -1,32 +1,31 @@
-//! The tensors of a step, each in memory of its own, as bare sockets move them all: by vectors, and neighbours that are
-//! small by way of one piece of memory, since a vector each would cost more than the copy.
+//! The tensors of a step, each in its own memory, as bare sockets move them all: by vectors; neighbouring small ones go through one
+//! piece of memory, since a vector for each would cost more than the copy.
 
 use std::io::{IoSlice, IoSliceMut};
 
-/// A tensor up to this size is copied: as Sealane's links do.
+/// A tensor up to this size is copied, as by Sealane's links.
 const SMALL_BYTES: usize = 8 << 10;
 
-/// Vectors in one call.
 const VECTORS: usize = 64;
 
-/// What one vector moves: a large tensor, or the small ones that are copied to it and from it.
+/// What one vector moves: a large tensor, or small ones that are copied to it and from it.
 #[derive(Debug, Default)]
 struct Piece {
     bytes: Vec<u8>,
     small: Vec<Vec<u8>>,
 }
 
-/// See the module. It knows how far they have moved.
+/// Also tracks how far they have moved.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pieces: Vec<Piece>,
-    /// The first piece that has not moved whole, and how much of it has.
+    /// The first piece that has not moved completely, and how much of it has.
     at: usize,
     moved: usize,
 }
 
 impl Pieces {
-    /// Tensors that are full of `fill`.
+    /// Tensors filled with `fill`.
     pub(super) fn new(sizes: &[usize], fill: u8) -> Self {
         let mut pieces: Vec<Piece> = Vec::new();
         for &bytes in sizes {
@@ -44,7 +43,6 @@ impl Pieces {
         Self { pieces, at: 0, moved: 0 }
     }
 
-    /// The bytes of every tensor.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &[u8]> {
         let large = |piece: &&Piece| piece.small.is_empty();
         self.pieces.iter().flat_map(move |piece| {
@@ -53,7 +51,7 @@ impl Pieces {
         })
     }
 
-    /// Collects the small ones; then all are to be sent.
+    /// Collects the small ones; then all are ready to be sent.
     pub(super) fn gather(&mut self) {
         for Piece { bytes, small } in &mut self.pieces {
             let mut left = bytes.as_mut_slice();
@@ -64,12 +62,12 @@ impl Pieces {
         self.rewind();
     }
 
-    /// From now on all are to be received.
+    /// Prepares to receive all of them.
     pub(super) fn rewind(&mut self) {
         (self.at, self.moved) = (0, 0);
     }
 
-    /// Brings the small ones to their places: all have been received.
+    /// Copies the small ones to their places, after all have been received.
     pub(super) fn scatter(&mut self) {
         for Piece { bytes, small } in &mut self.pieces {
             let mut left = bytes.as_slice();
@@ -80,26 +78,23 @@ impl Pieces {
         }
     }
 
-    /// True if all have moved.
     pub(super) fn is_done(&self) -> bool {
         self.at == self.pieces.len()
     }
 
-    /// What is to be sent next.
     pub(super) fn left_to_send(&self) -> Vec<IoSlice<'_>> {
         let mut moved = self.moved;
         let rest = self.pieces[self.at..].iter().take(VECTORS);
         rest.map(|piece| IoSlice::new(&piece.bytes[std::mem::take(&mut moved)..])).collect()
     }
 
-    /// What is to be filled next.
     pub(super) fn left_to_fill(&mut self) -> Vec<IoSliceMut<'_>> {
         let mut moved = self.moved;
         let rest = self.pieces[self.at..].iter_mut().take(VECTORS);
         rest.map(|piece| IoSliceMut::new(&mut piece.bytes[std::mem::take(&mut moved)..])).collect()
     }
 
-    /// Notes that so many bytes have moved.
+    /// Records that `bytes` bytes have moved.
     pub(super) fn advance(&mut self, bytes: usize) {
         self.moved += bytes;
         while let Some(piece) = self.pieces.get(self.at)

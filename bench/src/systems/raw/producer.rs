@@ -1,5 +1,5 @@
-//! Both ends of the bare operation, as state machines over any channel. What the bytes say is the same for all tensors, so
-//! that nobody needs to know where in one a write ended.
+//! Both ends of the bare operation, as state machines over any channel. All tensors have the same contents, so that it does not
+//! matter where in a tensor a write ended.
 
 use std::io;
 
@@ -12,15 +12,15 @@ use crate::system::Client;
 use crate::systems::client::check_arrival;
 use crate::systems::training::Moved;
 
-/// What one end says and hears: messages of one size each way. All connections of that end share it.
+/// What one end sends and receives: messages of one size each way. All connections of that end share it.
 #[derive(Debug)]
 pub(super) struct Words {
-    /// As many whole messages as one write may carry, at least one.
+    /// As many whole messages as one write may carry, but at least one.
     said: Box<[u8]>,
     said_bytes: usize,
     heard: Box<[u8]>,
     heard_bytes: usize,
-    /// Whether a write may carry more than what is left of one message.
+    /// Whether a write may carry more than the rest of one message.
     fused: bool,
 }
 
@@ -37,28 +37,27 @@ impl Words {
     }
 }
 
-/// How far one connection is.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     /// Bytes still to be sent.
     pub(super) owed: usize,
-    /// Bytes of a message that has not come whole.
+    /// Bytes of a message that has not arrived completely.
     pub(super) came: usize,
 }
 
 impl Flow {
-    /// Owes so many more messages.
+    /// Adds `count` messages to what must be sent.
     pub(super) fn owe(&mut self, words: &Words, count: usize) {
         self.owed += count * words.said_bytes;
     }
 
-    /// Sends what is owed, as far as the channel takes it; how many bytes.
+    /// Sends what is owed, as far as the channel takes it; returns the number of bytes.
     pub(super) fn send(&mut self, words: &Words, channel: &mut impl Channel) -> io::Result<usize> {
         let before = self.owed;
         while self.owed > 0 {
             let write =
                 if words.fused { self.owed.min(words.said.len()) } else { (self.owed - 1) % words.said_bytes + 1 };
-            // The last of it, so that all of a large message is read from memory.
+            // Writes from the end of the buffer, so that all of a large message is read from memory.
             match channel.send(&words.said[words.said.len() - write..])? {
                 0 => break,
                 sent => self.owed -= sent,
@@ -67,7 +66,7 @@ impl Flow {
         Ok(before - self.owed)
     }
 
-    /// Receives once; how many bytes, and how many messages are whole with them.
+    /// Receives once; returns the number of bytes, and of messages completed by them.
     pub(super) fn receive(&mut self, words: &mut Words, channel: &mut impl Channel) -> io::Result<(usize, usize)> {
         let received = channel.receive(&mut words.heard[self.came..])?;
         let came = self.came + received;
@@ -76,12 +75,12 @@ impl Flow {
     }
 }
 
-/// The producer of any raw measurement: takes what came in and sends what is owed, one bounded turn at a time.
+/// The producer of any raw measurement: takes what arrived and sends what is owed, in bounded turns.
 #[derive(Debug)]
 pub(super) enum RawProducer {
     /// Answers each request with a tensor.
     Answers(Flow, Words),
-    /// For fuse: answers each request, of which there is one at a time, with all tensors of a step. How many bytes of it came.
+    /// For fuse: answers each request, made one at a time, with all tensors of a step. Counts the request's bytes so far.
     Steps(usize, Pieces),
 }
 
@@ -127,7 +126,7 @@ pub(super) struct RawConsumer<C> {
     channel: C,
     flow: Flow,
     words: Words,
-    /// Of steps: where their tensors go.
+    /// For steps: where their tensors go.
     pieces: Pieces,
     messages: u64,
 }

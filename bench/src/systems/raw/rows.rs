@@ -1,5 +1,5 @@
-//! The least that rows cost: over TCP, a gather in one process and one message with all rows of a step; over shm, a gather in the
-//! process that wants them, as `numpy.take` does it. Rows that are named twice are gathered twice.
+//! The lower bound for rows: over TCP, a gather in one process and one message with all rows of a step; over shm, a gather in the
+//! process that wants them, as by `numpy.take`. Rows that are named twice are gathered twice.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,7 +17,6 @@ use crate::systems::training::{self, Threads};
 /// The request for a step, which both sides know.
 const REQUEST: [u8; 8] = *b"the next";
 
-/// See the module.
 pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     System::with_peer(job, program, |peer| {
@@ -38,18 +37,18 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     })
 }
 
-/// Several threads on one CPU keep each other from working when they spin.
+/// Several threads on one CPU would block each other by spinning.
 fn spins(plan: &Plan) -> bool {
     plan.polling && training::of(plan).size.workers == 1
 }
 
-/// What each worker names, and memory for the rows of a step.
+/// The rows that each worker names, and memory for the rows of a step.
 fn pulls(plan: &Plan) -> Vec<(Wanted, Vec<u8>)> {
     let of = |worker| (Wanted::new(plan, worker), vec![0; tables(plan).step_bytes()]);
     (0..training::of(plan).size.workers).map(of).collect()
 }
 
-/// Serves the workers, each by a thread, until the process ends.
+/// Serves the workers, with a thread for each, until the process ends.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &job.plan;
     if plan.link == Link::Shm {
@@ -75,7 +74,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     })
 }
 
-/// Gathers the rows of a step, of one table behind those of another.
+/// Gathers the rows of a step, one table after the other.
 fn gather(memory: &Memory, named: &[Vec<u64>], rows: &mut [u8]) {
     let bytes = rows.len() / named.len();
     for ((table, ids), target) in named.iter().enumerate().zip(rows.chunks_exact_mut(bytes)) {
@@ -83,7 +82,6 @@ fn gather(memory: &Memory, named: &[Vec<u64>], rows: &mut [u8]) {
     }
 }
 
-/// Where the tables are.
 enum Place {
     Here(Arc<Memory>),
     There(TcpChannel),

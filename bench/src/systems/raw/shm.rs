@@ -1,9 +1,9 @@
-//! The baseline `raw` of the shm link: what shared memory itself can do between the same two cores, with nothing around it. For
-//! the length of each round, a thread on the producer's CPU is the other side.
+//! The baseline `raw` of the shm link: what shared memory itself can do between the same two cores, with nothing around it. For the
+//! length of each round, a thread on the producer's CPU is the other side.
 //!
 //! - *latency*: a descriptor of 64 bytes there and back through two bare rings, both sides spinning; with polling off, two
 //!   words on which the two threads sleep in turn (parking is a futex).
-//! - *rate*: a bare ring of such descriptors, one way, as fast as it goes: nobody asks for anything.
+//! - *rate*: a bare ring of such descriptors, one way, as fast as possible: nothing is requested.
 //! - *bandwidth*: memcpy by the other thread, from as many buffers as the window has, into as many others.
 //!
 //! Descriptors stay 64 bytes whatever the tensors' size is.
@@ -25,41 +25,40 @@ use crate::plan::{Bench, Plan};
 use crate::system::{Client, System};
 use crate::systems::client::measure_now;
 
-/// Descriptors that a ring holds: as many slots as a ring of the shm link has.
+/// Descriptors in a ring: as many as slots in a ring of the shm link.
 const SLOTS: usize = 1024;
 
-/// The reader says how far it is once in so many descriptors.
+/// The reader publishes its position once in this many descriptors.
 const READS_A_HEAD: u64 = SLOTS as u64 / 4;
 
-/// Words of a descriptor beside the one that says when it is written: 64 bytes together.
+/// Words of a descriptor besides the one that tells that it is written: 64 bytes together.
 const WORDS: usize = 7;
 
-/// Descriptors that are read between two looks at the clock, which costs as much as several of them.
+/// Descriptors that are read between two clock readings, each of which costs as much as several of them.
 const READ_AT_ONCE: usize = 64;
 
-/// What one message says.
 type Descriptor = [u64; WORDS];
 
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Slot {
-    /// One more than the position of the descriptor that is in the slot.
+    /// The position of the descriptor in the slot, plus one.
     written: AtomicU64,
     words: [AtomicU64; WORDS],
 }
 
-/// A word that shares no pair of cache lines with another: the processor fetches lines in pairs.
+/// A value that shares no pair of cache lines with another: the processor fetches lines in pairs.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Apart<T>(T);
 
-/// A bare ring: one writer, one reader, each with its position to itself; they trust each other.
+/// A bare ring with one writer and one reader, each with a private position; they trust each other.
 #[derive(Debug)]
 struct Ring {
     slots: Box<[Slot]>,
-    /// How far the reader is, at least.
+    /// The reader's position, or an earlier one.
     head: Apart<AtomicU64>,
-    /// Where the writer is, and the head as it last read it; where the reader is.
+    /// The writer's position, and the head as it last read it; the reader's position.
     writer: Apart<AtomicU64>,
     seen: AtomicU64,
     reader: Apart<AtomicU64>,
@@ -77,7 +76,7 @@ impl Ring {
     fn push(&self, descriptor: &Descriptor) -> bool {
         let position = self.writer.0.load(Relaxed);
         if position - self.seen.load(Relaxed) == SLOTS as u64 {
-            // HEAD: Acquire here, Release in `pop`: what was read there is not overwritten before.
+            // HEAD: Acquire here, Release in `pop`: a slot is not overwritten before it was read.
             let head = self.head.0.load(Acquire);
             self.seen.store(head, Relaxed);
             if position - head == SLOTS as u64 {
@@ -89,7 +88,7 @@ impl Ring {
             word.store(*value, Relaxed);
         }
         self.writer.0.store(position + 1, Relaxed);
-        // WRITTEN: Release here, Acquire in `pop`: whoever sees it sees the words.
+        // WRITTEN: Release here, Acquire in `pop`: a reader that sees it sees the words.
         slot.written.store(position + 1, Release);
         true
     }
@@ -116,23 +115,21 @@ impl Ring {
 /// What the two threads share.
 #[derive(Debug)]
 struct Board {
-    /// The round is over, and with it the other thread.
+    /// True if the round is over, which ends the other thread.
     is_over: AtomicBool,
     to_producer: Ring,
     from_producer: Ring,
-    /// Questions and answers, or copies that were made.
+    /// Questions and answers, or copies made.
     asked: Apart<AtomicU64>,
     answered: Apart<AtomicU64>,
 }
 
-/// See the module.
 struct Shm {
     cpu: Option<usize>,
-    /// Not zero, as such pages would exist only when they are first written.
+    /// Not zero, since zero pages would only be allocated when first written.
     buffers: [Vec<Box<[u8]>>; 2],
 }
 
-/// Memory that two threads share.
 pub(in crate::systems) fn start(job: &PeerJob) -> System {
     let plan = &job.plan;
     let variant = match plan.bench {
@@ -175,7 +172,7 @@ fn produce(board: &Board, plan: &Plan, [sources, targets]: &mut [Vec<Box<[u8]>>;
     while !board.is_over.load(Relaxed) {
         match plan.bench {
             Bench::Latency if plan.polling => match board.to_producer.pop() {
-                // The consumer waits for one answer before it asks again, so that there is room.
+                // The consumer waits for one answer before it asks again, so there is room.
                 Some(descriptor) => assert!(board.from_producer.push(&descriptor), "one is in flight"),
                 None => hint::spin_loop(),
             },
@@ -215,7 +212,7 @@ struct Beside<'a> {
 }
 
 impl Beside<'_> {
-    /// How many came since the last look.
+    /// The number that came since the last look.
     #[inline]
     fn look(&self) -> usize {
         match self.plan.bench {
@@ -253,7 +250,7 @@ impl Client for Beside<'_> {
                 0 => hint::spin_loop(),
                 count => return Ok(count),
             }
-            // Whoever sleeps so long that it is woken by its limit looks at the clock at once.
+            // A thread that sleeps so long that its time limit wakes it reads the clock at once.
             if sleeps {
                 patience.look().map_err(explained)?;
             } else {

@@ -1,6 +1,6 @@
-//! The baseline `raw` of the verbs link: perftest, the programs that RDMA's own developers measure with, run for each round
-//! between two processes on the device and port that Sealane uses. Latency is `ib_send_lat` with its single exchanges, of
-//! which it gives half; bandwidth is `ib_write_bw` with as many RDMA WRITEs outstanding as the window, but at least two.
+//! The baseline `raw` of the verbs link: perftest, the measuring programs of RDMA's own developers, run in each round between two
+//! processes on the device and port that Sealane uses. Latency is `ib_send_lat` with its single exchanges, of which it reports
+//! half; bandwidth is `ib_write_bw` with as many outstanding RDMA WRITEs as the window, but at least two.
 
 use std::io;
 use std::process::{Child, Command, Stdio};
@@ -19,23 +19,23 @@ use crate::plan::{Bench, Plan};
 use crate::system::{Client, System};
 use crate::systems::sockets;
 
-/// RDMA WRITEs that are outstanding at least: with one, the device rests while its completion is looked at.
+/// Fewest outstanding RDMA WRITEs: with one, the device would be idle while its completion is handled.
 const WRITES_MIN: usize = 2;
-/// Exchanges of a trial that tells how many a round takes, and the fewest and most of a round.
+/// Exchanges of a trial that finds how many fit into a round, and the fewest and most in a round.
 const TRIAL: u64 = 100;
 const EXCHANGES: (u64, u64) = (20, 5_000_000);
-/// Time between two attempts to reach the server, which does not say when it listens.
+/// Time between two attempts to reach the server, which does not tell when it listens.
 const RETRY_EVERY: Duration = Duration::from_millis(20);
-/// What a client says that came before its server.
+/// Message of a client that started before its server.
 const TOO_EARLY: &str = "Couldn't connect";
-/// What perftest calls a megabyte.
+/// perftest's megabyte.
 const MEBIBYTE: f64 = 1_048_576.0;
 
-/// Two processes of perftest a round.
+/// Two processes of perftest each round.
 struct OverVerbs {
     device: RdmaDevice,
     server_cpu: Option<usize>,
-    /// How long an exchange takes, as far as is known.
+    /// How long an exchange takes, if known.
     exchange: Option<Duration>,
 }
 
@@ -53,7 +53,7 @@ pub(in crate::systems) fn start(job: &PeerJob) -> Result<System, BenchError> {
 }
 
 impl OverVerbs {
-    /// The program, with what both sides are told.
+    /// The command, with the arguments for both sides.
     fn command(&self, plan: &Plan, port: u16, exchanges: u64) -> Command {
         let (program, more) = match plan.bench {
             Bench::Latency => ("ib_send_lat", vec!["-U".to_owned()]),
@@ -68,11 +68,11 @@ impl OverVerbs {
         command
     }
 
-    /// Both sides of so many exchanges; what the client printed.
+    /// Runs both sides for that many exchanges; returns what the client printed.
     fn run(&self, plan: &Plan, exchanges: u64) -> Result<String, BenchError> {
         let port = sockets::listen(None).and_then(|listener| sockets::port(&listener))?;
         let mut server = {
-            // A process that is started inherits where its parent's thread may run.
+            // A new process inherits the CPUs of its parent's thread.
             let _pinned = self.server_cpu.map(Pinned::to).transpose()?;
             let mut server = self.command(plan, port, exchanges);
             Server(
@@ -111,7 +111,7 @@ impl Client for OverVerbs {
     }
 }
 
-/// A child that does not outlive what waits for it.
+/// A child that is killed when dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -121,7 +121,7 @@ impl Drop for Server {
     }
 }
 
-/// What perftest measured, and how long an exchange took.
+/// The result of perftest, and how long an exchange took.
 fn measured(plan: &Plan, printed: &str) -> Result<(Sample, Duration), BenchError> {
     let missing = || failed("read what perftest printed", &"it has no figure");
     if plan.bench == Bench::Latency {
@@ -135,7 +135,7 @@ fn measured(plan: &Plan, printed: &str) -> Result<(Sample, Duration), BenchError
     Ok((Sample::figure(Metric::GigabytesPerSecond, bytes_per_s / 1e9), each))
 }
 
-/// Twice each of the times, one way and in microseconds, that stand behind their numbers below `#, usec`.
+/// Twice each of the times, which are one way and in microseconds, after their numbers below `#, usec`.
 fn round_trips(printed: &str) -> Histogram<u64> {
     let mut trips = round_trip_histogram();
     let rows = printed.lines().skip_while(|line| !line.starts_with("#, ")).skip(1);
@@ -144,7 +144,7 @@ fn round_trips(printed: &str) -> Histogram<u64> {
     trips
 }
 
-/// The average of an `ib_*_bw`, whose heading begins with `#bytes`: columns are told apart by their units, as names may be of
+/// The average of an `ib_*_bw`, whose heading begins with `#bytes`: columns are told apart by their units, as names may have
 /// several words.
 fn average_bandwidth(printed: &str) -> Option<f64> {
     let mut lines = printed.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));

@@ -1,8 +1,8 @@
-//! The system under test: two engines, one in each process, over tcp or verbs, or one with both tasks where the link is
-//! loopback. Over shm: two clients of one engine, see `attached`.
+//! The system under test: two engines, one in each process, over tcp or verbs, or one engine with both tasks over loopback. Over
+//! shm: two clients of one engine, see `attached`.
 //!
-//! Both engines' sides run on a shard, as a parameter server's own code would: the consumer asks for `lane`'s tensor of the
-//! next step as soon as the former has arrived; the producer has sent it before, one step ahead.
+//! Both sides run on a shard of their engine, as a parameter server's own code would: the consumer requests each lane's tensor of
+//! the next step as soon as the one before has arrived; the producer has sent it already, one step ahead.
 
 use std::time::Duration;
 
@@ -21,14 +21,14 @@ use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security, SystemName};
 use crate::system::{Client, System};
 use crate::systems::client::check_arrival;
 
-/// An engine that consumes.
+/// An engine on the consumer's side.
 struct Sealane {
     name: &'static str,
     measured: Measured,
     lanes: Vec<Lane>,
 }
 
-/// Two processes; one TCP connection, or one pair of queues and a TCP connection that only greets.
+/// Two processes; one TCP connection, or one queue pair and a TCP connection used only for the greeting.
 pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = streams::rested(job);
     let (listener, port) = engine::listener(&plan)?;
@@ -54,7 +54,7 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
     })
 }
 
-/// One process, one shard, the loopback link.
+/// One process, one shard, and the loopback link.
 pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
     let (listener, port) = engine::listener(plan)?;
     let links = Links { listener, verbs: None, keys: None };
@@ -110,7 +110,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     until_ended()
 }
 
-/// How long the consumer waits for a tensor that is asked for behind all others.
+/// How long the consumer waits for a tensor that is requested behind all others.
 pub(super) fn request_timeout(plan: &Plan) -> Duration {
     let bytes: usize = lanes(plan).iter().sum();
     STALL_LIMIT + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)

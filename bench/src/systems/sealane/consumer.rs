@@ -1,5 +1,5 @@
-//! The consumer's side: one task on the shard, with all requests that are in flight; of a round of steps, all tensors of a step
-//! go into their own memory, then those of the next. With pushes, the consumer is who pushes.
+//! The consumer's side: one task on the shard, with all requests in flight; in a round of steps, all tensors of a step go into
+//! their own memory, then those of the next. With pushes, the consumer is the one that pushes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::system::Client;
 use crate::systems::client::{check_length, measure, steps};
 use crate::systems::training::Moved;
 
-/// A lane for every tensor of the plan, with memory that it keeps.
+/// A lane for every tensor of the plan, with its own memory.
 pub(super) fn lanes(engine: &Engine, plan: &Plan) -> Result<Vec<Lane>, BenchError> {
     let plan = plan.clone();
     on_shard(engine, "find memory for its tensors", async move |shard| {
@@ -28,7 +28,7 @@ pub(super) fn lanes(engine: &Engine, plan: &Plan) -> Result<Vec<Lane>, BenchErro
     })
 }
 
-/// One round, on the engine's shard; gives the lanes back for the next.
+/// One round, on the engine's shard; returns the lanes for the next.
 pub(super) fn round(
     engine: &Engine,
     plan: &Plan,
@@ -55,7 +55,7 @@ fn unreceived(Unreceived { error, .. }: Unreceived) -> BenchError {
     failed(error)
 }
 
-/// One of the requests that are in flight at once: its key, its next step, and the memory that it fills.
+/// One of the requests in flight at the same time: its key, its next step, and the memory that it fills.
 pub(super) struct Lane {
     key: String,
     step: i64,
@@ -64,33 +64,32 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// The lane of the tensor with that number, in memory of its size.
+    /// The lane of the tensor with that number, with memory of its size.
     fn new(index: usize, buffer: Buffer) -> Self {
         Self { key: key_of(index), step: 0, size_bytes: buffer.len(), buffer: Some(buffer) }
     }
 
-    /// Empties the lane's own memory.
     pub(super) fn wipe(&mut self) {
         self.buffer.iter_mut().for_each(|buffer| buffer.fill(0));
     }
 
-    /// What lies in the lane's own memory.
+    /// The contents of the lane's own memory.
     pub(super) fn bytes(&self) -> &[u8] {
         self.buffer.as_deref().unwrap_or_default()
     }
 
-    /// The lane's own memory, until it [takes](Self::take_in) it back.
+    /// Takes the lane's own memory, until [`take_in`](Self::take_in) returns it.
     fn lend(&mut self) -> Buffer {
         self.buffer.take().expect("given back with every tensor")
     }
 
-    /// Asks for the next step's tensor, into the lane's own memory.
+    /// Requests the next step's tensor, into the lane's own memory.
     fn ask(&mut self, pair: &LocalPair) -> LocalReceiving {
         let buffer = self.lend();
         pair.recv_into(self.step, &self.key, buffer)
     }
 
-    /// Takes the memory back, with what was asked for in it.
+    /// Takes the memory back, with the requested tensor in it.
     fn take_in(&mut self, tensor: Tensor) -> Result<(), BenchError> {
         let buffer = tensor.into_buffer();
         check_length(NAME, self.size_bytes, buffer.len())?;
@@ -100,10 +99,10 @@ impl Lane {
     }
 }
 
-/// Batches that a window is divided into whose tensors are moved by one call, so that the next is in flight when one has been taken.
+/// Number of batches in a window, each moved by one call, so that the next is in flight when one has arrived.
 const BATCHES: usize = 4;
 
-/// Tensors of a window or a step that are moved by one call.
+/// Tensors of a window or a step that one call moves.
 pub(super) fn batch(plan: &Plan) -> usize {
     match (plan.bench, plan.fuse) {
         (Bench::Rate, Fuse::Push | Fuse::Receive) => (plan.window / BATCHES).max(1),
@@ -112,24 +111,23 @@ pub(super) fn batch(plan: &Plan) -> usize {
     }
 }
 
-/// The consumer in one round.
 struct Consumer<'a> {
     engine: Engine,
     shard: &'a LocalEngine,
     plan: &'a Plan,
     pair: LocalPair,
     lanes: Vec<Lane>,
-    /// Answered in the order in which they were asked, that of the lanes, and again from the first on. Only they are moved: lanes are
-    /// large, and this is timed.
+    /// Requests, answered in the order in which they were made, that of the lanes, starting again with the first. Only requests are
+    /// moved: lanes are large, and this is timed.
     asked: VecDeque<LocalReceiving>,
-    /// The lane of the first of them.
+    /// The lane of the first request.
     first: usize,
-    /// Those that were asked together, by their lanes, and the lane that is asked next.
+    /// Requests made together, with their lanes, and the lane to request next.
     together: VecDeque<(Range<usize>, LocalReceivingBatch)>,
     next: usize,
-    /// How the tensors of a step are asked for.
+    /// How the tensors of a step are requested.
     way: Option<Way>,
-    /// What is pushed, and how many with which batch.
+    /// What is pushed, and the number for each batch.
     pushed: (TensorMeta, Vec<u8>),
     pushing: VecDeque<(usize, LocalSending)>,
 }
@@ -140,13 +138,13 @@ impl<'a> Consumer<'a> {
         let is_of_steps = plan.bench == Bench::Fuse || plan.bench == Bench::Rate && plan.fuse == Fuse::Plan;
         let way = is_of_steps.then(|| Way::open(&pair, plan, &mut lanes)).transpose()?;
         let pushed = (TensorMeta::new(DType::U8, &[plan.size_bytes as u64])?, vec![FILL; plan.size_bytes]);
-        // The producer has an order: where the round before ended, this one goes on.
+        // The producer has a fixed order: this round continues where the last one ended.
         let next = lanes.iter().position(|lane| lane.step < lanes[0].step).unwrap_or(0);
         let (asked, together, pushing) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         Ok(Self { engine, shard, plan, pair, lanes, asked, first: next, together, next, way, pushed, pushing })
     }
 
-    /// Gives the lanes their memory back.
+    /// Returns the lanes, with their memory.
     fn close(mut self) -> Result<Vec<Lane>, BenchError> {
         if let Some(Way::Planned(mut plan)) = self.way {
             for (number, lane) in self.lanes.iter_mut().enumerate() {
@@ -156,7 +154,7 @@ impl<'a> Consumer<'a> {
         Ok(self.lanes)
     }
 
-    /// Asks for tensors of the next lanes by one call, to be read where they lie; how many.
+    /// Requests tensors of the next lanes by one call, to be read in place; returns their number.
     fn ask_together(&mut self) -> usize {
         let range = self.next..self.lanes.len().min(self.next + batch(self.plan));
         self.next = range.end % self.lanes.len();
@@ -254,13 +252,13 @@ impl Client for Consumer<'_> {
     }
 }
 
-/// How the tensors of a step are asked for.
+/// How the tensors of a step are requested.
 enum Way {
-    /// A recv a tensor, all at once: the session's window decides how many are in flight. The list is empty between steps.
+    /// A recv for each tensor, all at once: the session's window decides how many are in flight. The list is empty between steps.
     OneByOne(Vec<LocalReceiving>),
     /// One request for all, by their keys. The list is empty between steps.
     Fused(Vec<Buffer>),
-    /// One request for all, by the plan's number.
+    /// One request for all, by the number of a plan.
     Planned(LocalPlan),
 }
 
@@ -303,7 +301,7 @@ impl Way {
     }
 }
 
-/// The ps: takes what comes, until the engine stops.
+/// The ps: accepts what comes, until the engine stops.
 pub(super) fn accept_pushes(shard: &LocalEngine) -> Result<(), Error> {
     let acceptor = shard.task(PS)?.acceptor(QUEUE, AcceptOptions::default());
     drop(shard.shard().spawn(async move { while acceptor.accept_all().await.is_ok() {} }));

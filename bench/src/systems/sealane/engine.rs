@@ -1,6 +1,6 @@
-//! The engines that are measured: one shard each, with the settings that an engine has by default apart from what a
-//! measurement is about; and where the tensors of both sides lie: over verbs in the shard's slab, which is registered once and
-//! as large as the plan needs, else in the heap.
+//! The engines that are measured: one shard each, with an engine's default settings except for what a measurement is about; and the
+//! memory of tensors on both sides: over verbs in the shard's slab, which is registered once and as large as the plan needs, else
+//! on the heap.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -21,10 +21,10 @@ use crate::machine::RdmaDevice;
 use crate::plan::{Fuse, Keys, Link, Plan};
 use crate::systems::training::Moved;
 
-/// A rested system is neither pinged nor given up: its peer process is stopped on purpose.
+/// A resting system is neither pinged nor given up: its peer process is stopped on purpose.
 pub(super) const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
-/// Settings of an engine that serves these tasks, over verbs if it is given any.
+/// Settings of an engine that serves these tasks, over verbs if any are given.
 pub(super) fn settings<T: AsRef<str>>(
     plan: &Plan,
     map: &str,
@@ -45,24 +45,23 @@ pub(super) fn settings<T: AsRef<str>>(
     Ok(settings)
 }
 
-/// Makes an engine bear that it, or its peer, is stopped while others are measured.
+/// Lets an engine tolerate that it, or its peer, is stopped while others are measured.
 pub(super) fn let_rest(settings: &mut EngineSettings) {
     settings.session.heartbeat = PATIENCE;
     settings.session.peer_timeout = PATIENCE;
     settings.runtime.stall_report = Duration::ZERO;
 }
 
-/// What an engine fuses of itself.
+/// The engine's own fuse setting.
 pub(super) fn fuse(plan: &Plan) -> EngineFuse {
     if plan.fuse == Fuse::Off { EngineFuse::Off } else { EngineFuse::Turn }
 }
 
-/// Starts an engine.
 pub(super) fn start(settings: EngineSettings) -> Result<Engine, BenchError> {
     Engine::start(settings).map_err(BenchError::sealane("start"))
 }
 
-/// A listening socket as an engine makes it for itself, on a port that the system chooses, and the port.
+/// A listening socket like an engine's own, on a port that the system chooses, and the port.
 pub(super) fn listener(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let socket = listen(any_port, &tcp_settings(plan)).map_err(BenchError::sealane("set up its socket"))?;
@@ -71,7 +70,7 @@ pub(super) fn listener(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
     Ok((listener, port))
 }
 
-/// Does something on the engine's shard, and waits until it is done.
+/// Runs a function on the engine's shard, and waits for its result.
 pub(super) fn on_shard<T: Send + 'static>(
     engine: &Engine,
     operation: &'static str,
@@ -81,17 +80,17 @@ pub(super) fn on_shard<T: Send + 'static>(
     ended.map_err(BenchError::sealane(operation))
 }
 
-/// What has moved between an engine and its peers, as it shows it once that is newer than the question.
+/// What has moved between an engine and its peers, once its figures are newer than this call.
 pub(super) fn moved(engine: &Engine) -> Result<Moved, BenchError> {
     let pass = engine.on_shard(0, async |shard| shard.shard().sleep(SHOWN_AFTER).await);
     pass.wait().map_err(BenchError::sealane("train"))?;
     Ok(shown(engine))
 }
 
-/// When an engine shows what has happened now.
+/// How long after an event an engine's figures include it.
 pub(super) const SHOWN_AFTER: Duration = SHOW_INTERVAL.saturating_mul(2);
 
-/// What has moved, as an engine shows it.
+/// What has moved, according to the engine's current figures.
 pub(super) fn shown(engine: &Engine) -> Moved {
     let figures = engine.figures();
     let peers = figures.iter().flat_map(|shard| &shard.peers);
@@ -101,15 +100,15 @@ pub(super) fn shown(engine: &Engine) -> Moved {
     })
 }
 
-/// An engine of this process that rests while others are measured: a spinning shard would take its CPU from them, so its thread is
-/// held. Dropping it stops it.
+/// An engine of this process that rests while others are measured: a spinning shard would take their CPU, so its thread is blocked.
+/// Dropping this stops it.
 pub(super) struct Measured {
     pub(super) engine: Engine,
     resume: Option<mpsc::Sender<()>>,
 }
 
 impl Measured {
-    /// One that rests.
+    /// Resting at first.
     pub(super) fn new(engine: Engine) -> Self {
         let mut measured = Self { engine, resume: None };
         measured.rest();
@@ -138,7 +137,6 @@ impl Drop for Measured {
     }
 }
 
-/// What an engine's links are made with.
 pub(super) struct Links<'a> {
     pub(super) listener: TcpListener,
     pub(super) verbs: Option<Verbs>,
@@ -172,13 +170,13 @@ fn tcp_settings(plan: &Plan) -> TcpSettings {
     TcpSettings { congestion: plan.congestion.clone().unwrap_or_default(), ..TcpSettings::default() }
 }
 
-/// Bytes of each slab that the plan's tensors do not count for: the largest window of small tensors, or a few large ones.
+/// Bytes of each slab beyond the plan's tensors: the largest window of small tensors, or a few large ones.
 const SLAB_BYTES: usize = 64 << 20;
 
-/// The largest block that is a power of two; larger ones are whole pages.
+/// The largest block size that is a power of two; larger blocks are whole pages.
 const SMALL_BLOCK_BYTES: usize = 64 << 10;
 const PAGE_BYTES: usize = 4 << 10;
-/// What is no whole tensor: blocks that are cut for small ones, and what is kept of all.
+/// Bytes not used for whole tensors: partly used extents of small blocks, and bookkeeping.
 const SLACK_BYTES: usize = 2 << 20;
 
 /// Memory that stays with one tensor.
@@ -189,7 +187,7 @@ pub(super) fn buffer(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<B
     }
 }
 
-/// The bytes of a tensor that is sent again and again, without a copy.
+/// The bytes of a tensor that is sent repeatedly, without a copy.
 pub(super) fn filled(shard: &LocalEngine, plan: &Plan, bytes: usize) -> Result<Bytes, Error> {
     let mut memory = buffer(shard, plan, bytes)?;
     memory.fill(FILL);
@@ -204,8 +202,8 @@ fn slab_bytes(plan: &Plan) -> usize {
     }
 }
 
-/// Bytes of a slab, an arena or an area in which tensors of these sizes find room: a quarter more, since free pages need not be
-/// neighbours.
+/// Bytes of a slab, an arena or an area that has room for tensors of these sizes: a quarter more, since free pages need not be
+/// adjacent.
 pub(super) fn room_bytes(sizes: &[usize]) -> usize {
     let block = |bytes: &usize| match *bytes {
         ..=SMALL_BLOCK_BYTES => bytes.next_power_of_two() + PAGE_BYTES,
@@ -214,15 +212,15 @@ pub(super) fn room_bytes(sizes: &[usize]) -> usize {
     SLACK_BYTES + sizes.iter().map(block).sum::<usize>()
 }
 
-/// The device of an engine, known once it has opened one.
+/// The device of an engine, known once it is opened.
 pub(super) type Opened = Arc<OnceLock<RdmaDevice>>;
 
-/// What an engine needs for the plan, with the system's device; `None` where the link is not verbs.
+/// Verbs settings for the plan, with the system's device; `None` if the link is not verbs.
 pub(super) fn verbs_settings(plan: &Plan) -> Option<(Verbs, Opened)> {
     verbs_with(plan, verbs::open)
 }
 
-/// The same with a device of the caller's.
+/// Like [`verbs_settings`], with the caller's device.
 pub(super) fn verbs_with(
     plan: &Plan,
     open: impl Fn(&VerbsSettings) -> Result<Box<dyn Device>, VerbsError> + Send + Sync + 'static,
@@ -244,13 +242,14 @@ pub(super) const NAME: &str = "sealane";
 pub(super) const PS: &str = "ps:1";
 pub(super) const WORKER: &str = "worker:1";
 
-/// The queue of a ps into which gradients are pushed.
+/// The queue of a ps that gradients are pushed into.
 pub(super) const QUEUE: &str = "gradients";
 
-/// The key of what a consumer sends after a gap, which the producer answers: unasked, a small tensor would come while the gap passes.
+/// The key of the tensor that a consumer sends after a gap, and that the producer answers: otherwise a small tensor would arrive
+/// during the gap.
 pub(super) const ASKED: &str = "asked";
 
-/// The task of one of many ps.
+/// The name of one of many ps.
 pub(super) fn ps_task(number: usize) -> String {
     format!("ps{number:03}:1")
 }
@@ -260,12 +259,12 @@ pub(super) fn key_of(tensor: usize) -> String {
     format!("layer_{tensor}/kernel")
 }
 
-/// Bytes of the tensors that are asked for under a key each: a window of one size, or all of a step.
+/// Bytes of the tensors that are requested under separate keys: a window of one size, or all tensors of a step.
 pub(super) fn lanes(plan: &Plan) -> Vec<usize> {
     if plan.step.is_empty() { vec![plan.size_bytes; plan.window] } else { plan.step.clone() }
 }
 
-/// Where the two tasks are.
+/// The endpoint map of the two tasks.
 pub(super) fn map(ps: u16, worker: u16) -> String {
     format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
 }

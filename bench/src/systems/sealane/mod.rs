@@ -1,5 +1,5 @@
-//! The system under test: see `between` for engines over tcp, verbs or loopback, `attached` for clients of one engine over
-//! shm, `streams` for what carries bytes, and `peers` and `training` for what has many peers.
+//! The system under test: see `between` for engines over tcp, verbs or loopback, `attached` for clients of one engine over shm,
+//! `streams` for streams of bytes, and `peers` and `training` for measurements with many peers.
 
 mod attached;
 mod between;

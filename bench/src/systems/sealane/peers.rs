@@ -1,8 +1,8 @@
-//! An engine with many peers, in a process of its own; the peers are in this one. Over TCP a peer has a session over a socket, which
+//! An engine with many peers, in its own process; the peers are in this one. Over TCP a peer is a session over a socket, which
 //! answers pings; over shm it is an attached client that does nothing.
 //!
-//! `idle` measures what the engine's process costs meanwhile, which does nothing else and has the settings that an engine has by
-//! default, apart from polling; `connect` (see `crowd`) how fast the peers are greeted.
+//! `idle` measures the cost of the engine's process, which does nothing else and has default settings except for polling; `connect`
+//! (see `crowd`) how fast the peers are greeted.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::system::{Client, System};
 use crate::systems::crowd::Manners;
 use crate::systems::sockets::Meeting;
 
-/// Bytes of an idle client's arena, which is never used: the least, since the engine populates it.
+/// Bytes of an idle client's arena, which is never used: the minimum, since the engine populates it.
 const ARENA_BYTES: u64 = 4 << 10;
 
 enum Peers {
@@ -34,14 +34,14 @@ enum Peers {
     },
 }
 
-/// An engine whose peers want nothing.
+/// An engine whose peers request nothing.
 struct Idle {
-    /// Before the engine's process, which they say goodbye to.
+    /// Dropped before the engine's process, since they say goodbye to it.
     peers: Peers,
     engine: Process,
     growth: Growth,
-    /// It is never stopped: the engine would find its peers silent when it goes on. Nothing else is measured in turn with
-    /// it, see [`Plan::check`].
+    /// Never stopped: the engine would find its peers silent when it continues. Nothing else is measured in turn with it, see
+    /// [`Plan::check`].
     peer: Peer,
 }
 
@@ -69,7 +69,7 @@ pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<S
 }
 
 impl Idle {
-    /// Lets time pass, in which the peers only answer pings.
+    /// Waits while the peers only answer pings.
     fn pass(&mut self, length: Duration) -> Result<(), BenchError> {
         match &mut self.peers {
             Peers::Connected(sessions) => sessions.attend(length).map_err(|failure| self.peer.blame(failure)),
@@ -94,11 +94,10 @@ impl Client for Idle {
     }
 }
 
-/// Peer number 0 has this port in its transport address, at which nobody listens: peers call, and are not called. All
-/// ports have as many digits, so that all greetings have as many bytes.
+/// The port in the transport address of peer number 0, at which nobody listens: peers call, and are not called. All ports have the
+/// same number of digits, so that all greetings have the same length.
 const FIRST_PORT: usize = 20_000;
 
-/// The task of a peer.
 pub(in crate::systems::sealane) fn task(peer: usize) -> String {
     format!("worker{peer:04}:1")
 }
@@ -107,7 +106,7 @@ fn address(peer: usize) -> String {
     format!("127.0.1.1:{}", FIRST_PORT + peer)
 }
 
-/// Where the engine's tasks and every peer are: each at a transport address of its own.
+/// The addresses of the engine's tasks and of every peer: each at its own transport address.
 pub(in crate::systems::sealane) fn map<'t>(tasks: impl Iterator<Item = (&'t str, u16)>, peers: usize) -> String {
     let served = tasks.map(|(task, port)| format!("{task}=127.0.0.1:{port}\n"));
     served.chain((0..peers).map(|peer| format!("{}={}\n", task(peer), address(peer)))).collect()
@@ -117,7 +116,7 @@ fn hello(peer: usize, visit: u64) -> Hello {
     let task = task(peer);
     Hello {
         features: 0,
-        // Another one each time, and far from the last: a process that was started anew.
+        // A different one each time, and far from the last, as for a new process.
         incarnation: (visit + 1) << 32,
         remembers: 0,
         tensor_bytes_max: 1 << 30,

@@ -1,6 +1,6 @@
-//! The producer's side, on its shard: for every lane of the consumer, a large tensor of the next step was always sent already, and
-//! waits for its request; a small one, which is sent ahead of that, is sent when the one before it was released, so that what is measured
-//! is a way there and back. For plans, every tensor is published once.
+//! The producer's side, on its shard. For every lane of the consumer, the next step's large tensor is always sent in advance, and
+//! waits for its request. A small tensor, which travels ahead of its request, is sent when the one before it was released, so that
+//! a round trip is measured. For plans, every tensor is published once.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -24,7 +24,7 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
         if plan.fuse == Fuse::Push {
             return consumer::accept_pushes(&shard);
         }
-        // One large parameter that is pulled again and again, as the raw baseline sends one.
+        // One large parameter that is pulled repeatedly, as the raw baseline sends one.
         let shared = match plan.bench {
             Bench::Bandwidth => Some(engine::filled(&shard, &plan, plan.size_bytes)?),
             _ => None,
@@ -45,9 +45,9 @@ pub(super) fn start(engine: &Engine, plan: &Plan) -> Result<(), BenchError> {
     })
 }
 
-/// Sends the tensors of every lane, as many steps ahead as [`steps_ahead`] says: the next as soon as the one that was sent first
-/// is released, or where the consumer waits for whole steps and they are small, as soon as the step before is; or else when it is asked
-/// for. So many lanes are sent for by one call.
+/// Sends the tensors of every lane, as many steps ahead as [`steps_ahead`] says. The next is sent as soon as the oldest one is
+/// released; or, if the consumer waits for whole steps and they are small, as soon as the step before is; or else when it is
+/// requested. One call sends for several lanes.
 async fn serve(
     pair: LocalPair,
     parameters: Vec<Parameter>,
@@ -81,22 +81,21 @@ async fn serve(
     Ok(())
 }
 
-/// Steps whose tensors were sent at most: the one that is asked for and the next.
+/// Most steps whose tensors were sent: the one that is requested and the next.
 pub(super) const AHEAD: usize = 2;
 
-/// Steps whose tensors were sent: of small ones, which do not wait to be asked for, the one that is received next.
+/// Steps whose tensors were sent: for small ones, which travel ahead of their requests, only the one that is received next.
 fn steps_ahead(parameters: &[Parameter]) -> usize {
     if parameters.iter().any(|parameter| parameter.bytes() <= AHEAD_TENSOR_BYTES) { 1 } else { AHEAD }
 }
 
-/// A tensor of a ps, in memory of its own that stays, and is not copied to be sent if it is large.
+/// A tensor of a ps, in its own permanent memory; it is sent without a copy if it is large.
 pub(super) struct Parameter {
     key: String,
     tensor: Tensor,
 }
 
 impl Parameter {
-    /// The parameter of that number.
     pub(super) fn new(number: usize, bytes: Bytes) -> Result<Self, Error> {
         let meta = TensorMeta::new(DType::U8, &[bytes.len() as u64])?;
         Ok(Self { key: key_of(number), tensor: Tensor::new(meta, bytes)? })
@@ -106,23 +105,22 @@ impl Parameter {
         self.tensor.len()
     }
 
-    /// It and its key.
+    /// Its key and the tensor.
     pub(super) fn named(&self) -> (&str, &Tensor) {
         (&self.key, &self.tensor)
     }
 
-    /// PendingSends it for a step.
     fn send(&self, pair: &LocalPair, step: i64) -> LocalSending {
         pair.send(step, &self.key, &self.tensor)
     }
 }
 
-/// Publishes a version of all of them.
+/// Publishes a version of all parameters.
 pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) -> Result<(), Error> {
     ps.publish_many(version, parameters.iter().map(Parameter::named))
 }
 
-/// PendingSends the tensors of step after step, as many as [`steps_ahead`] says, each when `ready` lets it.
+/// Sends the tensors of step after step, as many ahead as [`steps_ahead`] says, each when `ready` allows it.
 pub(super) async fn send_ahead(
     pair: &LocalPair,
     parameters: &[Parameter],
@@ -132,7 +130,7 @@ pub(super) async fn send_ahead(
     let steps = steps_ahead(parameters);
     for step in 0.. {
         ready(step).await;
-        // When the last of a step was released, the others are about to be.
+        // When the last tensor of a step was released, the others are about to be.
         let mut last = None;
         for parameter in parameters {
             last = Some(parameter.send(pair, step));
@@ -148,7 +146,7 @@ pub(super) async fn send_ahead(
     Ok(())
 }
 
-/// Runs a task of a ps until it ends, and says what that means and why, unless the engine stops: that is how every run ends.
+/// Runs a task of a ps until it ends, and prints what that means and why, unless the engine stops, which ends every run.
 pub(super) async fn told(meaning: impl Display, task: impl Future<Output = Result<(), Error>>) {
     if let Err(error) = task.await
         && !matches!(error.code(), Code::Aborted | Code::Unavailable)

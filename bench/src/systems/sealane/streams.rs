@@ -1,8 +1,8 @@
-//! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon over
-//! shm. Over shm they go by a direct lane, over tcp by a connection of their own unless that is encrypted.
+//! Sealane's streams of bytes, in the loops of the bare link: two embedded engines over tcp or verbs, or two clients of one daemon
+//! over shm. Over shm they use a direct lane, over tcp a connection of their own unless that is encrypted.
 //!
-//! Both ends are threads that wait for one call, as programs with sockets have them. They spin for a while where the plan says so and their
-//! bytes go past the shards; else they share their CPUs with those, and block.
+//! Both ends are threads that wait for one call, as in programs with sockets. They spin for a while if the plan says so and their
+//! bytes bypass the shards; otherwise they share their CPUs with the shards, and block.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -19,10 +19,9 @@ use crate::plan::{Link, Plan, Security, SystemName};
 use crate::system::System;
 use crate::systems::raw::{self, Channel};
 
-/// What the producer listens by.
 const LISTENER: &str = "bench";
 
-/// One end of a stream, and the engine under it where that rests with it. A read waits for something to come.
+/// One end of a stream, and the engine under it if that rests with it. A read waits for data.
 struct StreamChannel {
     stream: Stream,
     measured: Option<Measured>,
@@ -49,13 +48,13 @@ impl Channel for StreamChannel {
     }
 }
 
-/// The plan of a job's engines: those of streams and of direct lanes sleep, beside the threads that share their CPUs.
+/// The plan of a job's engines: those of streams and of direct lanes sleep, since they share their CPUs with threads.
 pub(super) fn rested(job: &PeerJob) -> Plan {
     let sleeps = matches!(job.system, SystemName::Stream | SystemName::GrpcConnector | SystemName::Direct);
     Plan { polling: job.plan.polling && !sleeps, ..job.plan.clone() }
 }
 
-/// Bytes go past the shards.
+/// Whether bytes bypass the shards.
 fn is_direct(plan: &Plan) -> bool {
     plan.link == Link::Shm || plan.link == Link::Tcp && plan.security != Security::Tls
 }
@@ -77,12 +76,12 @@ pub(super) fn serve_dialer(plan: &Plan, task: &Task) -> Result<(), BenchError> {
     raw::serve_channel(plan, StreamChannel { stream: accept(plan, task)?, measured: None })
 }
 
-/// A stream to the producer, which goes past the daemon where it can.
+/// A stream to the producer, which bypasses the daemon if possible.
 pub(in super::super) fn connect(plan: &Plan, task: &Task) -> Result<Stream, BenchError> {
     let (streams, begun) = (Streams::of(task), Instant::now());
     let mut stream = loop {
         match streams.connect(PS, LISTENER, options(plan)).wait() {
-            // The producer has streams by now, and is about to listen.
+            // The producer supports streams by now, and is about to listen.
             Err(error) if error.code() == Code::NotFound && begun.elapsed() < STALL_LIMIT => std::thread::yield_now(),
             stream => break stream.map_err(BenchError::sealane("dial a stream"))?,
         }
@@ -93,7 +92,7 @@ pub(in super::super) fn connect(plan: &Plan, task: &Task) -> Result<Stream, Benc
     Ok(stream)
 }
 
-/// The producer's end of it.
+/// The producer's end of the stream.
 pub(in super::super) fn accept(plan: &Plan, task: &Task) -> Result<Stream, BenchError> {
     let listener = Streams::of(task).listen(LISTENER, StreamOptions { timeout: None, ..options(plan) });
     let mut stream =
@@ -104,7 +103,7 @@ pub(in super::super) fn accept(plan: &Plan, task: &Task) -> Result<Stream, Bench
     Ok(stream)
 }
 
-/// Sends bytes there and back until both ways are direct.
+/// Sends bytes back and forth until both directions are direct.
 fn until_direct(stream: &mut Stream) -> io::Result<()> {
     let (mut answer, begun) = ([0], Instant::now());
     while !(stream.is_direct() && answer == [1]) {
@@ -120,7 +119,7 @@ fn until_direct(stream: &mut Stream) -> io::Result<()> {
     stream.write_all(&[1])
 }
 
-/// The same of the other end.
+/// The other end's part of [`until_direct`].
 fn answer_until_direct(stream: &mut Stream) -> io::Result<()> {
     let mut asked = [0];
     loop {

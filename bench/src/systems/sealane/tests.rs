@@ -15,7 +15,7 @@ use crate::systems::client::check_arrival;
 
 const LENGTH: Duration = Duration::from_millis(20);
 
-/// Two rounds of a plan over verbs, and the fabric that they went through.
+/// Two rounds of a plan over verbs, and the fabric that they used.
 fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
     let fabric = Fabric::new(11);
     let start = |task, listener, map| {
@@ -37,7 +37,7 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
     for _ in 0..2 {
         lanes.iter_mut().for_each(Lane::wipe);
         let (sample, filled) = consumer::round(&worker, plan, lanes, LENGTH).expect("tensors move");
-        // What latency and rate send is whatever lies in the slab.
+        // Latency and rate benchmarks send whatever the slab holds.
         if matches!(plan.bench, Bench::Bandwidth | Bench::Fuse) {
             check_arrival(NAME, filled.iter().map(Lane::bytes)).expect("all of them, whole");
         }
@@ -64,7 +64,7 @@ fn large_tensors_move_both_ways_in_memory_that_is_registered_either_way() {
             };
             let (samples, fabric) = two_rounds(&plan);
             for sample in samples {
-                // On a machine where others run, nothing may have come in so short a round.
+                // On a busy machine nothing may arrive in so short a round.
                 assert!(matches!(sample.figures[..], [(Metric::GigabytesPerSecond, value)] if value >= 0.0));
             }
             assert_eq!(fabric.violations(), Vec::<String>::new());
@@ -76,7 +76,7 @@ fn large_tensors_move_both_ways_in_memory_that_is_registered_either_way() {
                 Transfer::Write => assert!(written > 0 && read == 0, "{counters:?}"),
                 Transfer::Read => assert!(read > 0 && written == 0, "{counters:?}"),
             }
-            // Of each side: the messages, and both slabs.
+            // Per side: the messages and both slabs.
             let at_start = 2 * 3;
             match registration {
                 Registration::Static => assert_eq!(counters.registrations, at_start),

@@ -1,6 +1,6 @@
-//! The processors of this host: sockets, cores, hardware threads, NUMA nodes, the CPUs that the kernel keeps its own work away
-//! from, those that running daemons claim, and whether there are enough for the shards and near the network cards: slabs lie where
-//! their shard runs, and a card on another node reaches them by the link between the sockets.
+//! The processors of this host: sockets, cores, hardware threads, NUMA nodes, isolated CPUs, CPUs claimed by running daemons, and
+//! whether there are enough for the shards and near the network cards: slabs lie where their shard runs, and a card on another node
+//! reaches them through the link between the sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,45 +17,43 @@ const CPUS: &str = "sys/devices/system/cpu";
 /// Where it lists NUMA nodes.
 const NODES: &str = "sys/devices/system/node";
 
-/// The processors.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Topology {
-    /// CPUs that run.
     online: Vec<usize>,
     sockets: usize,
     cores: usize,
-    /// CPUs that share a core with another one, by core; empty where there is no SMT.
+    /// Hardware threads of each core that has several; empty without SMT.
     siblings: BTreeSet<Vec<usize>>,
-    /// The CPUs of each NUMA node, by its number.
+    /// The CPUs of each NUMA node, by the node's number.
     nodes: BTreeMap<usize, Vec<usize>>,
-    /// CPUs on which the scheduler puts nothing by itself (`isolcpus=`, isolated cpusets).
+    /// CPUs that the scheduler does not use by itself (`isolcpus=`, isolated cpusets).
     isolated: Vec<usize>,
     /// CPUs without a scheduling tick while they run one task (`nohz_full=`).
     tickless: Vec<usize>,
 }
 
-/// What a daemon would do with the CPUs.
+/// What a daemon would need of the CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish<'a> {
-    /// The CPUs that it may use and nobody claims.
+    /// The CPUs that it may use and that nobody claims.
     pub(super) free: &'a [usize],
-    /// All that it may use.
+    /// All CPUs that it may use.
     pub(super) allowed: &'a [usize],
     pub(super) shards: usize,
-    /// `runtime.pin`, where it is set.
+    /// `runtime.pin`, if set.
     pub(super) pin: Option<bool>,
     pub(super) is_polling: bool,
 }
 
 impl Topology {
-    /// Reads it.
+    /// Reads it from the kernel's files.
     pub(super) fn look(kernel: &Kernel) -> Topology {
         let cpus = |file| kernel.listed(format!("{CPUS}/{file}")).unwrap_or_default();
         let online = cpus("online");
         let (mut cores, mut sockets, mut siblings) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for cpu in &online {
             let of = |name: &str| format!("{CPUS}/cpu{cpu}/topology/{name}");
-            // -1 where the kernel does not know: a machine of one socket.
+            // -1 if the kernel does not know: a machine with one socket.
             sockets.insert(kernel.number(of("physical_package_id")).unwrap_or(-1).max(0));
             let threads = kernel.listed(of("thread_siblings_list")).unwrap_or_else(|| vec![*cpu]);
             cores.insert(threads.first().copied().unwrap_or(*cpu));
@@ -69,7 +67,7 @@ impl Topology {
         Topology { sockets, cores, siblings, nodes, isolated: cpus("isolated"), tickless: cpus("nohz_full"), online }
     }
 
-    /// How many cores have one of `cpus`.
+    /// The number of cores with at least one of `cpus`.
     fn cores_of(&self, cpus: &[usize]) -> usize {
         let is_second = |cpu: &&usize| {
             let core = self.siblings.iter().find(|core| core.contains(cpu));
@@ -78,7 +76,7 @@ impl Topology {
         cpus.len() - cpus.iter().filter(is_second).count()
     }
 
-    /// What is to be said of the processors.
+    /// The findings about the processors.
     pub(super) fn findings(&self, wish: Wish<'_>) -> Vec<Finding> {
         let (allowed, online) = (list(wish.allowed), list(&self.online));
         let says = format!("CPUs {allowed} of {online} are allowed by affinity mask and cgroup");
@@ -116,7 +114,7 @@ impl Topology {
         if self.isolated.is_empty() || self.isolated.iter().any(|cpu| wish.allowed.contains(cpu)) {
             return Finding::ok(NAME, says);
         }
-        // A process gets them only if it asks for them.
+        // A process uses them only if it asks for them.
         let remedy = format!("taskset -c {} sealane daemon", list(&self.isolated));
         Finding::better(NAME, format!("{says}: none of them is in this process's mask"), remedy)
     }
@@ -143,8 +141,8 @@ fn shards(wish: Wish<'_>) -> Finding {
     }
 }
 
-/// Compares the nodes of cards, network interfaces (class `net`) or RDMA devices (`infiniband`), with those of the CPUs that a
-/// daemon may take.
+/// Compares the NUMA nodes of cards, network interfaces (class `net`) or RDMA devices (`infiniband`), with the nodes of the CPUs
+/// that a daemon may use.
 pub(super) fn numa(
     kernel: &Kernel,
     (class, cards): (&str, &[String]),
@@ -163,7 +161,7 @@ pub(super) fn numa(
     };
     let mut far = None;
     for (card, separator) in cards.iter().zip(std::iter::once(';').chain(std::iter::repeat(','))) {
-        // -1 on a machine of one node.
+        // -1 on a machine with one node.
         let node = kernel.number::<usize>(format!("sys/class/{class}/{card}/device/numa_node"));
         let place = node.map_or("no particular node".to_owned(), |node| format!("node {node}"));
         says += &format!("{separator} {card} on {place}");
@@ -171,7 +169,7 @@ pub(super) fn numa(
     }
     let Some(node) = far else { return Finding::ok(NAME, says) };
     let near = topology.nodes.get(&node).map(on_node).unwrap_or_default();
-    // As many as are wanted are near it.
+    // Enough CPUs are near the card.
     if near.len() >= shards.max(1) {
         return Finding::better(NAME, says, format!("taskset -c {} sealane daemon", list(&near)));
     }
@@ -180,7 +178,6 @@ pub(super) fn numa(
     Finding::better(NAME, says, remedy)
 }
 
-/// What is to be said of the claims.
 pub(super) fn claims(claims: &io::Result<Vec<(usize, Option<u32>)>>, directory: &Path) -> Finding {
     const NAME: &str = "claims";
     let directory = directory.display();
@@ -213,7 +210,7 @@ mod tests {
 
     const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
 
-    /// Two sockets of two cores of two threads, with a node each and some cards.
+    /// Two sockets, each with two cores of two threads and a NUMA node of its own, and some cards.
     fn two_sockets(more: &[(&str, &str)]) -> (tempfile::TempDir, Kernel) {
         let of_cpu = |cpu: usize| {
             let core = format!("{},{}", cpu % 4, cpu % 4 + 4);
@@ -318,7 +315,7 @@ mod tests {
         let says = claims(&claimed_cpus(at), at).says;
         assert!(says.starts_with(&format!("claimed: CPU {cpu} by process {process} in ")), "{says}");
         drop(held);
-        // What a dead daemon left is no claim.
+        // The file of a dead daemon is no claim.
         fs::write(at.join("cpu-0.lock"), "4000000\n").unwrap();
         fs::write(at.join("cpu-x.lock"), "1\n").unwrap();
         assert_eq!(claimed_cpus(at).unwrap(), []);

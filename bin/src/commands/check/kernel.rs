@@ -1,5 +1,5 @@
-//! What the kernel says in `/sys` and `/proc`, below a root that a test may lay out itself. Each file is read up to
-//! [`FILE_BYTES_MAX`]; one that is missing, unreadable or says something else is `None`.
+//! What the kernel reports in `/sys` and `/proc`, below a root that a test may set up itself. Each file is read up to
+//! [`FILE_BYTES_MAX`]; one that is missing, unreadable or malformed is `None`.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,39 +7,37 @@ use std::path::{Path, PathBuf};
 
 use sealane_runtime::parse_list;
 
-/// Most bytes that are read of a file: the longest lists of CPUs of the largest machines.
+/// Most bytes that are read from a file: the longest CPU lists of the largest machines.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-/// The files of a kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Kernel {
     root: PathBuf,
 }
 
 impl Kernel {
-    /// The kernel whose `sys` and `proc` lie in `root`: `/` for this host's.
+    /// The kernel whose `sys` and `proc` lie in `root`; `/` for this host.
     pub(super) fn at(root: impl Into<PathBuf>) -> Kernel {
         Kernel { root: root.into() }
     }
 
-    /// The path of a file or directory, from one below the root.
+    /// The path of a file or directory, given relative to the root.
     pub(super) fn path(&self, below: impl AsRef<Path>) -> PathBuf {
         self.root.join(below)
     }
 
-    /// The text of a file without the spaces around it.
+    /// The trimmed text of a file.
     pub(super) fn text(&self, below: impl AsRef<Path>) -> Option<String> {
         let mut text = String::new();
         File::open(self.path(below)).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
         Some(text.trim().to_owned())
     }
 
-    /// The number in a file.
     pub(super) fn number<N: std::str::FromStr>(&self, below: impl AsRef<Path>) -> Option<N> {
         self.text(below)?.parse().ok()
     }
 
-    /// The numbers of a file, between spaces or tabs.
+    /// The numbers in a file, separated by spaces or tabs.
     pub(super) fn numbers(&self, below: impl AsRef<Path>) -> Option<Vec<u64>> {
         self.text(below)?.split_whitespace().map(|word| word.parse().ok()).collect()
     }
@@ -49,7 +47,7 @@ impl Kernel {
         parse_list(&self.text(below)?)
     }
 
-    /// The word in brackets of a file that lists all: `always [madvise] never`.
+    /// The word in brackets, the selected one, of a file that lists all choices: `always [madvise] never`.
     pub(super) fn chosen(&self, below: impl AsRef<Path>) -> Option<String> {
         let text = self.text(below)?;
         let (chosen, _) = text.split_once('[')?.1.split_once(']')?;
@@ -65,7 +63,7 @@ impl Kernel {
     }
 }
 
-/// Shows runs of neighbours as the kernel does: `0-3,8`.
+/// Formats ranges as the kernel does: `0-3,8`.
 pub(super) fn list(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|one, next| one + 1 == *next);
     let runs = runs.map(|run| match run {
@@ -75,7 +73,7 @@ pub(super) fn list(cpus: &[usize]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// Lays out the files of a kernel in a directory of their own.
+/// Creates the given kernel files in a directory of their own.
 #[cfg(test)]
 pub(super) fn laid_out(files: &[(&str, &str)]) -> (tempfile::TempDir, Kernel) {
     let directory = tempfile::tempdir().unwrap();
@@ -110,7 +108,7 @@ mod tests {
         assert_eq!(kernel.listed("a/none"), Some(vec![]));
         assert_eq!(kernel.chosen("a/choice").as_deref(), Some("madvise"));
         assert_eq!(kernel.names("a").len(), 6);
-        // What is missing or says something else is nothing.
+        // A missing or unreadable value is `None`.
         assert_eq!((kernel.text("b"), kernel.number::<u64>("a/cpus"), kernel.numbers("a/choice")), (None, None, None));
         assert_eq!((kernel.listed("huge"), kernel.listed("a/choice"), kernel.chosen("a/cpus")), (None, None, None));
         assert!(kernel.names("b").is_empty());

@@ -1,5 +1,5 @@
 //! The RDMA devices of this host with their ports and GIDs, as sysfs shows them, bounded by `GIDS_MAX` for each port; whether an
-//! engine of this program could use one; and what joins this host to others.
+//! engine of this program could use one; and which link joins this host to others.
 
 use std::net::Ipv6Addr;
 
@@ -14,21 +14,19 @@ use crate::settings::Require;
 
 /// Where the kernel lists RDMA devices.
 const DEVICES: &str = "sys/class/infiniband";
-/// Most GIDs that are looked at: the table of a port with many VLANs, not all that hardware has.
+/// Most GIDs that are read: enough for a port with many VLANs, less than the hardware's whole table.
 const GIDS_MAX: usize = 256;
 
-/// An RDMA device.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Device {
     pub(super) name: String,
     pub(super) ports: Vec<Port>,
 }
 
-/// A port of a device.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Port {
     pub(super) number: u32,
-    /// `ACTIVE`, `DOWN` and so on.
+    /// Such as `ACTIVE` or `DOWN`.
     pub(super) state: String,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
@@ -40,21 +38,20 @@ pub(super) struct Port {
 pub(super) struct Gid {
     pub(super) index: usize,
     pub(super) gid: String,
-    /// `RoCE v2`, `IB/RoCE v1`; empty where the kernel does not say.
+    /// `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not say.
     pub(super) kind: String,
     /// The network device; empty on InfiniBand.
     pub(super) network_device: String,
 }
 
 impl Device {
-    /// The devices, by name; none where the kernel has no directory of them.
+    /// The devices, by name; none if the kernel has no directory of them.
     pub(super) fn look(kernel: &Kernel) -> Vec<Device> {
         let device = |name: String| Device { ports: ports(kernel, &format!("{DEVICES}/{name}/ports")), name };
         kernel.names(DEVICES).into_iter().map(device).collect()
     }
 }
 
-/// What is to be said of the devices.
 pub(super) fn finding(devices: &[Device]) -> Finding {
     const NAME: &str = "RDMA devices";
     if devices.is_empty() {
@@ -104,7 +101,7 @@ fn ports(kernel: &Kernel, directory: &str) -> Vec<Port> {
     ports
 }
 
-/// What an engine finds that would use RDMA verbs.
+/// What an engine finds if it tries to use RDMA verbs.
 #[derive(Debug)]
 pub(super) struct Verbs {
     /// Whether libibverbs could be loaded.
@@ -114,19 +111,19 @@ pub(super) struct Verbs {
 }
 
 impl Verbs {
-    /// Opens what the settings name or imply as a shard would, and closes it again.
+    /// Opens the device that the settings name or imply, as a shard would, and closes it again.
     pub(super) fn look(settings: &VerbsSettings) -> Verbs {
         let library = !verbs::ibverbs::devices().is_err_and(|error| error.reason.starts_with("libibverbs"));
         let opened = verbs::open(settings).map(|device| device.attributes().clone());
         Verbs { library, opened: opened.map_err(|error| error.to_string()) }
     }
 
-    /// Why that device, or why none.
+    /// Why that device was chosen, or why none was.
     fn reason(&self) -> &str {
         self.opened.as_ref().map_or_else(|reason| reason, |device| &device.chosen)
     }
 
-    /// For scripts. Every build has verbs.
+    /// As JSON, for scripts. Every build has verbs.
     pub(super) fn facts(&self) -> Value {
         let device = self.opened.as_ref().ok().map(|device| {
             json!({
@@ -138,7 +135,7 @@ impl Verbs {
         json!({ "built_in": true, "library": self.library, "device": device, "reason": self.reason() })
     }
 
-    /// What is to be said of them. `asked` is what `transport.require` is, `has_device` that the kernel has one.
+    /// The finding about verbs. `asked` is the value of `transport.require`; `has_device` is true if the kernel has a device.
     pub(super) fn finding(&self, require: Require, asked: &str, has_device: bool) -> Finding {
         const NAME: &str = "verbs";
         let reason = match &self.opened {
@@ -170,7 +167,7 @@ impl Verbs {
         }
     }
 
-    /// The link that joins this host to others, `none` where what is required cannot be had, and why it is that one.
+    /// The link that joins this host to others, `none` if the required one is not available, and the reason.
     pub(super) fn network(&self, (require, asked): (Require, String)) -> (&'static str, String) {
         let reason = self.reason();
         match (require, &self.opened) {
@@ -240,7 +237,6 @@ mod tests {
     const CHOSEN: &str = "device rxe0 (the first with an active port)";
     const MISSING: &str = "ibv_get_device_list: libibverbs.so.1 could not be loaded";
 
-    /// A device that was opened.
     fn found() -> Verbs {
         let attributes = Attributes {
             device: "rxe0".to_owned(),
@@ -261,7 +257,6 @@ mod tests {
         Verbs { library: true, opened: Ok(attributes) }
     }
 
-    /// A host without the library.
     fn missing() -> Verbs {
         Verbs { library: false, opened: Err(MISSING.to_owned()) }
     }

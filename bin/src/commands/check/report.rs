@@ -1,4 +1,4 @@
-//! What `sealane check` found, as text for people and as JSON (`sealane-check/1`) for scripts.
+//! The results of `sealane check`, as text for people and as JSON (`sealane-check/1`) for scripts.
 
 use sealane_transport::endpoint_map::{Diagnostic, Severity};
 use serde::Serialize;
@@ -10,28 +10,27 @@ use super::verdict::{COLUMNS, Finding, Verdict, shown, wrapped};
 use crate::settings::{Entry, Settings, Source};
 use crate::wording::first_of;
 
-/// Columns before what is said of a path: longer addresses stand on a line of their own.
+/// Width of the column for a path's addresses: longer ones are put on a line of their own.
 const PATH_MARGIN_MAX: usize = 26;
-/// Remarks of the lint that the text has; the JSON has all.
+/// Most lint remarks shown in the text; the JSON has all.
 const REMARKS_SHOWN_MAX: usize = 10;
-/// Columns before a remark: room for a line and a column.
+/// Width of the column before a remark: room for a line and a column number.
 const REMARK_MARGIN: usize = 12;
-/// Tasks of one transport address that the text names; the JSON names all.
+/// Most tasks of one transport address named in the text; the JSON names all.
 const TASKS_SHOWN_MAX: usize = 3;
 
-/// Everything that was found.
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     /// The version of the JSON.
     pub(super) schema: &'static str,
     pub(super) role: String,
     pub(super) role_source: String,
-    /// The shards that a daemon would run.
+    /// The number of shards that a daemon would run.
     pub(super) shards: usize,
-    /// What was made of everything, in the order of the text.
+    /// All findings, in the order of the text.
     pub(super) findings: Vec<Finding>,
     pub(super) rdma: Vec<Device>,
-    /// More that scripts read, by topic.
+    /// More data for scripts, by topic.
     #[serde(flatten)]
     pub(super) facts: Map<String, Value>,
     pub(super) paths: Vec<Path>,
@@ -39,7 +38,7 @@ pub(super) struct Report<'a> {
     pub(super) probes: Option<Vec<Probe>>,
     #[serde(skip)]
     pub(super) settings: &'a Settings,
-    /// What `sealane map lint` says of the endpoint map.
+    /// What `sealane map lint` reports of the endpoint map.
     #[serde(skip)]
     pub(super) lint: Vec<Diagnostic>,
 }
@@ -49,12 +48,12 @@ pub(super) struct Report<'a> {
 pub(super) struct Path {
     pub(super) transport_address: String,
     pub(super) tasks: Vec<String>,
-    /// `loopback`, `verbs`, `tcp`, or `none` where what is required cannot be had.
+    /// `loopback`, `verbs`, `tcp`, or `none` if the required link is not available.
     pub(super) link: &'static str,
     pub(super) reason: String,
 }
 
-/// A setting for scripts; its value is `null` where the default depends on the host or the endpoint map.
+/// A setting for scripts; its value is `null` if the default depends on the host or the endpoint map.
 pub(super) fn setting_json(entry: &Entry) -> Value {
     let source = match &entry.source {
         Source::Default => json!({ "kind": "default" }),
@@ -66,20 +65,20 @@ pub(super) fn setting_json(entry: &Entry) -> Value {
 }
 
 impl Report<'_> {
-    /// The report as one JSON object and a line end.
+    /// The report as one JSON object, with a newline.
     pub(super) fn json(&self) -> String {
         serde_json::to_string_pretty(self).expect("texts and numbers are JSON") + "\n"
     }
 
-    /// What does not work, or could be better, of everything that was looked at: by name.
+    /// The names of all findings with this verdict.
     pub(super) fn names(&self, verdict: Verdict) -> Vec<String> {
         let findings = self.findings.iter().map(|finding| (finding.name, finding));
         let probes = self.probes.iter().flatten().map(|probe| (probe.transport_address.as_str(), &probe.finding));
         findings.chain(probes).filter(|(_, of)| of.verdict == verdict).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// The report for people, with all settings or only those that differ from their defaults. What matters most is said last,
-    /// where a terminal still shows it.
+    /// The report for people, with all settings or only those that differ from their defaults. What matters most comes last, where
+    /// a terminal still shows it.
     pub(super) fn text(&self, all_settings: bool) -> String {
         let mut text = self.settings_text(all_settings) + "\nhost\n";
         text.extend(self.findings.iter().map(|finding| shown(finding.name, finding)));
@@ -123,7 +122,7 @@ impl Report<'_> {
                 Source::Flag(name) => format!("flag {name}"),
                 other => other.to_string(),
             };
-            // The source stands by itself, where it is looked for.
+            // The source is kept in one piece, so that it can be searched for.
             text += &match format!("{head}{value}  ({source})") {
                 line if line.chars().count() <= COLUMNS => line + "\n",
                 _ => wrapped(&head, head.len(), &format!("{value} ({source})")),
@@ -136,7 +135,7 @@ impl Report<'_> {
         }
     }
 
-    /// What the lint says of the map, line by line.
+    /// The lint's remarks on the map, line by line.
     fn lint_text(&self) -> String {
         let file = self.settings.transport.endpoint_map.value.display();
         let mut text = if self.lint.is_empty() { String::new() } else { format!("\nlint of {file}\n") };

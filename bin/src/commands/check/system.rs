@@ -1,4 +1,4 @@
-//! Memory, io_uring, sockets, GPUs and credentials of this host: a function for each question, which gives the answer.
+//! Memory, io_uring, sockets, GPUs and credentials of this host: one function for each question, which returns the answer.
 
 use sealane_runtime::{ExecutorChoice, ExecutorKind, RuntimeError};
 use serde_json::{Value, json};
@@ -11,17 +11,17 @@ use crate::figures::days_left;
 use crate::locked_memory::LockLimit;
 use crate::settings::{Peers, Settings, Sourced};
 
-/// To what a connection's buffers should be able to grow: a chunk of a large tensor (`transport.chunk_bytes`), which at
-/// 100 Gb/s is a third of a millisecond.
+/// How far a connection's buffers should be able to grow: to a chunk of a large tensor (`transport.chunk_bytes`), which at 100 Gb/s
+/// is a third of a millisecond.
 const BUFFER_BYTES: u64 = 4 << 20;
-/// What a listener asks the kernel for (`transport/src/tcp/listen.rs`).
+/// The backlog that a listener requests from the kernel (`transport/src/tcp/listen.rs`).
 const BACKLOG: u64 = 4096;
-/// A certificate that ends sooner is to be renewed.
+/// A certificate with fewer days left should be renewed.
 const WARNING_DAYS: f64 = 7.0;
-/// The kernel's settings of TCP.
+/// The kernel's TCP settings.
 const IPV4: &str = "proc/sys/net/ipv4";
 
-/// `128 MiB`.
+/// Formats bytes as `128 MiB`.
 fn mebibytes(bytes: u64) -> String {
     match bytes {
         0..1_048_576 => format!("{} KiB", bytes / 1024),
@@ -29,7 +29,7 @@ fn mebibytes(bytes: u64) -> String {
     }
 }
 
-/// Whether slabs of so many bytes together, which a daemon populates when it starts, fit into memory.
+/// Whether slabs of this total size, which a daemon populates when it starts, fit into memory.
 pub(super) fn memory(kernel: &Kernel, slabs_bytes: u64) -> Finding {
     const NAME: &str = "memory";
     let slabs = mebibytes(slabs_bytes);
@@ -44,7 +44,7 @@ pub(super) fn memory(kernel: &Kernel, slabs_bytes: u64) -> Finding {
     Finding::ok(NAME, says)
 }
 
-/// Which pages slabs get, which ask for huge ones by `madvise`. Reserved ones are left to others.
+/// Which pages slabs get: they ask for huge ones by `madvise`. Reserved huge pages are left to others.
 pub(super) fn huge_pages(kernel: &Kernel) -> Finding {
     const NAME: &str = "huge pages";
     match kernel.chosen("sys/kernel/mm/transparent_hugepage/enabled").as_deref() {
@@ -58,7 +58,7 @@ pub(super) fn huge_pages(kernel: &Kernel) -> Finding {
     }
 }
 
-/// Whether this process may lock what so many shards register with an RDMA device, if they would use one.
+/// Whether this process may lock the memory that its shards would register with an RDMA device, if they would use one.
 pub(super) fn memory_lock(limit: LockLimit, needed: Option<(usize, u64)>, requires_verbs: bool) -> (Finding, Value) {
     const NAME: &str = "memory lock";
     const REMEDY: &str = "ulimit -l unlimited  # in a unit: LimitMEMLOCK=infinity";
@@ -93,7 +93,7 @@ pub(super) fn memory_lock(limit: LockLimit, needed: Option<(usize, u64)>, requir
     (finding, facts)
 }
 
-/// What shards run on, with what came of making what they need of io_uring.
+/// The executor of the shards, given the result of trying io_uring.
 pub(super) fn io_uring(tried: Result<(), RuntimeError>, choice: &Sourced<ExecutorChoice>) -> (Finding, Value) {
     const NAME: &str = "io_uring";
     let available = tried.is_ok();
@@ -109,7 +109,7 @@ pub(super) fn io_uring(tried: Result<(), RuntimeError>, choice: &Sourced<Executo
     };
     let executor = executor.map(|kind| kind.to_string());
     let because = format!("since runtime.executor is {word} ({})", choice.source);
-    // Reasons end with what to do.
+    // A reason ends with the remedy.
     let (says, remedy) = reason.split_once("; ").unwrap_or((&reason, "check the kernel log (dmesg)"));
     let finding = match &executor {
         None => {
@@ -127,7 +127,7 @@ pub(super) fn io_uring(tried: Result<(), RuntimeError>, choice: &Sourced<Executo
     (finding, facts)
 }
 
-/// Whether the congestion control that is wanted can be had, for a process that has privilege or has not.
+/// Whether the wanted congestion control is available, to a process with or without privileges.
 pub(super) fn congestion(kernel: &Kernel, wanted: Option<&str>, is_privileged: bool) -> Finding {
     const NAME: &str = "congestion";
     let text = |which| kernel.text(format!("{IPV4}/tcp_{which}congestion_control")).unwrap_or_default();
@@ -152,8 +152,8 @@ pub(super) fn congestion(kernel: &Kernel, wanted: Option<&str>, is_privileged: b
     }
 }
 
-/// Buffers of one direction, `rmem` or `wmem`: what the settings ask for is capped by `net.core`, what the kernel does by itself by
-/// `net.ipv4`.
+/// Socket buffers of one direction, `rmem` or `wmem`: `net.core` caps what the settings ask for, and `net.ipv4` what the kernel
+/// chooses by itself.
 pub(super) fn buffers(kernel: &Kernel, name: &'static str, direction: &str, asked: usize) -> Finding {
     let sysctl = format!("net.core.{direction}_max");
     let most = kernel.number(format!("proc/sys/net/core/{direction}_max"));
@@ -176,7 +176,7 @@ pub(super) fn buffers(kernel: &Kernel, name: &'static str, direction: &str, aske
     }
 }
 
-/// Whether so many callers may connect at once.
+/// Whether that many callers may connect at once.
 pub(super) fn backlog(kernel: &Kernel, callers: u64) -> Finding {
     const NAME: &str = "backlog";
     let Some(somaxconn) = kernel.number::<u64>("proc/sys/net/core/somaxconn") else {
@@ -190,7 +190,8 @@ pub(super) fn backlog(kernel: &Kernel, callers: u64) -> Finding {
     Finding::ok(NAME, says)
 }
 
-/// Whether there are ports for so many connections to one address, and none of them is a port on which this host's daemon listens.
+/// Whether there are ports for that many connections to one address, and none of them is a port on which this host's daemon
+/// listens.
 pub(super) fn ports(kernel: &Kernel, links_to_one: u64, listened: &[u16]) -> Finding {
     const NAME: &str = "ports";
     let Some(&[first, last]) = kernel.numbers(format!("{IPV4}/ip_local_port_range")).as_deref() else {
@@ -213,7 +214,7 @@ pub(super) fn ports(kernel: &Kernel, links_to_one: u64, listened: &[u16]) -> Fin
     Finding::ok(NAME, says)
 }
 
-/// The devices that the CUDA driver names, or why there are none. Most hosts have none, and need none.
+/// The devices that the CUDA driver names, or why there are none. Most hosts have none and need none.
 pub(super) fn gpus(devices: Result<Vec<String>, String>) -> Finding {
     let says = match devices {
         Err(reason) => format!("none: {reason}"),
@@ -223,7 +224,7 @@ pub(super) fn gpus(devices: Result<Vec<String>, String>) -> Finding {
     Finding::ok("GPUs", says)
 }
 
-/// Who may talk to the tasks of this host, and whether a daemon would be `refused` to start so.
+/// Who may communicate with the tasks of this host, and whether a daemon would be `refused` to start with that.
 pub(super) fn security(settings: &Settings, refused: Option<&Failure>) -> Finding {
     const NAME: &str = "who may talk";
     if let Some(failure) = refused {
@@ -260,7 +261,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// This kernel: small buffers for what is sent, few ports, no huge pages, a control that only root may choose.
+    /// A kernel with small send buffers, few ports, no huge pages, and a congestion control that only root may choose.
     fn kernel() -> (tempfile::TempDir, Kernel) {
         laid_out(&[
             ("proc/meminfo", "MemTotal: 9999999 kB\nMemAvailable: 262144 kB"),

@@ -1,24 +1,23 @@
-//! What `sealane check` makes of each thing that it looks at: a verdict, what was found, and the command that mends it; and the
-//! text of it, for a terminal of 80 columns.
+//! What `sealane check` concludes about each thing that it checks: a verdict, what was found, and the remedy; and its text for a
+//! terminal of 80 columns.
 
 use std::fmt::{self, Write};
 
 use serde::Serialize;
 
-/// Columns of a terminal whose width nobody chose.
+/// Terminal width that is assumed.
 pub(super) const COLUMNS: usize = 80;
-/// Columns of what a finding is about: those of the longest, `isolated CPUs` and `receive buffers`.
+/// Width of the column for a finding's name: that of the longest, `isolated CPUs` and `receive buffers`.
 const NAME_COLUMNS: usize = 15;
-/// Where the text of a finding begins.
+/// Column at which the text of a finding begins.
 const MARGIN: usize = 2 + 6 + 2 + NAME_COLUMNS + 2;
 
 /// What a thing means for a daemon on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
-    /// As it should be.
     Ok,
-    /// It works, and slower or less safely than it could.
+    /// It works, but slower or less safely than it could.
     CouldBeBetter,
     /// A daemon would not start, or would not reach its peers.
     WillNotWork,
@@ -34,25 +33,24 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// What it is about: a few words, the same on every host.
+    /// What was checked: a few words, the same on every host.
     pub(super) name: &'static str,
     pub(super) verdict: Verdict,
-    /// What was found, and for a verdict other than ok what is wrong with it.
+    /// What was found and, unless the verdict is ok, what is wrong with it.
     pub(super) says: String,
-    /// What to do; `null` where nothing is to be done.
+    /// What to do; `null` if nothing needs to be done.
     pub(super) remedy: Option<Remedy>,
 }
 
-/// What mends a thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Remedy {
-    /// For a shell, as it stands.
+    /// For a shell, as it is.
     Command(String),
-    /// What no command of this host does.
+    /// What no command on this host can do.
     Advice(String),
 }
 
@@ -74,7 +72,7 @@ impl From<String> for Remedy {
 }
 
 impl Finding {
-    /// The command or the advice; empty where nothing is to be done.
+    /// The command or the advice; empty if nothing needs to be done.
     pub(super) fn remedy(&self) -> &str {
         match &self.remedy {
             Some(Remedy::Command(text) | Remedy::Advice(text)) => text,
@@ -82,17 +80,15 @@ impl Finding {
         }
     }
 
-    /// Nothing is to be done.
     pub(super) fn ok(name: &'static str, says: impl Into<String>) -> Finding {
         Finding { name, verdict: Verdict::Ok, says: says.into(), remedy: None }
     }
 
-    /// It could be better.
     pub(super) fn better(name: &'static str, says: impl Into<String>, remedy: impl Into<Remedy>) -> Finding {
         Finding { name, verdict: Verdict::CouldBeBetter, says: says.into(), remedy: Some(remedy.into()) }
     }
 
-    /// A daemon would not start: `sentence` says what is wrong, and then what to do.
+    /// With the verdict that a daemon would not start: `sentence` says what is wrong, and then what to do.
     pub(super) fn refused(name: &'static str, sentence: &str) -> Finding {
         let (says, remedy) = match (sentence.split_once(": set "), sentence.split_once("; ")) {
             (Some((says, set)), _) => (says, format!("set {set}")),
@@ -102,14 +98,13 @@ impl Finding {
         Finding::fails(name, says, advice(remedy))
     }
 
-    /// It will not work.
     pub(super) fn fails(name: &'static str, says: impl Into<String>, remedy: impl Into<Remedy>) -> Finding {
         Finding { name, verdict: Verdict::WillNotWork, says: says.into(), remedy: Some(remedy.into()) }
     }
 }
 
-/// `text` behind `head`, its further lines `margin` columns to the right; below a head that reaches beyond the margin. A word that is
-/// longer than a line stands alone.
+/// `text` behind `head`, with further lines indented by `margin` columns; below the head if that is longer than the margin. A word
+/// that is longer than a line gets its own line.
 pub(super) fn wrapped(head: &str, margin: usize, text: &str) -> String {
     let mut lines = vec![format!("{head:margin$}")];
     if head.chars().count() > margin {
@@ -126,12 +121,12 @@ pub(super) fn wrapped(head: &str, margin: usize, text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// A finding with its verdict in front, and what to do below it. The name of what it is about may be long.
+/// A finding with its verdict in front, and what to do below it. Its name may be long.
 pub(super) fn shown(name: &str, finding: &Finding) -> String {
     let mut text = wrapped(&format!("  {:6}  {name:NAME_COLUMNS$}  ", finding.verdict), MARGIN, &finding.says);
     match &finding.remedy {
         None => {}
-        // A command is copied: it is not wrapped, and stands further left where it is long.
+        // A command is meant to be copied: it is not wrapped, and is indented less if it is long.
         Some(Remedy::Command(command)) => {
             let margin = MARGIN.min(COLUMNS.saturating_sub(command.chars().count() + 2)).max(10);
             let _ = writeln!(text, "{:margin$}$ {command}", "");

@@ -1,5 +1,5 @@
-//! Connections to other hosts for the streams of clients: each is made on a thread of its own, since that takes round trips, by which the
-//! client is answered. Bounded by [`CONNECTING_MAX`].
+//! Connections to other hosts for the streams of clients: each is made on its own thread, since it takes round trips; that thread
+//! also answers the client. Bounded by [`CONNECTING_MAX`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,12 +9,12 @@ use sealane_transport::shm::attach;
 
 use super::connections::Connection;
 
-/// Connections that are being made at once: a client asks for one where a stream has carried some bytes, and asks again after a pause.
+/// Connections being made at once: a client asks for one after a stream has carried some bytes, and asks again after a pause.
 const CONNECTING_MAX: usize = 32;
 
 static CONNECTING: AtomicUsize = AtomicUsize::new(0);
 
-/// One of those that may be made.
+/// The right to make one of these connections.
 pub(super) struct Place(());
 
 impl Place {
@@ -30,7 +30,7 @@ impl Drop for Place {
     }
 }
 
-/// Makes a connection between the two tasks, and answers the client that asks on `asking`, which is then closed.
+/// Makes a connection between the two tasks, and answers the client on its connection `asking`, which is then closed.
 pub(super) fn answer(engine: Engine, asking: Connection, (task, peer): (String, String), place: Place) {
     let connect = move || {
         let _place = place;

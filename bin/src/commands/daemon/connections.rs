@@ -1,6 +1,5 @@
-//! The connections at the daemon's socket, by what they are about: asking, being welcomed, attached, waiting for the end, or
-//! taking over.
-//! Bounded by [`OPENING_MAX`] and `daemon.clients_max`.
+//! The connections at the daemon's socket, by stage: asking, being welcomed, attached, waiting for the end, or taking over. Bounded
+//! by [`OPENING_MAX`] and `daemon.clients_max`.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -10,63 +9,59 @@ use std::time::{Duration, Instant};
 use sealane_fusion::ClientId;
 use sealane_transport::shm::attach::{Credentials, Welcoming};
 
-/// Most connections that are not attached. A client asks at once and is attached within a millisecond: more wait in the
-/// kernel's queue.
+/// Most connections that are not attached. A client sends its request at once and is attached within a millisecond; more wait in
+/// the kernel's queue.
 pub(super) const OPENING_MAX: usize = 64;
 
-/// How long a connection may take to ask, and then to take its welcome: a process that is alive needs far less.
+/// How long a connection may take to send its request, and then to read its welcome: a live process needs far less.
 const OPENING_TIME: Duration = Duration::from_secs(5);
 
-/// How long a daemon that hands over waits for those who have connected and not asked yet: they do so at once, unless they are
-/// not up to it.
+/// How long a daemon that hands over waits for processes that have connected but not sent a request: they do so at once, unless
+/// something is wrong with them.
 const ASKING_TIME: Duration = Duration::from_millis(100);
 
-/// How long a daemon may prepare itself to take over: populating memory takes a second for some GiB.
+/// How long a daemon may prepare to take over: populating memory takes a second for a few GiB.
 const PREPARING_TIME: Duration = Duration::from_secs(600);
 
-/// As [`OPENING_TIME`], while as many as possible do and others wait behind them.
+/// Like [`OPENING_TIME`], while all places are taken and others wait behind them.
 const OPENING_TIME_IN_A_CROWD: Duration = Duration::from_secs(1);
 
-/// A client of the engine.
 #[derive(Debug)]
 pub(super) struct Client {
-    /// What the engine calls it.
     pub(super) id: ClientId,
-    /// The task that it is.
+    /// The task that it is attached as.
     pub(super) task: String,
-    /// Readable once the process is gone. A child that inherited the socket may keep that open. None where the kernel
-    /// tells no process, as of another container.
+    /// Readable once the process is gone, unlike the socket, which a child that inherited it may keep open. `None` if the kernel
+    /// reports no process, for example if it is in another container.
     pub(super) process: Option<OwnedFd>,
 }
 
-/// What a connection is about.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Its request has not come.
+    /// Its request has not arrived.
     Asking,
-    /// Its memory is on the way.
+    /// Its welcome is being sent, with its memory.
     Welcoming(Client, Welcoming),
-    /// It is a client, and says nothing any more on its socket.
+    /// It is a client, and sends nothing more on its socket.
     Attached(Client),
-    /// It asked for the daemon's end and waits for that.
+    /// It asked the daemon to end, and waits for that.
     AwaitingEnd,
-    /// It is a daemon that prepares to take this one's place.
+    /// It is a daemon that prepares to replace this one.
     Preparing,
-    /// It is prepared, and waits for what this one hands over, or has to say that it has it.
+    /// It is a prepared daemon: it waits for what this one hands over, or has to confirm that it has it.
     Inheriting,
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) socket: Arc<OwnedFd>,
     pub(super) peer: Credentials,
-    /// When it came to its stage.
+    /// When it reached its stage.
     pub(super) since: Instant,
     pub(super) stage: Stage,
 }
 
-/// All connections, by numbers that are never given twice: an event of one that is gone by now finds none.
+/// All connections, by numbers that are never reused: an event of a closed one finds none.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     by_number: HashMap<u64, Connection>,
@@ -74,7 +69,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Adds one that has not asked yet.
+    /// Adds a connection that has not sent its request yet.
     pub(super) fn add(&mut self, now: Instant, socket: OwnedFd, peer: Credentials) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
@@ -91,7 +86,7 @@ impl Connections {
         self.by_number.remove(&number)
     }
 
-    /// Clients, those included whose welcome is on the way.
+    /// Number of clients, including those whose welcome is being sent.
     pub(super) fn clients(&self) -> usize {
         let is_client =
             |connection: &&Connection| matches!(connection.stage, Stage::Welcoming(..) | Stage::Attached(_));
@@ -111,7 +106,7 @@ impl Connections {
             >= OPENING_MAX
     }
 
-    /// True if a connection that came lately has not asked yet.
+    /// True if a recent connection has not sent its request yet.
     pub(super) fn are_about_to_ask(&self, now: Instant) -> bool {
         let is_about_to = |one: &Connection| {
             matches!(one.stage, Stage::Asking | Stage::Welcoming(..)) && now < one.since + ASKING_TIME
@@ -119,14 +114,14 @@ impl Connections {
         self.by_number.values().any(is_about_to)
     }
 
-    /// Those whose time is over.
+    /// Connections whose time is over.
     pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
         let time = self.opening_time();
         let over = |connection: &Connection| until(connection, time).is_some_and(|until| until <= now);
         self.by_number.iter().filter(|(_, connection)| over(connection)).map(|(number, _)| *number).collect()
     }
 
-    /// When the next one's time is over.
+    /// When the next connection's time is over.
     pub(super) fn next_overdue(&self) -> Option<Instant> {
         let time = self.opening_time();
         self.by_number.values().filter_map(|connection| until(connection, time)).min()
@@ -141,7 +136,7 @@ fn until(connection: &Connection, time: Duration) -> Option<Instant> {
     match connection.stage {
         Stage::Asking | Stage::Welcoming(..) => Some(connection.since + time),
         Stage::Preparing => Some(connection.since + PREPARING_TIME),
-        // Whoever hands over sees to the time of the last.
+        // Handing over has its own time limit for the last of these.
         Stage::Attached(_) | Stage::AwaitingEnd | Stage::Inheriting => None,
     }
 }

@@ -1,5 +1,5 @@
-//! The control thread: waits for clients, signals and changes of the endpoint map, and does what they ask. No tensor
-//! passes here. Every step is bounded, and between two it sleeps.
+//! The control thread: waits for clients, signals and changes of the endpoint map, and handles them. No tensor passes here. Every
+//! step is bounded, and it sleeps in between.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,28 +29,27 @@ use super::watch::{Unwatched, Watch};
 use crate::settings::Security;
 use crate::{Failure, counted};
 
-/// How often the engine is looked at, which stops where a part fails that it cannot do without.
+/// How often the engine is checked, which stops if a part fails that it needs.
 const ENGINE_LOOK: Duration = Duration::from_secs(1);
-/// Pause after a connection could not be accepted, mostly for want of a descriptor: the caller still waits, and asking
-/// at once again would spin.
+/// Pause after a connection could not be accepted, mostly for lack of a descriptor: the caller still waits, and retrying at once
+/// would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often a daemon that hands over looks whether those who have connected have asked.
+/// How often a daemon that hands over checks whether connected processes have sent their requests.
 const ASKING_LOOK: Duration = Duration::from_millis(1);
 
-/// Connections accepted before other things are looked at: those who are turned away take no place, and could come forever.
+/// Connections accepted before other things are handled: rejected ones take no place, and could arrive without end.
 const ACCEPTS_AT_ONCE: usize = 64;
 
-/// Everything that the control thread looks after.
 pub(super) struct Control {
     pub(super) engine: Engine,
     pub(super) instruments: Instruments,
     pub(super) metrics: Option<Metrics>,
-    /// Its socket, while the next daemon has it.
+    /// The listening socket for metrics, while the next daemon has it.
     pub(super) metrics_listener: Option<MetricsListener>,
     pub(super) gate: Gate,
     pub(super) portion: Portion,
-    /// For the clients of the daemon whose place this one has taken, and until when they are kept.
+    /// Arenas for the clients of the daemon that this one has replaced, and until when they are kept.
     pub(super) spares: SpareArenas,
     pub(super) spares_until: Option<Instant>,
     pub(super) map: MapInUse,
@@ -58,17 +57,17 @@ pub(super) struct Control {
     pub(super) drain_timeout: Duration,
     pub(super) socket: ClientSocket,
     pub(super) signals: Signals,
-    /// None where the system has no watches left: then files are read again on a signal alone.
+    /// `None` if the system has no watches left: then files are reread only on a signal.
     pub(super) watch: Option<Watch>,
     pub(super) readiness: Readiness,
     pub(super) connections: Connections,
-    /// When connections are accepted again.
+    /// When accepting resumes.
     pub(super) accept_from: Option<Instant>,
-    /// Whether the listener is waited for.
+    /// Whether the control thread waits for the listener.
     pub(super) listening: bool,
     pub(super) drain: Option<Drain>,
     pub(super) next: NextDaemon,
-    /// For whom this daemon drains, if for another one.
+    /// The daemon for which this one drains, if any.
     pub(super) heir: Option<Heir>,
 }
 
@@ -84,7 +83,7 @@ impl Control {
         if let Some(watch) = &self.watch {
             self.readiness.add(watch, For::Reading, Ready::Files).map_err(refused)?;
         }
-        // The files were read before they were watched.
+        // The files were read before they were watched, and may have changed in between.
         self.map.reload(&self.engine);
         reload_credentials(&self.security, &self.engine, &self.instruments);
         service_manager::ready(&self.status());
@@ -125,7 +124,7 @@ impl Control {
         }
     }
 
-    /// For the service manager and for people.
+    /// The status line for the service manager and for people.
     pub(super) fn status(&self) -> String {
         let (tasks, addresses) =
             (counted(self.engine.tasks().len(), "task"), list(self.engine.addresses(), "no address"));
@@ -139,12 +138,12 @@ impl Control {
         format!("{doing} {tasks} at {addresses}; {clients} attached; {known} in the endpoint map")
     }
 
-    /// False if it has to end at once.
+    /// False if the daemon must end at once.
     fn obey_signals(&mut self, now: Instant) -> bool {
         while let Some(wish) = self.signals.next() {
             match wish {
                 Wish::Stop if let Some(drain) = &self.drain => {
-                    // The first that comes while another daemon takes over is obeyed by that or, if it fails, by this one.
+                    // The first stop signal during a take-over is obeyed by the other daemon or, if that fails, by this one.
                     let first = self.heir.as_mut().map(|heir| *heir.stop_asked.get_or_insert(now));
                     if drain.is_not_enough(first, now) {
                         tracing::warn!("second signal: the daemon exits without waiting");
@@ -202,7 +201,7 @@ impl Control {
         }
     }
 
-    /// When to look again, if at all; nothing if the drain is over.
+    /// When to look again, if at all; `None` if the drain is over.
     fn look_at_drain(&mut self, now: Instant) -> Option<Option<Instant>> {
         let taking_until = self.taking_until();
         let Some(drain) = &mut self.drain else { return Some(None) };
@@ -244,7 +243,7 @@ impl Control {
         if self.accept_from.is_some_and(|from| from <= now) {
             self.accept_from = None;
         }
-        // Who comes while another daemon takes over waits for that one.
+        // Processes that connect during a take-over wait for the other daemon.
         let wanted = self.accept_from.is_none() && !self.connections.is_crowded() && self.heir.is_none();
         if wanted != self.listening {
             self.listening = wanted;
@@ -274,7 +273,7 @@ impl Control {
             };
             if let Err(error) = self.gate.may_ask(peer.uid, self.connections.opening_of(peer.uid)) {
                 tracing::debug!(pid = peer.pid, uid = peer.uid, %error, "a client connection was rejected");
-                // What it has asked by now is taken, since the kernel tells it otherwise that it was cut off.
+                // Its request is read first, since otherwise the kernel reports a reset to it.
                 let _ = attach::read_request(&socket);
                 let _ = attach::refuse(&socket, &error);
                 continue;
@@ -288,7 +287,7 @@ impl Control {
         }
     }
 
-    /// Takes a connection a step further; false if another daemon has taken over by it.
+    /// Advances a connection; false if another daemon has taken over through it.
     fn serve(&mut self, now: Instant, number: u64) -> bool {
         let Some(connection) = self.connections.get_mut(number) else { return true };
         match &mut connection.stage {
@@ -307,7 +306,7 @@ impl Control {
                 Ok(false) => {}
                 Err(error) => self.hang_up(number, &error.to_string()),
             },
-            // A client has nothing to say on its socket: whatever makes it readable is its end.
+            // A client sends nothing on its socket: whatever makes it readable is its end.
             Stage::Attached(_) => match attach::read_request(&connection.socket) {
                 Ok(None) => {}
                 Err(RequestError::HungUp) => self.hang_up(number, "it disconnected"),
@@ -366,7 +365,7 @@ impl Control {
         Ok(())
     }
 
-    /// All of the welcome has left.
+    /// Called when all of the welcome has been sent.
     fn attached(&mut self, number: u64) {
         let connection = self.connections.get_mut(number).expect("it is welcomed");
         let stage = std::mem::replace(&mut connection.stage, Stage::Asking);
@@ -385,25 +384,25 @@ impl Control {
         service_manager::status(&self.status());
     }
 
-    /// Shows a caller the daemon's figures; whoever may connect may see them.
+    /// Sends the daemon's figures to a caller; everyone who may connect may see them.
     fn show(&mut self, number: u64) -> Result<(), Error> {
         let failed = |error: String| Error::full("memory of this host", error);
         let figures = serde_json::to_vec(&self.instruments.figures()).map_err(|error| failed(error.to_string()))?;
         let connection = self.connections.get_mut(number).expect("it asks");
         if let Err(error) = attach::show_figures(&connection.socket, &figures) {
-            // One that does not read any more has lost nothing.
+            // It does not matter if the caller no longer reads.
             tracing::debug!(%error, pid = connection.peer.pid, "figures could not be sent");
         }
         self.hang_up(number, "it has seen the figures");
         Ok(())
     }
 
-    /// Shows a client the arena of another, which it was told of, so that it can read what is published there.
+    /// Sends a client the arena of another client that it was told of, so that it can read what is published there.
     fn show_arena(&mut self, number: u64, arena: u64) -> Result<(), Error> {
         let connection = self.connections.get_mut(number).expect("it asks");
         let (memory, bytes) = self.engine.shared_arena(arena, connection.peer.uid)?;
         if let Err(error) = attach::show_arena(&connection.socket, &memory, bytes) {
-            // One that hears nothing pulls a copy.
+            // A client without the arena pulls a copy instead.
             tracing::warn!(%error, pid = connection.peer.pid, "an arena could not be shown to another client");
         }
         self.hang_up(number, "it was shown an arena");
@@ -418,14 +417,14 @@ impl Control {
         let connection = self.connections.get_mut(number).expect("it asks");
         let LaneEnd { lane, side, ear, bell } = self.engine.direct_lane(task, peer, connection.peer)?;
         if let Err(error) = attach::give_lane(&connection.socket, &lane, side, (&ear, &bell)) {
-            // One that hears nothing sends by the daemon, and asks for another lane.
+            // A client without the lane sends through the daemon, and asks for another lane.
             tracing::warn!(%error, task, peer, "a direct lane could not be given to a client");
         }
         self.hang_up(number, "it was given a lane");
         Ok(())
     }
 
-    /// Makes a connection for a stream of a client, on a thread of its own, which answers.
+    /// Makes a connection for a client's stream, on its own thread, which sends the answer.
     fn connect_for_stream(&mut self, number: u64, task: String, peer: String) -> Result<(), Error> {
         self.may_have_connection(number, &task)?;
         let place =
@@ -450,7 +449,7 @@ impl Control {
     }
 
     /// # Errors
-    /// PermissionDenied if streams go by the daemon, or another process asks than the one that is attached as `task`.
+    /// PermissionDenied if streams go through the daemon, or if the asking process is not the one attached as `task`.
     fn may_have_connection(&mut self, number: u64, task: &str) -> Result<(), Error> {
         if !self.portion.direct_lanes {
             return Err(Error::PermissionDenied { reason: "daemon.direct_lanes is off".into() });
@@ -463,7 +462,7 @@ impl Control {
         let connection = self.connections.get_mut(number).expect("it asks");
         let peer = connection.peer;
         self.gate.may_drain(peer.uid)?;
-        // Whoever does not read that may still see the end of the connection.
+        // A process that does not read this may still see the end of the connection.
         let _ = attach::draining(&connection.socket);
         (connection.stage, connection.since) = (Stage::AwaitingEnd, now);
         self.readiness.change(&*connection.socket, For::HangUp, Ready::Connection(number));
@@ -471,7 +470,7 @@ impl Control {
         Ok(())
     }
 
-    /// Tells a connection that has asked why it is not served, and ends it.
+    /// Tells a connection why its request is refused, and ends it.
     pub(super) fn refuse(&mut self, number: u64, error: &Error) {
         let Some(connection) = self.connections.remove(number) else { return };
         if self.is_heir(number) {
@@ -479,7 +478,7 @@ impl Control {
         }
         let peer = connection.peer;
         tracing::warn!(pid = peer.pid, uid = peer.uid, %error, "a client was refused");
-        // One that does not listen any more has lost nothing.
+        // It does not matter if the process no longer listens.
         let _ = attach::refuse(&connection.socket, error);
     }
 
@@ -489,13 +488,13 @@ impl Control {
         }
     }
 
-    /// Ends a connection, and the client that it may be.
+    /// Ends a connection, and the client behind it if there is one.
     pub(super) fn hang_up(&mut self, number: u64, reason: &str) {
         let Some(connection) = self.connections.remove(number) else { return };
         if self.is_heir(number) {
             self.serve_again(reason);
         }
-        // The shards may hold the socket for a while, to ring its bell.
+        // The shards may keep the socket for a while, to ring its bell.
         self.readiness.remove(&*connection.socket);
         let peer = connection.peer;
         let (Stage::Welcoming(client, _) | Stage::Attached(client)) = connection.stage else {
@@ -505,13 +504,13 @@ impl Control {
             self.readiness.remove(process);
         }
         self.engine.dismiss(client.id, &format!("process {} was attached as this task: {reason}", peer.pid));
-        // A client that has said goodbye hears the socket close, when the last shard has let go of its memory.
+        // A client that has said goodbye sees the socket close when the last shard has released its memory.
         tracing::info!(task = client.task, pid = peer.pid, uid = peer.uid, reason, "client detached");
         service_manager::status(&self.status());
     }
 }
 
-/// A descriptor of a process; none where the kernel has none, or told no process.
+/// A descriptor of a process; `None` if the kernel has none, or reported no process.
 fn process(pid: i32) -> Option<OwnedFd> {
     pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
 }

@@ -1,22 +1,21 @@
-//! How the daemon finishes: it takes nothing new, and waits for what is in progress, but not forever. Pure.
+//! How the daemon drains: it takes nothing new, and waits for what is in progress, but not forever. Pure.
 
 use std::time::{Duration, Instant};
 
-/// How often a draining daemon looks how things stand, at first. Nothing tells it, so that calls need not.
+/// How often a draining daemon checks its state at first. It polls, so that calls need not notify it.
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(1);
 
-/// And at last: most drains end at once, and the others may as well end a little later.
+/// How often at last: most drains end at once, and the others may end a little later.
 const LOOK_EVERY_MAX: Duration = Duration::from_millis(10);
 
-/// How long clients are served as ever after they were told of the drain, if not all of them read it sooner: one that calls or
-/// waits reads it at once, so that the calls it makes later wait for the next daemon.
+/// How long clients are served as usual after they were told of the drain, unless all of them read it sooner: a client that calls
+/// or waits reads it at once, so that its later calls wait for the next daemon.
 const NOTICE: Duration = Duration::from_millis(20);
 
-/// How long after the first a second signal is the same request: `timeout`, a terminal and a supervisor signal a process and
-/// its group.
+/// How long after the first a second signal counts as the same request: `timeout`, a terminal and a supervisor signal both a
+/// process and its group.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
-/// A drain that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Drain {
     phase: Phase,
@@ -24,29 +23,28 @@ pub(super) struct Drain {
     until: Instant,
 }
 
-/// What the engine still takes.
+/// What the engine still accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Everything. Until then clients may not have heard of the drain.
+    /// Everything; until then clients may not have heard of the drain.
     Noticing(Instant),
-    /// Nothing new of clients; of peers what they may send already.
+    /// Nothing new from clients; from peers what they are already allowed to send.
     Closed,
-    /// Nothing of anybody: what is left is known.
+    /// Nothing from anyone: all that is left is known.
     Deaf,
 }
 
-/// How a drain stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Clients may not have heard of it: look again then.
+    /// Clients may not have heard of it: check again at this time.
     Notice(Instant),
-    /// All have: nothing new is to be taken from now on.
+    /// All clients have heard: accept nothing new from now on.
     Close,
-    /// Calls are in progress: look again then.
+    /// Calls are in progress: check again at this time.
     Wait(Instant),
-    /// All that is known has ended: what comes from peers is not to be read from now on.
+    /// All known calls have ended: stop reading from peers.
     StopReading,
-    /// Over; so many calls are ended by the stop, and tensors of queues lost.
+    /// Over: the stop cancels that many calls and loses tensors in queues.
     Over {
         /// Calls that have not ended by themselves, and tensors that nobody has accepted.
         left: usize,
@@ -54,17 +52,17 @@ pub(super) enum Progress {
 }
 
 impl Drain {
-    /// Begins a drain that takes `timeout` at most, the time included that clients have to hear of it.
+    /// Begins a drain that takes at most `timeout`, including the time that clients have to hear of it.
     pub(super) fn begin(now: Instant, timeout: Duration) -> Drain {
         Drain { phase: Phase::Noticing(now + NOTICE.min(timeout)), begun: now, until: now + timeout }
     }
 
-    /// True if a signal that comes now asks for more than the drain that has begun, or than the `first` of them if that was later.
+    /// True if a signal now asks for more than the drain in progress, or than the `first` signal if that came later.
     pub(super) fn is_not_enough(&self, first: Option<Instant>, now: Instant) -> bool {
         now.saturating_duration_since(first.unwrap_or(self.begun)) > SAME_REQUEST
     }
 
-    /// Where the drain stands with that many calls in progress, and all clients `aware` of it or not.
+    /// The state of the drain, given the calls in progress and whether all clients are `aware` of it.
     pub(super) fn look(&mut self, now: Instant, aware: bool, under_way: usize) -> Progress {
         let has_ended = under_way == 0 || now >= self.until;
         match self.phase {
@@ -77,7 +75,7 @@ impl Drain {
                 let look = ((now - self.begun) / 4).clamp(LOOK_EVERY_MIN, LOOK_EVERY_MAX);
                 Progress::Wait(self.until.min(now + look))
             }
-            // Something may have come since it was counted.
+            // Something may have arrived since the count.
             Phase::Closed => {
                 self.phase = Phase::Deaf;
                 Progress::StopReading

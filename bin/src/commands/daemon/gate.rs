@@ -10,10 +10,10 @@ use crate::settings::Daemon;
 /// The superuser: it can read the daemon's memory and stop it in any case.
 const ROOT: u32 = 0;
 
-/// Most connections of one user other than the daemon's own that are not attached: a quarter of all.
+/// Most unattached connections of one user other than the daemon's own: a quarter of all.
 const OPENING_OF_USER_MAX: usize = OPENING_MAX / 4;
 
-/// What the settings say of clients.
+/// What the settings say about clients.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
     own_uid: u32,
@@ -33,13 +33,13 @@ impl Gate {
         }
     }
 
-    /// True if users may attach whom the kernel would not let connect to a socket of mode 0600.
+    /// True if users may attach that the kernel would not let connect to a socket of mode 0600.
     pub(super) fn is_open_to_others(&self) -> bool {
         !self.allowed_uids.iter().all(|uid| self.is_owner(*uid))
     }
 
-    /// Whether a process of that user may ask for anything, while `opening` connections of that user do: others' processes
-    /// are not to take all places.
+    /// Whether a process of that user may make a request, while `opening` connections of that user wait: processes of others must
+    /// not take all places.
     pub(super) fn may_ask(&self, uid: u32, opening: usize) -> Result<(), Error> {
         if self.is_owner(uid) {
             return Ok(());
@@ -58,7 +58,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether one that may ask may attach as a task, now that `attached` clients are.
+    /// Whether a process that may make requests may attach as a task, while `attached` clients are attached.
     pub(super) fn may_attach(&self, wish: &Attach, attached: usize) -> Result<(), Error> {
         if attached >= self.clients_max {
             return Err(Error::full("daemon.clients_max", format!("{} attached", counted(attached, "client"))));
@@ -72,12 +72,12 @@ impl Gate {
         Ok(())
     }
 
-    /// The arena that a client gets which may attach.
+    /// The size of the arena for a client that may attach.
     pub(super) fn arena_bytes(&self, wish: &Attach) -> u64 {
         wish.arena_bytes.min(self.arena_bytes_max)
     }
 
-    /// Whether a process of that user may end the daemon. Those who may merely attach may not.
+    /// Whether a process of that user may end the daemon. Permission to attach is not enough.
     pub(super) fn may_drain(&self, uid: u32) -> Result<(), Error> {
         if self.is_owner(uid) {
             return Ok(());
@@ -87,7 +87,7 @@ impl Gate {
         Err(Error::PermissionDenied { reason: reason.into() })
     }
 
-    /// Whether a process of that user may take the daemon's place: it will serve with that user's rights.
+    /// Whether a process of that user may replace the daemon: it will serve with that user's rights.
     pub(super) fn may_take_over(&self, uid: u32) -> Result<(), Error> {
         if uid == self.own_uid {
             return Ok(());

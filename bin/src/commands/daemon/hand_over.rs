@@ -1,5 +1,5 @@
-//! The daemon's side of handing over to the next one: it shows what it has, drains when the next one is prepared, sends its
-//! sockets, and stops once they have been taken. Whenever the next one fails before that, it serves again.
+//! The daemon's side of handing over to the next one: it shows what it has, drains once the next one is prepared, sends its
+//! sockets, and stops once they have been taken. If the next one fails before that, it serves again.
 
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -14,24 +14,23 @@ use super::control::Control;
 use super::metrics::MetricsListener;
 use super::service_manager;
 
-/// How long the next daemon may take to say that it has the sockets: it has nothing else to do then.
+/// How long the next daemon may take to confirm that it has the sockets: it has nothing else to do then.
 const TAKING_TIME: Duration = Duration::from_secs(5);
 
-/// The daemon that takes this one's place.
+/// The daemon that replaces this one.
 #[derive(Debug)]
 pub(super) struct Heir {
-    /// Its connection.
     number: u64,
     pid: i32,
-    /// What it was sent; nothing while this daemon drains.
+    /// What it was sent; `None` while this daemon drains.
     sent: Option<Sent>,
-    /// When this daemon was told to stop meanwhile: it does so if the other fails.
+    /// When this daemon was told to stop meanwhile: it does so if the other one fails.
     pub(super) stop_asked: Option<Instant>,
-    /// It was told to read its files again meanwhile, or they have changed.
+    /// True if this daemon was told to reread its files meanwhile, or they have changed.
     pub(super) reload_asked: bool,
 }
 
-/// Sockets that the next daemon has not said to have taken.
+/// Sockets that the next daemon has not yet confirmed.
 #[derive(Debug)]
 struct Sent {
     listeners: Vec<(TransportAddress, TcpListener)>,
@@ -39,7 +38,7 @@ struct Sent {
 }
 
 impl Control {
-    /// Shows the next daemon what there is.
+    /// Tells the next daemon what this one has.
     pub(super) fn show_estate(&mut self, now: Instant, number: u64) -> Result<(), Error> {
         let connection = self.connections.get_mut(number).expect("it asks");
         self.gate.may_take_over(connection.peer.uid)?;
@@ -65,7 +64,7 @@ impl Control {
         Ok(())
     }
 
-    /// The next daemon is prepared.
+    /// Called when the next daemon is prepared.
     pub(super) fn begin_hand_over(&mut self, now: Instant, number: u64) -> Result<(), Error> {
         if let Some(Heir { pid, .. }) = &self.heir {
             return Err(Error::unavailable("this daemon", format!("process {pid} takes over from it already")));
@@ -81,12 +80,12 @@ impl Control {
         Ok(())
     }
 
-    /// True if the daemon that takes over is at this connection.
+    /// True if this connection is that of the daemon that takes over.
     pub(super) fn is_heir(&self, number: u64) -> bool {
         self.heir.as_ref().is_some_and(|heir| heir.number == number)
     }
 
-    /// The drain is over: sends the next daemon the sockets. False if there is none.
+    /// Called when the drain is over: sends the sockets to the next daemon. False if there is none.
     pub(super) fn hand_over(&mut self, now: Instant) -> bool {
         let Some(heir) = &mut self.heir else { return false };
         let number = heir.number;
@@ -106,12 +105,12 @@ impl Control {
         true
     }
 
-    /// Until when the next daemon may take what it was sent.
+    /// Time limit for the next daemon to take what it was sent.
     pub(super) fn taking_until(&self) -> Option<Instant> {
         self.heir.as_ref()?.sent.as_ref().map(|sent| sent.until)
     }
 
-    /// The next daemon has the sockets. True if they are its own from now on.
+    /// Called when the next daemon has the sockets. True if they are its own from now on.
     pub(super) fn let_go(&mut self, number: u64) -> bool {
         let Some(Heir { sent: Some(_), pid, .. }) = self.heir.as_ref().filter(|heir| heir.number == number) else {
             self.refuse(number, &Error::invalid("nothing was handed over yet"));
@@ -129,7 +128,7 @@ impl Control {
         true
     }
 
-    /// The next daemon has failed before it had taken over: serves again.
+    /// Called when the next daemon has failed before taking over: serves again.
     pub(super) fn serve_again(&mut self, reason: &str) {
         let Some(Heir { pid, sent, stop_asked, reload_asked, .. }) = self.heir.take() else { return };
         self.drain = None;

@@ -1,4 +1,4 @@
-//! The daemon's instruments, read by `sealane stat` and by whoever scrapes its metrics. No shard is stopped or woken for it.
+//! The daemon's instruments, read by `sealane stat` and by scrapers of its metrics. No shard is stopped or woken for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use sealane_fusion::Engine;
 
 use crate::figures::{Credentials, Figures, SCHEMA, State, days_left, unix_ms};
 
-/// See the module. Clones show the same daemon.
+/// Clones show the same daemon.
 #[derive(Clone)]
 pub(super) struct Instruments {
     engine: Engine,
@@ -17,7 +17,7 @@ pub(super) struct Instruments {
     credentials: Arc<CredentialCounts>,
 }
 
-/// New files of credentials, since the start.
+/// How often new credential files were taken or refused since the start.
 #[derive(Default)]
 struct CredentialCounts {
     taken: AtomicU64,
@@ -29,22 +29,22 @@ impl Instruments {
         Self { engine, began: Instant::now(), drains: Arc::default(), credentials: Arc::default() }
     }
 
-    /// The daemon drains from now on.
+    /// Records that the daemon drains.
     pub(super) fn drains(&self) {
         self.drains.store(true, Ordering::Relaxed);
     }
 
-    /// It serves again.
+    /// Records that it serves again.
     pub(super) fn serves(&self) {
         self.drains.store(false, Ordering::Relaxed);
     }
 
-    /// New credentials are in use.
+    /// Records that new credentials are in use.
     pub(super) fn credentials_taken(&self) {
         self.credentials.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// New credentials could not be used.
+    /// Records that new credentials could not be used.
     pub(super) fn credentials_refused(&self) {
         self.credentials.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -59,7 +59,6 @@ impl Instruments {
         }
     }
 
-    /// What the daemon does.
     pub(super) fn state(&self) -> State {
         match (self.engine.has_stopped(), self.drains.load(Ordering::Relaxed)) {
             (true, _) => State::Failed,
@@ -68,7 +67,6 @@ impl Instruments {
         }
     }
 
-    /// All figures, as they are now.
     pub(super) fn figures(&self) -> Figures {
         Figures {
             schema: SCHEMA.into(),

@@ -109,10 +109,10 @@ impl PlacesFlags {
     }
 }
 
-/// How long memory is kept for clients of the daemon whose place this one has taken: they attach at once, unless they sleep.
+/// How long arenas are kept for clients of the daemon that this one replaces: they attach again at once, unless they sleep.
 const SPARES_KEPT: Duration = Duration::from_secs(30);
 
-/// How the line begins with which a daemon tells that it serves and that clients can attach.
+/// Beginning of the line that announces that the daemon serves and that clients can attach.
 const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 
 /// Runs `sealane daemon`, until a signal or `sealane drain` ends it.
@@ -126,7 +126,7 @@ pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Fail
     for (_, says, remedy) in settings.warnings() {
         tracing::warn!("{says}; {remedy}");
     }
-    // Before any thread starts.
+    // Before any thread starts, so that all inherit the signal mask.
     let signals = Signals::take()?;
     args.end_with_parent()?;
     let listeners = args.listeners()?;
@@ -137,14 +137,14 @@ pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Fail
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
     let who = format!("sealane daemon of {}", names.join(", "));
     let tracing = args.trace.as_ref().map(|path| TraceFile::begin(path, &who)).transpose()?;
-    // Kept until the engine has stopped, so that the file has all of it.
+    // Kept until the engine has stopped, so that the file is complete.
     let (trace, _trace_file) = tracing.unzip();
     let settled = |shared: &[usize]| -> Result<EngineSettings, Failure> {
         Ok(EngineSettings { trace, ..rehearsal::engine(&settings, &map_now, &tasks, shared)? })
     };
     let gate = Gate::new(&settings.daemon, geteuid().as_raw());
     let open_to_others = gate.is_open_to_others();
-    // Before the engine starts: a second daemon should hear of the first one, not of a port that is in use.
+    // Before the engine starts: a second daemon should report the first one, not a port that is in use.
     let path = &settings.daemon.socket.value;
     let found = if args.take_over { Predecessor::find(path)? } else { Err(Claim::take(path)?) };
     let serving = match found {
@@ -165,13 +165,13 @@ pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Fail
     let map = MapInUse::new(map, args.task.is_empty());
     let served = serve(&settings, serving, gate, map, signals, log_is_json);
     let stopped = engine.stop().map_err(|error| Failure::work(format!("the daemon did not stop cleanly: {error}")));
-    // Clients hear from the engine how their calls ended before they see their connection end.
+    // Clients learn from the engine how their calls ended before they see their connection end.
     drop(served?);
     stopped
 }
 
 impl Args {
-    /// The listening sockets; none if the transport addresses are to be bound.
+    /// The listening sockets; empty if the transport addresses are to be bound.
     ///
     /// # Errors
     /// Standard input is no listening socket.
@@ -188,7 +188,7 @@ impl Args {
         listener.map(|listener| vec![listener.into()]).map_err(Failure::work)
     }
 
-    /// From now on, the parent's end is a signal like a service manager's.
+    /// From now on, the parent's end acts like a service manager's signal.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -196,12 +196,12 @@ impl Args {
         let Some(parent) = self.end_with else { return Ok(()) };
         let refused = |error: Errno| Failure::work(format!("process {parent} cannot be watched ({error})"));
         set_pdeathsig(Signal::SIGTERM).map_err(refused)?;
-        // It may have ended before.
+        // It may already have ended.
         if getppid() == Pid::from_raw(parent) { Ok(()) } else { raise(Signal::SIGTERM).map_err(refused) }
     }
 }
 
-/// Serves until the end; gives back what must outlive the engine.
+/// Serves until the end; returns what must outlive the engine.
 fn serve(
     settings: &Settings,
     Serving { engine, socket, metrics, spares }: Serving,
@@ -261,7 +261,7 @@ fn watch(settings: &Settings) -> Option<Watch> {
     }
 }
 
-/// One line for people who start the daemon by hand, and for programs in the log's own form.
+/// Announces the start: one line for people who start the daemon by hand, and for programs in the log's own form.
 fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Option<&Metrics>, is_json: bool) {
     let serves = tasks::by_address(&map.snapshot(), &engine.tasks());
     let path = socket.path().display();
@@ -271,18 +271,18 @@ fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Opt
     if is_json {
         tracing::info!("{line}");
     } else {
-        // With standard error gone, there is nobody to read it.
+        // Without standard error nobody could read it.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 }
 
-/// What a flag with the daemon's socket gives.
+/// The override by a flag with the daemon's socket.
 pub(crate) fn socket_override(flag: Option<&PathBuf>) -> Result<Option<Override>, Failure> {
     path_override("--socket", "daemon.socket", flag)
 }
 
-/// Every link, client and shard of a client needs a descriptor: the usual soft limit of 1024 is for programs that use
-/// `select`, which this one does not.
+/// Raises the descriptor limit: every link, client and shard of a client needs a descriptor, and the usual soft limit of 1024 is
+/// meant for programs that use `select`, which this one does not.
 pub(crate) fn allow_many_descriptors() {
     let raised =
         getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));

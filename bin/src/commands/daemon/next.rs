@@ -1,4 +1,4 @@
-//! The next daemon, which this one starts where a service manager is to see no stop: the same command line, with `--take-over`.
+//! The next daemon, which this one starts if a service manager must not see it stop: the same command line, with `--take-over`.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,10 +6,9 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// What says that a daemon takes over.
+/// The flag that makes a daemon take over.
 const TAKE_OVER: &str = "--take-over";
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct NextDaemon {
     /// Where this program was when it started: an upgrade puts the next release there.
@@ -19,12 +18,12 @@ pub(super) struct NextDaemon {
 }
 
 impl NextDaemon {
-    /// That of this command line.
+    /// The next daemon with this process's command line.
     pub(super) fn of_this() -> NextDaemon {
         NextDaemon { program: env::current_exe(), arguments: env::args_os().skip(1).collect(), child: None }
     }
 
-    /// Starts it, unless one that was started is still there.
+    /// Starts it, unless the one started before is still running.
     pub(super) fn start(&mut self) {
         if self.child.is_some() {
             return tracing::warn!("the next daemon was started already, and has not taken over yet");
@@ -51,7 +50,7 @@ impl NextDaemon {
         command
     }
 
-    /// Notices that it has ended, as it does not if it has taken over.
+    /// Notices that it has ended, which it does not do if it has taken over.
     pub(super) fn look(&mut self) {
         let Some(child) = &mut self.child else { return };
         match child.try_wait() {

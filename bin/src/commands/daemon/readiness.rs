@@ -8,25 +8,23 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use crate::Failure;
 
-/// Events that one wait brings; the rest comes with the next.
+/// Most events from one wait; the rest comes with the next.
 const EVENTS_PER_WAIT: usize = 64;
 
-/// Which descriptor is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// A client wants to connect.
     Listener,
-    /// A signal came.
     Signals,
     /// The directory of the endpoint map or of credentials changed.
     Files,
-    /// A connection, by its number, can go on or is broken.
+    /// A connection, by its number, can proceed or is broken.
     Connection(u64),
     /// The process of a connection is gone.
     Process(u64),
 }
 
-/// Descriptors that are not one of many.
+/// The fixed descriptors, in contrast to connections and processes.
 const FIXED: [Ready; 3] = [Ready::Listener, Ready::Signals, Ready::Files];
 
 impl Ready {
@@ -49,12 +47,10 @@ impl Ready {
     }
 }
 
-/// What to wait for; a broken connection is always heard of.
+/// What to wait for; a broken connection is always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum For {
-    /// Something can be read.
     Reading,
-    /// Something can be written.
     Writing,
     /// The other side hangs up.
     HangUp,
@@ -70,12 +66,10 @@ impl For {
     }
 }
 
-/// The epoll set.
 #[derive(Debug)]
 pub(super) struct Readiness(Epoll);
 
 impl Readiness {
-    /// An empty one.
     ///
     /// # Errors
     /// The system has no descriptors left.
@@ -83,7 +77,7 @@ impl Readiness {
         Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(Readiness).map_err(failed)
     }
 
-    /// From now on, looks at a descriptor too.
+    /// Watches a descriptor from now on.
     ///
     /// # Errors
     /// The system has no memory or watches left.
@@ -91,18 +85,18 @@ impl Readiness {
         self.0.add(descriptor, EpollEvent::new(wanted.flags(), ready.token()))
     }
 
-    /// Waits for something else of a descriptor that was added.
+    /// Changes what is watched on a descriptor that was added.
     pub(super) fn change(&self, descriptor: impl AsFd, wanted: For, ready: Ready) {
         let mut event = EpollEvent::new(wanted.flags(), ready.token());
         self.0.modify(descriptor, &mut event).expect("a descriptor that was added can be changed");
     }
 
-    /// No more looks at a descriptor. One that was never added is not there either.
+    /// Stops watching a descriptor, if it was added.
     pub(super) fn remove(&self, descriptor: impl AsFd) {
         let _ = self.0.delete(descriptor);
     }
 
-    /// Waits until something is ready, or until that time.
+    /// Waits until something is ready, or until the given time.
     ///
     /// # Errors
     /// The system cannot wait: a bug.
@@ -118,7 +112,7 @@ impl Readiness {
     }
 }
 
-/// In whole milliseconds, rounded up: else the last fraction of one would be spun through.
+/// In whole milliseconds, rounded up: otherwise the last fraction of one would be spent spinning.
 fn timeout(duration: Duration) -> EpollTimeout {
     let milliseconds = duration.as_nanos().div_ceil(1_000_000);
     EpollTimeout::try_from(milliseconds).unwrap_or(EpollTimeout::MAX)

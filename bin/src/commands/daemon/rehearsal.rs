@@ -1,5 +1,5 @@
-//! What a daemon does before its shards start. `sealane check` does the same and gives all of it back, so that whatever keeps a
-//! daemon from starting is found by the code that refuses.
+//! What a daemon does before its shards start. `sealane check` does the same and gives everything back, so that any reason for a
+//! daemon not to start is found by the code that would refuse.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use crate::engine_settings::{authentication, engine_settings_beside};
 use crate::settings::Settings;
 use crate::{Failure, locked_memory};
 
-/// The endpoint map.
 ///
 /// # Errors
 /// It is missing or wrong.
@@ -21,7 +20,7 @@ pub(super) fn map(settings: &Settings) -> Result<SharedEndpointMap, Failure> {
     Ok(SharedEndpointMap::load(&settings.transport.endpoint_map.value)?)
 }
 
-/// The tasks that a daemon serves, of those that are named or of all.
+/// The tasks that a daemon serves: the named ones, or all that belong to this host.
 ///
 /// # Errors
 /// There are none, or one that is named is not in the map.
@@ -29,7 +28,7 @@ pub(super) fn tasks(map: &EndpointMap, settings: &Settings, named: &[String]) ->
     tasks::served(map, &settings.transport.endpoint_map.value, named)
 }
 
-/// What its engine starts with; `shared` are the CPUs of a daemon whose place it takes.
+/// The engine's settings; `shared` are the CPUs of a daemon that it replaces.
 ///
 /// # Errors
 /// A CPU, a file or memory cannot be had.
@@ -45,27 +44,26 @@ pub(super) fn engine(
     Ok(engine)
 }
 
-/// What came of it.
 #[derive(Debug)]
 pub(crate) struct Rehearsal {
-    /// None if it cannot be read.
+    /// `None` if it cannot be read.
     pub(crate) map: Option<Arc<EndpointMap>>,
-    /// Those of it that are served.
+    /// Its tasks that are served.
     pub(crate) tasks: Vec<TaskName>,
-    /// What is wrong with the map, or with the tasks that it should have.
+    /// What is wrong with the map, or with the tasks expected in it.
     pub(crate) map_failure: Option<Failure>,
-    /// What is wrong with what peers must show.
+    /// What is wrong with the credentials.
     pub(crate) security_failure: Option<Failure>,
     /// What else keeps a daemon from starting.
     pub(crate) failures: Vec<Failure>,
-    /// What it would serve, or who does already.
+    /// What it would serve, or who already does.
     pub(crate) outcome: String,
 }
 
-/// Does what a daemon with these settings does before its shards start, for the tasks that are named or for all. Ports that it
-/// needs are taken for a moment, unless a daemon serves already: then they are that one's.
+/// Does what a daemon with these settings does before its shards start, for the named tasks or for all. Required ports are taken
+/// for a moment, unless a daemon already serves: then they are that one's.
 pub(crate) fn rehearse(settings: &Settings, named: &[String]) -> Rehearsal {
-    // What is logged of it would be a running daemon's to log.
+    // A running daemon would log this; a rehearsal does not.
     with_default(NoSubscriber::new(), || {
         let mut rehearsal = Rehearsal {
             map: None,

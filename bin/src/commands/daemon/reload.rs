@@ -1,5 +1,5 @@
-//! The endpoint map, and the secret or the certificates, of a running daemon: read again when asked or when a file changes, whole or
-//! not at all. The control thread waits meanwhile for the files and for names of new hosts, transfers do not.
+//! The endpoint map and the secret or certificates of a running daemon: reread on request or when a file changes, as a whole or not
+//! at all. The control thread waits meanwhile for the files and for names of new hosts; transfers do not.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::engine_settings::authentication;
 use crate::local_host::LocalHost;
 use crate::settings::{Peers, Security};
 
-/// The map, and what the daemon does with a new one.
+/// The map, and how the daemon applies a new one.
 #[derive(Debug)]
 pub(super) struct MapInUse {
     map: SharedEndpointMap,
@@ -26,12 +26,11 @@ impl MapInUse {
         MapInUse { map, grows }
     }
 
-    /// The map as it is now.
     pub(super) fn snapshot(&self) -> Arc<EndpointMap> {
         self.map.snapshot()
     }
 
-    /// Reads the file again and gives it to the engine. A file that is wrong is logged, and the old map stays.
+    /// Rereads the file and gives it to the engine. A wrong file is logged, and the old map stays.
     pub(super) fn reload(&self, engine: &Engine) {
         let changed = match self.map.reload() {
             Ok(changed) if changed.is_empty() => return tracing::debug!("the endpoint map is unchanged"),
@@ -52,8 +51,8 @@ impl MapInUse {
     }
 }
 
-/// Reads the files again that say who may talk, and gives the engine what they have. Files that are wrong are logged and
-/// counted, and what was read before stays in use.
+/// Rereads the credential files and gives their contents to the engine. Wrong files are logged and counted, and the old credentials
+/// stay in use.
 pub(super) fn reload_credentials(security: &Security, engine: &Engine, instruments: &Instruments) {
     if security.peers == Peers::Anyone {
         return;
@@ -78,7 +77,7 @@ pub(super) fn reload_credentials(security: &Security, engine: &Engine, instrumen
     }
 }
 
-/// What a new map says and a running daemon cannot do.
+/// Warns of changes in a new map that a running daemon cannot apply.
 fn warn(growth: &Growth) {
     if !growth.gone.is_empty() {
         let tasks = list(&growth.gone, "none");

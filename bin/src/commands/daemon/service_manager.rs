@@ -1,5 +1,5 @@
-//! What the service manager is told, where there is one (`NOTIFY_SOCKET`): ready, reloading, stopping, and a line of
-//! status. Nothing depends on its hearing it.
+//! What the service manager is told, if there is one (`NOTIFY_SOCKET`): ready, reloading, stopping, and a status line. Nothing
+//! depends on whether it listens.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,43 +10,43 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// How long a service manager may take to read what it was told before, when it has to hear something: it reads at once,
-/// unless it hangs, and then the daemon goes on.
+/// How long a service manager may take to read earlier messages when it has to be told something: it reads at once, unless it
+/// hangs, and then the daemon goes on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The daemon serves.
+/// Tells that the daemon serves.
 pub(super) fn ready(status: &str) {
     tell(Ok(&[NotifyState::Ready, NotifyState::Status(status)]));
 }
 
-/// The daemon reads its endpoint map again; [`ready`] follows.
+/// Tells that the daemon rereads its endpoint map; [`ready`] follows.
 pub(super) fn reloading() {
-    // A service manager compares the time with that of its own wish to reload.
+    // A service manager compares the time with that of its own reload request.
     let now = NotifyState::monotonic_usec_now();
     tell(now.map(|now| [NotifyState::Reloading, now]).as_ref().map(<[_; 2]>::as_slice));
 }
 
-/// The daemon finishes.
+/// Tells that the daemon is stopping.
 pub(super) fn stopping(status: &str) {
     tell(Ok(&[NotifyState::Stopping, NotifyState::Status(status)]));
 }
 
-/// Another process is the daemon from now on.
+/// Tells that another process is the daemon from now on.
 pub(super) fn is_now(pid: i32) {
     tell(Ok(&[NotifyState::MainPid(pid.unsigned_abs())]));
 }
 
-/// What the daemon is about.
+/// Tells what the daemon is doing.
 pub(super) fn status(status: &str) {
     match send(&[NotifyState::Status(status)], None) {
-        // The next one says how things stand then.
+        // The next status will report the state then.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
         Err(error) => tracing::debug!(%error, "the service manager cannot be notified"),
         Ok(()) => {}
     }
 }
 
-/// What is told once, and waited for by the service manager.
+/// Sends a message that is sent once and that the service manager waits for.
 fn tell(states: Result<&[NotifyState<'_>], &io::Error>) {
     let told = match states {
         Ok(states) => send(states, Some(PATIENCE)).map_err(|error| error.to_string()),
@@ -59,7 +59,7 @@ fn tell(states: Result<&[NotifyState<'_>], &io::Error>) {
 
 /// Sends one message; without `patience` only if there is room for it now.
 ///
-/// By hand, because the library waits for room as long as it takes, and with it every client would.
+/// Done here because the library waits for room without limit, and every client would wait with it.
 fn send(states: &[NotifyState<'_>], patience: Option<Duration>) -> io::Result<()> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(path) => send_to(&path, states, patience),

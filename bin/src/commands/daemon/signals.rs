@@ -1,5 +1,5 @@
-//! The signals that the daemon serves, as a descriptor of the control thread. Blocked before any other thread starts, so
-//! that all threads inherit that a signal is never theirs.
+//! The signals that the daemon handles, as a descriptor of the control thread. They are blocked before any other thread starts, so
+//! that no thread is interrupted by them.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,18 +9,16 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::Failure;
 
-/// What whoever sent a signal wants.
+/// What the sender of a signal wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// Finish and end.
     Stop,
-    /// Read the endpoint map and the credentials again.
+    /// Reread the endpoint map and the credentials.
     Reload,
     /// Start the next daemon, which takes over.
     Replace,
 }
 
-/// What each signal means.
 const MEANINGS: [(Signal, Wish); 4] = [
     (Signal::SIGTERM, Wish::Stop),
     (Signal::SIGINT, Wish::Stop),
@@ -28,12 +26,12 @@ const MEANINGS: [(Signal, Wish); 4] = [
     (Signal::SIGUSR2, Wish::Replace),
 ];
 
-/// The signals that have come and were not taken yet.
+/// Signals that have arrived and were not taken yet.
 #[derive(Debug)]
 pub(super) struct Signals(SignalFd);
 
 impl Signals {
-    /// From now on, signals wait here; for threads that are started from now on too.
+    /// From now on, signals wait here, also for threads that are started later.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -46,7 +44,7 @@ impl Signals {
         SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map(Signals).map_err(refused)
     }
 
-    /// The next wish, if one waits. Equal signals that come before they are taken count as one.
+    /// The next wish, if one waits. Equal signals that arrive before they are taken count as one.
     pub(super) fn next(&self) -> Option<Wish> {
         let signal = self.0.read_signal().ok().flatten()?;
         let is = |known: Signal| known as u32 == signal.ssi_signo;

@@ -1,9 +1,9 @@
-//! The socket that clients attach at: looked at without being touched, taken by one daemon at a time, and removed by the one
-//! that made it.
+//! The socket that clients attach to: inspected without changing it, taken by one daemon at a time, and removed by the daemon that
+//! made it.
 //!
-//! A lock file beside the socket says whose it is, since the kernel releases a lock whatever end its holder meets. Without
-//! one, two daemons that start at once could both find a dead daemon's socket and both replace it: to make the new one
-//! under another name and rename it makes the change whole, but does not tell the first of the two that it has lost.
+//! A lock file beside the socket tells whose it is, since the kernel releases a lock however its holder ends. Without one, two
+//! daemons that start at once could both find a dead daemon's socket and both replace it: making the new one under another name and
+//! renaming it makes the change atomic, but does not tell the first of the two that it has lost.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -23,27 +23,28 @@ use crate::files::{directory_of, may_create_in};
 /// Added to the socket's name for its lock file.
 const LOCK_SUFFIX: &str = ".lock";
 
-/// A lock file may be removed between its opening and its locking, by a daemon that ends just then; so often a daemon
-/// that starts opens it again.
+/// A lock file may be removed between its opening and its locking, by a daemon that is just ending; a daemon that starts opens it
+/// again at most this often.
 const LOCK_ATTEMPTS: usize = 100;
 
-/// Longest process number in a lock file, in digits.
+/// Longest process id in a lock file, in digits.
 const PID_DIGITS_MAX: u64 = 20;
 
 /// Mode of a socket that other users may connect to; the daemon then asks the kernel who they are.
 const MODE_OPEN: u32 = 0o666;
 
-/// Mode of one that this user and root alone may connect to.
+/// Mode of a socket that only this user and root may connect to.
 const MODE_OWN: u32 = 0o600;
 
-/// Where the lock file of a socket is.
+/// The path of a socket's lock file.
 pub(crate) fn lock_path(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(LOCK_SUFFIX);
     name.into()
 }
 
-/// The process that listens for clients at `path`: connects, and hangs up without a word. EAGAIN if too many others wait there.
+/// The process that listens for clients at `path`: connects, and hangs up without sending anything. EAGAIN if too many others wait
+/// there.
 pub(crate) fn listener(path: &Path) -> Result<i32, Errno> {
     let address = UnixAddr::new(path)?;
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -52,10 +53,10 @@ pub(crate) fn listener(path: &Path) -> Result<i32, Errno> {
     attach::credentials(&socket).map(|listener| listener.pid).map_err(|_| Errno::ENOTCONN)
 }
 
-/// The daemon that serves at a path, if one does. Changes nothing there.
+/// The daemon that serves at a path, if any. Changes nothing there.
 ///
 /// # Errors
-/// None does, and none could; or another user's may, whom the kernel does not let us ask.
+/// No daemon serves and none could; or another user's daemon may serve, which the kernel does not let us ask.
 pub(super) fn look(path: &Path) -> Result<Option<Holder>, Failure> {
     match listener(path) {
         Ok(process) => return Ok(Some(Holder(format!(" (process {process})")))),
@@ -67,11 +68,11 @@ pub(super) fn look(path: &Path) -> Result<Option<Holder>, Failure> {
             )));
         }
         Err(error @ Errno::ENAMETOOLONG) => return Err(unusable(path, &error.into())),
-        // What lies there is looked at more closely.
+        // What lies there is examined below.
         Err(_) => {}
     }
     let directory = directory_of(path);
-    // If it alone is missing, it is made.
+    // If only this directory is missing, it will be made.
     let made_in = if directory.exists() { directory } else { directory_of(directory) };
     may_create_in(made_in).map_err(|error| unusable(directory, &error))?;
     is_stale(path).map(|_| None)
@@ -93,7 +94,7 @@ fn is_stale(path: &Path) -> Result<bool, Failure> {
     if !found.file_type().is_socket() {
         return Err(Failure::work(format!("{} is not a socket; name another path with --socket", path.display())));
     }
-    // Only a socket without its program refuses; a program that listens for connections of another kind says so.
+    // Only a socket without its program refuses; a program that listens for another kind of connection gives another error.
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
         _ => Err(Failure::work(format!(
@@ -108,12 +109,12 @@ fn is_stale(path: &Path) -> Result<bool, Failure> {
 pub(super) struct Claim {
     path: PathBuf,
     lock: File,
-    /// Another daemon has it from now on.
+    /// True if another daemon has it from now on.
     is_given_away: bool,
 }
 
 impl Claim {
-    /// Takes the path, whose directory is made if it alone is missing, and removes what a dead daemon left there.
+    /// Takes the path and removes what a dead daemon left there. Makes the directory if its parent exists.
     ///
     /// # Errors
     /// A daemon or another program serves at the path, or it cannot be used.
@@ -124,7 +125,7 @@ impl Claim {
         }
     }
 
-    /// As [`Claim::take`], but a daemon that serves at the path is no error.
+    /// Like [`Claim::take`], but a daemon that serves at the path is no error.
     ///
     /// # Errors
     /// Another program serves at the path, or it cannot be used.
@@ -138,14 +139,14 @@ impl Claim {
             Err(holder) => return Ok(Err(holder)),
         };
         let claim = Claim { lock, path: path.to_owned(), is_given_away: false };
-        // Looked at again, now that no other daemon can change it.
+        // Checked again, now that no other daemon can change it.
         if is_stale(path)? {
             fs::remove_file(path).map_err(|error| unusable(path, &error))?;
         }
         Ok(Ok(claim))
     }
 
-    /// Listens for clients: of this user, or of all.
+    /// Listens for clients: of this user only, or of all users.
     ///
     /// # Errors
     /// The socket cannot be made.
@@ -162,7 +163,7 @@ impl Claim {
     }
 }
 
-/// The daemon that serves at a path, as far as its socket or its lock file says.
+/// The daemon that serves at a path, as far as its socket or its lock file tells.
 #[derive(Debug)]
 pub(super) struct Holder(String);
 
@@ -175,7 +176,7 @@ impl fmt::Display for Holder {
 impl Holder {
     fn of(lock: &mut File) -> Holder {
         let mut pid = String::new();
-        // The daemon may not have written it yet.
+        // The daemon may not have written its process id yet.
         let _ = lock.take(PID_DIGITS_MAX).read_to_string(&mut pid);
         Holder(match pid.trim() {
             "" => String::new(),
@@ -183,7 +184,7 @@ impl Holder {
         })
     }
 
-    /// Why no other daemon can serve at the path.
+    /// The error that another daemon serves at the path.
     fn serves(&self, path: &Path) -> Failure {
         let socket = path.display();
         Failure::work(format!(
@@ -194,7 +195,7 @@ impl Holder {
 }
 
 impl Drop for Claim {
-    /// Removes the lock file while the lock is held, so that nobody's but ours is removed.
+    /// Removes the lock file while the lock is held, so that only our own file is removed.
     fn drop(&mut self) {
         let path = lock_path(&self.path);
         if !self.is_given_away && is_at(&self.lock, &path) {
@@ -203,17 +204,17 @@ impl Drop for Claim {
     }
 }
 
-/// The socket that clients attach at. Dropped, it is removed.
+/// The socket that clients attach to. Removed when dropped.
 #[derive(Debug)]
 pub(super) struct ClientSocket {
     listener: OwnedFd,
-    /// Which file it is.
+    /// Identifies the socket's file: device and inode.
     made: (u64, u64),
     claim: Claim,
 }
 
 impl ClientSocket {
-    /// Another daemon goes on with the socket: nothing is removed when this is dropped.
+    /// Another daemon continues with the socket: nothing is removed when this is dropped.
     pub(super) fn give_away(&mut self) {
         self.claim.is_given_away = true;
     }
@@ -223,12 +224,10 @@ impl ClientSocket {
         self.claim.lock.as_fd()
     }
 
-    /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.claim.path
     }
 
-    /// The listening socket.
     pub(super) fn listener(&self) -> &OwnedFd {
         &self.listener
     }
@@ -249,7 +248,7 @@ impl Drop for ClientSocket {
     }
 }
 
-/// A socket that another daemon has handed over, and may want back.
+/// A socket that another daemon has handed over, and may take back.
 #[derive(Debug)]
 pub(super) struct Inherited {
     path: PathBuf,
@@ -259,10 +258,10 @@ pub(super) struct Inherited {
 }
 
 impl Inherited {
-    /// The socket and the lock of the daemon that serves at this path.
+    /// Checks that these are the socket and the lock of the daemon that serves at this path.
     ///
     /// # Errors
-    /// They are not those of the path.
+    /// They do not belong to the path.
     pub(super) fn check(path: &Path, listener: OwnedFd, lock: OwnedFd) -> Result<Inherited, Failure> {
         let lock = File::from(lock);
         // It is the same open file that the other daemon has locked.
@@ -274,7 +273,7 @@ impl Inherited {
         Ok(Inherited { path: path.to_owned(), listener, lock, made: identity(&made) })
     }
 
-    /// Goes on with it, and lets this user connect, or all: from now on it is this daemon's.
+    /// Continues with it, and lets this user connect, or all: from now on it belongs to this daemon.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -282,7 +281,7 @@ impl Inherited {
         let Inherited { path, listener, mut lock, made } = self;
         name_holder(&mut lock).map_err(|error| unusable(&path, &error))?;
         let socket = ClientSocket { listener, made, claim: Claim { path, lock, is_given_away: false } };
-        // Clients are shown who listens.
+        // Clients are shown the process that listens.
         attach::listen_again(&socket.listener).map_err(Failure::work)?;
         set_mode(socket.path(), if open_to_others { MODE_OPEN } else { MODE_OWN })?;
         Ok(socket)
@@ -293,7 +292,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), Failure> {
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(|error| unusable(path, &error))
 }
 
-/// For people, and for the message of a daemon that finds the lock taken.
+/// Writes the process id, for people and for the message of a daemon that finds the lock taken.
 fn name_holder(lock: &mut File) -> io::Result<()> {
     lock.set_len(0)?;
     lock.seek(SeekFrom::Start(0))?;
@@ -402,7 +401,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let socket = Claim::take(&path).unwrap().listen(false).unwrap();
-        // A name beside it: the file system must not use the number of the removed file again.
+        // Renamed, not removed: the file system must not reuse the inode number.
         fs::rename(&path, directory.path().join("away")).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         drop(socket);

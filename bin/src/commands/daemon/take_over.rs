@@ -1,6 +1,6 @@
-//! `sealane daemon --take-over`: takes the place of the daemon that serves at the socket. All that takes long is done while that
-//! one serves: the shards start and populate their memory. Only then it is asked to drain and to hand its sockets over. Blocks the
-//! main thread, at most until each step's deadline; if the other daemon fails on the way, this one starts without it.
+//! `sealane daemon --take-over`: replaces the daemon that serves at the socket. Everything slow is done while that one still
+//! serves: the shards start and populate their memory. Only then is it asked to drain and hand over its sockets. Blocks the main
+//! thread, at most until each step's deadline; if the other daemon fails meanwhile, this one starts without it.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -22,16 +22,15 @@ use crate::settings::{MetricsAddress, Settings};
 /// How long the other daemon may take to show what it has: it does so at once, unless it hangs.
 const SHOWING_TIME: Duration = Duration::from_secs(5);
 
-/// How much longer than its drain the other daemon may take until it has handed over.
+/// How much longer than its drain the other daemon may take to hand over.
 const HAND_OVER_TIME: Duration = Duration::from_secs(10);
 
 /// How long to wait for the lock of a daemon that has hung up: the kernel releases it when its process is gone.
 const LOCK_TIME: Duration = Duration::from_secs(2);
 
-/// Between two looks at that lock.
+/// Time between two attempts to take that lock.
 const LOCK_LOOK: Duration = Duration::from_millis(10);
 
-/// What a daemon serves with.
 pub(super) struct Serving {
     pub(super) engine: Engine,
     pub(super) socket: ClientSocket,
@@ -40,7 +39,7 @@ pub(super) struct Serving {
     pub(super) spares: SpareArenas,
 }
 
-/// The daemon whose place this one takes. Dropped before [`take_over`](Self::take_over), it serves on.
+/// The daemon that this one replaces. If dropped before [`take_over`](Self::take_over), it serves on.
 pub(super) struct Predecessor {
     successor: Successor,
     estate: Estate,
@@ -50,10 +49,10 @@ pub(super) struct Predecessor {
 }
 
 impl Predecessor {
-    /// The daemon that serves at the path; or the right to serve there, if none does.
+    /// The daemon that serves at the path, or the right to serve there if none does.
     ///
     /// # Errors
-    /// The one that serves there does not hand over to this one, or the path cannot be used.
+    /// The daemon that serves there does not hand over to this one, or the path cannot be used.
     pub(super) fn find(path: &Path) -> Result<Result<Predecessor, Claim>, Failure> {
         let until = Instant::now() + SHOWING_TIME;
         let announced = loop {
@@ -88,12 +87,11 @@ impl Predecessor {
         Ok(Ok(Predecessor { successor, estate, locks, spares, socket: path.to_owned() }))
     }
 
-    /// The CPUs that it shares.
     pub(super) fn cpus(&self) -> &[usize] {
         &self.estate.cpus
     }
 
-    /// Sets up an engine beside that of the other daemon, and memory for its clients.
+    /// Sets up an engine next to the other daemon's, and memory for its clients.
     ///
     /// # Errors
     /// The engine cannot start; the other daemon serves on.
@@ -114,10 +112,10 @@ impl Predecessor {
         Engine::prepare(settings, shared, &inherits).map_err(Failure::work)
     }
 
-    /// Where metrics are to be served, unless the other daemon does so there: then it hands that socket over.
+    /// Listens for metrics, unless the other daemon serves them at that address: then it hands over that socket.
     ///
     /// # Errors
-    /// The address that somebody chose cannot be listened on.
+    /// The configured address cannot be listened on.
     pub(super) fn bind_metrics(&self, settings: &Settings) -> Result<Option<MetricsListener>, Failure> {
         let setting = &settings.daemon.metrics;
         match (&setting.value, self.estate.metrics) {
@@ -126,10 +124,10 @@ impl Predecessor {
         }
     }
 
-    /// Has the other daemon hand over, and serves; without it, if it fails on the way.
+    /// Has the other daemon hand over, then serves; without its sockets, if it fails on the way.
     ///
     /// # Errors
-    /// The other daemon refuses and serves on, or a signal asks for the end, or what was handed over cannot be used.
+    /// The other daemon refuses and serves on, or a signal asks to stop, or what was handed over cannot be used.
     pub(super) fn take_over(
         mut self,
         prepared: Prepared,
@@ -146,7 +144,7 @@ impl Predecessor {
             }
             Err(Trouble::Serves(failure)) => Err(failure),
             Err(Trouble::HungUp(error)) => {
-                // Its connection ends here, and so do its locks as far as this process has them.
+                // Its connection ends here, and so does this process's share of its locks.
                 let Predecessor { socket: path, estate, spares, .. } = self;
                 let claim = claim_from(&path, &error)?;
                 tracing::warn!(%error, process = estate.pid, "the daemon that was to hand over has ended: this one starts without it");
@@ -184,7 +182,6 @@ impl Predecessor {
     }
 }
 
-/// What the other daemon has handed over.
 struct HandedOver {
     socket: Inherited,
     listeners: Vec<(TransportAddress, TcpListener)>,
@@ -195,11 +192,11 @@ struct HandedOver {
 enum Trouble {
     /// The other daemon serves on.
     Serves(Failure),
-    /// Nobody knows yet whether it does.
+    /// Unknown whether the other daemon serves on.
     HungUp(AttachError),
 }
 
-/// A signal that came meanwhile ends this daemon before it is the one that serves.
+/// A stop signal that arrives meanwhile ends this daemon before it serves.
 fn go_on(signals: &Signals) -> Result<(), Trouble> {
     match signals.next() {
         Some(Wish::Stop) => {

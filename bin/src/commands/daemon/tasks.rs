@@ -1,5 +1,5 @@
-//! Which tasks of the endpoint map this daemon serves, at its start and after a change of the map. Pure, but for what
-//! [`LocalHost`] looks up.
+//! Which tasks of the endpoint map this daemon serves, at its start and after a change of the map. Pure, except for the look-ups of
+//! [`LocalHost`].
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::commands::map::unknown_task;
 use crate::local_host::LocalHost;
 use crate::wording::first_of;
 
-/// Names of tasks or addresses that one message shows.
+/// Most names of tasks or addresses shown in one message.
 const SHOWN_MAX: usize = 8;
 
-/// The tasks to serve: those that are named, or all whose transport address is this host's.
+/// The tasks to serve: the named ones, or all whose transport address is this host's.
 ///
 /// # Errors
 /// A named one is not in the map, or no address is this host's.
@@ -44,7 +44,7 @@ fn at_host(map: &EndpointMap, file: &Path, host: &LocalHost) -> Result<Vec<TaskN
     Ok(addresses.iter().flat_map(|address| map.tasks_at(address)).cloned().collect())
 }
 
-/// Whether a process may attach as `task`, before memory is made for it.
+/// Checks whether a process may attach as `task`, before memory is allocated for it.
 ///
 /// # Errors
 /// NotFound if it is not served here, Unavailable if it is `taken` by another process.
@@ -68,19 +68,19 @@ pub(super) fn must_be_free(task: &str, served: &[TaskName], taken: Option<i32>) 
     }
 }
 
-/// What a changed map means for a daemon that serves already.
+/// What a changed map means for a running daemon.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Growth {
     /// Tasks to serve from now on.
     pub(super) more: Vec<TaskName>,
-    /// Tasks that are served, and that the map has no more or has elsewhere.
+    /// Served tasks that the new map lacks or places elsewhere.
     pub(super) gone: Vec<TaskName>,
     /// New transport addresses that the daemon does not listen on; some may be this host's.
     pub(super) new_addresses: Vec<TransportAddress>,
 }
 
 impl Growth {
-    /// Compares what is served at `addresses` with a new map, of which `fresh` tasks are new or have moved.
+    /// Compares what is served at `addresses` with a new map, in which the tasks `fresh` are new or have moved.
     pub(super) fn of(
         map: &EndpointMap,
         fresh: &[TaskName],
@@ -114,7 +114,7 @@ pub(super) fn by_address(map: &EndpointMap, tasks: &[TaskName]) -> String {
     groups.iter().map(|(address, tasks)| group((address, tasks))).collect::<Vec<_>>().join("; ")
 }
 
-/// The first few, or what to say of none.
+/// The first few, or `none` if there are none.
 pub(super) fn list<T: ToString>(all: impl IntoIterator<Item = T>, none: &str) -> String {
     match &all.into_iter().collect::<Vec<T>>()[..] {
         [] => none.to_owned(),

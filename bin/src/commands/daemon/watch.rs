@@ -1,4 +1,4 @@
-//! Tells when the endpoint map, a secret or a certificate may have changed. Watches their directories, since editors and
+//! Reports when the endpoint map, a secret or a certificate may have changed. Watches their directories, since editors and
 //! Kubernetes replace files by renaming others.
 
 use std::collections::BTreeSet;
@@ -11,11 +11,11 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use crate::files::directory_of;
 
-/// A file that was written and closed, or renamed to its name: from then on it is whole. A file that is gone is no
-/// change: most likely the next one is on its way.
+/// A file was written and closed, or renamed to its name: from then on it is complete. A removed file is no change: most likely the
+/// next one is about to come.
 const CHANGES: AddWatchFlags = AddWatchFlags::IN_CLOSE_WRITE.union(AddWatchFlags::IN_MOVED_TO);
 
-/// Kubernetes swaps all files of a mounted map at once, by renaming a link that has this beginning.
+/// Kubernetes swaps all files of a mounted map at once, by renaming a link whose name begins with this.
 const KUBERNETES_LINK: &[u8] = b"..";
 
 /// Watches the directories of some files.
@@ -23,11 +23,11 @@ const KUBERNETES_LINK: &[u8] = b"..";
 pub(super) struct Watch {
     inotify: Inotify,
     directories: BTreeSet<PathBuf>,
-    /// Without their directories: a file of the same name in another of these is read in vain.
+    /// Names without directories: a change of a file with the same name in another of these directories causes a needless reload.
     files: Vec<OsString>,
 }
 
-/// A directory that cannot be watched: changes of its files are not seen.
+/// A directory that cannot be watched: changes of its files go unnoticed.
 #[derive(Debug)]
 pub(super) struct Unwatched {
     directory: PathBuf,
@@ -43,10 +43,10 @@ impl Unwatched {
 }
 
 impl Watch {
-    /// Watches for changes of the files at these paths; also says which directories cannot be watched, and why.
+    /// Watches for changes of the files at these paths; also returns the directories that cannot be watched, and why.
     ///
     /// # Errors
-    /// The system's: a limit of its own.
+    /// Those of the system: a limit of it is reached.
     pub(super) fn new(paths: &[&Path]) -> Result<(Watch, Vec<Unwatched>), Errno> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let directories: BTreeSet<_> = paths.iter().map(|path| directory_of(path).to_owned()).collect();
@@ -56,7 +56,7 @@ impl Watch {
         Ok((watch, unwatched))
     }
 
-    /// Watches the directories that have the names now, should they be others; those that cannot be watched.
+    /// Watches the directories that now have these names, if they were replaced; returns those that cannot be watched.
     pub(super) fn renew(&self) -> Vec<Unwatched> {
         let add = |directory: &PathBuf| {
             let added = self.inotify.add_watch(directory, CHANGES);
@@ -65,7 +65,7 @@ impl Watch {
         self.directories.iter().filter_map(add).collect()
     }
 
-    /// True if a file may have changed since the last look. However many changes there were, one look tells of all.
+    /// True if a file may have changed since the last call, however many changes there were.
     pub(super) fn changed(&self) -> bool {
         let mut changed = false;
         while let Ok(events) = self.inotify.read_events() {
@@ -82,7 +82,7 @@ impl AsFd for Watch {
 }
 
 fn concerns(what: AddWatchFlags, name: Option<&OsStr>, files: &[OsString]) -> bool {
-    // Events that were lost may have been of any file.
+    // Lost events may have been about any file.
     if what.contains(AddWatchFlags::IN_Q_OVERFLOW) {
         return true;
     }
@@ -101,7 +101,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("keys")).unwrap();
-        // What cannot be watched does not keep the others from being watched.
+        // A path that cannot be watched does not keep the others from being watched.
         let (watch, unwatched) = Watch::new(&[&path("none/secret"), &path("map"), &path("keys/secret")]).unwrap();
         assert_eq!(unwatched.iter().map(|one| &*one.directory).collect::<Vec<_>>(), [path("none")]);
         assert!(!watch.changed());

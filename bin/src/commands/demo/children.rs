@@ -1,6 +1,6 @@
 //! The demo's daemons and tasks as their parent sees them, over pipes. None outlives it: tasks end with their standard input,
-//! daemons with their parent, and who does not is killed. A signal that ends a demo waits in a descriptor here; the tasks, which a
-//! terminal interrupts as well, leave it to the parent.
+//! daemons with their parent, and any that does not is killed. A signal that ends a demo waits in a descriptor here; the tasks,
+//! which a terminal interrupts as well, leave it to the parent.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -19,27 +19,27 @@ use super::task::{Job, Told};
 use crate::Failure;
 use crate::commands::daemon::socket::listener;
 
-/// How long a task may take for one thing, and a daemon to start: longer than requests of tasks wait, which say what went wrong.
+/// How long a task may take for one thing, and a daemon to start: longer than the requests of tasks wait, since their errors say
+/// what went wrong.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
-/// A process that dies takes transfers with it, and others may report that first: this long an end is waited for, as the better
-/// reason.
+/// When a process dies, others may first report the transfers that it took with it: an end is waited for this long, as it is the
+/// better reason.
 const ROOT_CAUSE_TIME: Duration = Duration::from_secs(5);
-/// When no task has told anything for so long, daemons are looked at, of which one may have ended.
+/// When no task has reported anything for this long, daemons are checked, since one may have ended.
 const QUIET_TIME: Duration = Duration::from_millis(100);
-/// How long daemons may take to end once they are told to.
+/// How long daemons may take to end after they were told to.
 const END_TIME: Duration = Duration::from_secs(5);
-/// Between two looks at a process.
+/// Time between two checks of a process.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Lines of a daemon that are shown should it end: an error and what led to it.
+/// Lines shown of a daemon that ends: an error and what led to it.
 const LAST_WORDS_MAX: usize = 3;
-/// What ends a program in good order: a terminal's interrupt, a terminal that goes away, and a plain `kill`.
+/// Signals that end a program in good order: a terminal's interrupt, a terminal that goes away, and a plain `kill`.
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGHUP, Signal::SIGTERM];
 
-/// A process with its name.
 struct Named {
     name: String,
     process: Child,
-    /// Of a daemon: where its standard error goes.
+    /// For a daemon: the file that its standard error goes to.
     log: PathBuf,
 }
 
@@ -48,19 +48,18 @@ struct Task {
     answers: BufReader<ChildStdout>,
 }
 
-/// The child processes of a demo.
 pub(super) struct Children {
     /// What they are doing, for errors: `in step 3`.
     pub(super) doing: String,
     signals: SignalFd,
     tasks: Vec<(Named, Task)>,
     daemons: Vec<Named>,
-    /// What daemons log that is to be shown, read up to what was.
+    /// Logs of daemons that are to be shown, read up to what was shown already.
     logs: Vec<File>,
 }
 
 impl Children {
-    /// None yet. Signals that end a program wait here from now on; children inherit that they do not see them.
+    /// No children yet. Signals that end a program wait here from now on; children inherit that these are blocked.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -123,7 +122,7 @@ impl Children {
         Ok(id)
     }
 
-    /// Waits until every task has done the next thing. Gives what they tell, in their order.
+    /// Waits until every task has done its next thing. Returns their reports, in order.
     ///
     /// # Errors
     /// A process ended, a task failed or took too long; or a signal came.
@@ -163,10 +162,10 @@ impl Children {
         Ok(all.into_iter().flatten().collect())
     }
 
-    /// Lets all tasks go on, and waits as [`Children::hear`].
+    /// Lets all tasks go on, and waits like [`Children::hear`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Children::hear`].
     pub(super) fn go_on(&mut self) -> Result<Vec<Told>, Failure> {
         self.tasks.iter_mut().for_each(|(_, task)| task.write(""));
         self.hear()
@@ -196,18 +195,18 @@ impl Children {
     }
 
     fn show_logs(&mut self) {
-        // With standard error gone, there is nobody to read it.
+        // Without standard error nobody could read it.
         self.logs.iter_mut().for_each(|log| drop(io::copy(log, &mut io::stderr())));
     }
 
-    /// Why a demo cannot go on of which a process has ended.
+    /// Why a demo cannot go on whose process has ended.
     fn gone(&mut self) -> Option<Failure> {
         let mut all = self.tasks.iter_mut().map(|(named, _)| named).chain(&mut self.daemons);
         let is_gone = |named: &mut Named| matches!(named.process.try_wait(), Ok(Some(_)));
         all.find_map(|named| is_gone(named).then_some(named)).map(|gone| ended(gone, &self.doing))
     }
 
-    /// A task reports a failure, of which a process that has ended may be the reason.
+    /// A task reports a failure, which may be caused by a process that has ended.
     fn failed(&mut self, index: usize, reason: &str) -> Failure {
         let deadline = Instant::now() + ROOT_CAUSE_TIME;
         loop {
@@ -225,7 +224,7 @@ impl Children {
 impl Drop for Children {
     fn drop(&mut self) {
         self.daemons.iter_mut().for_each(stop);
-        // A task has nothing that must be put away. One that has ended is not harmed.
+        // A task needs no clean-up. Killing one that has ended does no harm.
         self.tasks.iter_mut().for_each(|(named, _)| drop(named.process.kill()));
         let deadline = Instant::now() + END_TIME;
         for Named { process, .. } in self.tasks.iter_mut().map(|(named, _)| named).chain(&mut self.daemons) {
@@ -238,14 +237,14 @@ impl Drop for Children {
 }
 
 impl Task {
-    /// One that is gone does not read; its end is seen by itself.
+    /// A task that is gone does not read; its end is noticed separately.
     fn write(&mut self, line: &str) {
         let _ = self.lines.write_all(format!("{line}\n").as_bytes());
     }
 }
 
 /// # Errors
-/// A signal has come. It is nowhere else from then on.
+/// A signal has come. This takes it, so nobody else sees it.
 fn unless_signalled(signals: &SignalFd, doing: &str) -> Result<(), Failure> {
     let Some(signal) = signals.read_signal().ok().flatten() else { return Ok(()) };
     let signal = Signal::try_from(signal.ssi_signo as i32).map_or("a signal", Signal::as_str);
@@ -256,14 +255,14 @@ fn spawn(name: &str, command: &mut Command) -> Result<Child, Failure> {
     command.spawn().map_err(|error| Failure::work(format!("{name} cannot be started ({error})")))
 }
 
-/// Has a daemon end, unless it has: then the number may be another process's.
+/// Signals a daemon to end, unless it has ended: then its process id may belong to another process.
 fn stop(daemon: &mut Named) {
     if let Ok(None) = daemon.process.try_wait() {
         let _ = kill(Pid::from_raw(daemon.process.id() as i32), Signal::SIGTERM);
     }
 }
 
-/// How a process ended, if it does until then.
+/// How a process ended, if it does before the deadline.
 fn end_of(process: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     loop {
         match process.try_wait() {
@@ -273,7 +272,7 @@ fn end_of(process: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     }
 }
 
-/// A process has ended, or does so just now.
+/// The error that a process has ended, or is just ending.
 fn ended(Named { name, process, log }: &mut Named, doing: &str) -> Failure {
     let how = match end_of(process, Instant::now() + ROOT_CAUSE_TIME) {
         Some(status) => format!("ended {doing}, before its work was done: {status}"),
@@ -298,7 +297,7 @@ mod tests {
     use super::*;
     use crate::commands::demo::task::Part;
 
-    /// Tasks that follow a shell script. Starting them blocks signals of the test's thread, which is its own.
+    /// Tasks that each run a shell script. Starting them blocks signals on the calling thread, which belongs to the test alone.
     fn start(scripts: &[&str]) -> Children {
         let mut children = Children::none().unwrap();
         for (index, script) in scripts.iter().enumerate() {
@@ -358,7 +357,7 @@ mod tests {
             ),
             (&[fail, wait], "worker0:2222 failed in step 3: no luck", ""),
             (&["echo hello; cat"], "worker0:2222 failed in step 3: it gave a wrong answer (", ": hello"),
-            // A task that dies is the reason why another one fails.
+            // A task that dies is the cause when another one fails.
             (&[fail, "exit 1"], "worker1:2222 (process ", "exit status: 1"),
         ];
         for (scripts, begins, ends) in cases {

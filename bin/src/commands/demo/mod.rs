@@ -1,6 +1,6 @@
-//! `sealane demo`: a parameter server and workers, each in a process of its own and attached to a daemon of its side, move a
-//! real model's tensors back and forth on this machine, and every byte is verified. This process starts all of them, tells
-//! the tasks what to do step by step, and adds up what they measured; it moves nothing itself.
+//! `sealane demo`: a parameter server and workers, each in its own process and attached to a daemon of its side, move a real
+//! model's tensors back and forth on this machine, and every byte is verified. This process starts them all, tells the tasks what
+//! to do step by step, and adds up what they measured; it moves no tensors itself.
 
 mod children;
 mod outcome;
@@ -39,15 +39,14 @@ use crate::{Context, Failure, host};
 
 /// Most tasks of one part: more would only wait for this machine's CPUs.
 const TASKS_MAX: u64 = 64;
-/// Most steps of a demo.
 const STEPS_MAX: u64 = 1_000_000;
-/// Lines of a whole demo where there is no bar, at most.
+/// Most lines of output of a whole demo if there is no bar.
 const LINES_MAX: u64 = 5;
-/// One CPU of so many is for each daemon's shards: with two daemons, half of them are left to the tasks.
+/// One of this many CPUs is for each daemon's shards: with two daemons, half of them are left to the tasks.
 const CPUS_PER_SHARD: usize = 4;
-/// Slabs of a demo's engine: tensors bring their own memory.
+/// Slab size of a demo's engine: tensors bring their own memory.
 const SLAB_BYTES: u64 = 1 << 20;
-/// How long a daemon of a demo that has failed waits for calls in progress, all of which have lost their tasks.
+/// How long a daemon of a failed demo waits for calls in progress, which have all lost their tasks.
 const DRAIN_TIMEOUT_MS: u64 = 500;
 
 /// Move a real model's tensors between processes on this machine, and verify every byte
@@ -120,44 +119,43 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let (demo, mut outcome) = Demo::plan(args, context)?;
     let played = demo.play(&mut outcome);
     outcome.seconds = start.elapsed().as_secs_f64();
-    // Why the demo failed is more than that its report did as well.
+    // The demo's own failure matters more than one to write its report.
     let report_written = report_file.map_or(Ok(()), |file| file.write(&outcome.to_html(played.as_ref().err())));
     played?;
     output.write(context, &outcome.to_json(), &outcome.to_text())?;
     report_written
 }
 
-/// A demo that can be played: all arguments are read and checked.
+/// A demo ready to run: all arguments are read and checked.
 struct Demo<'a> {
     args: &'a Args,
     context: &'a Context,
-    /// One for each task: first the ps, then the workers.
+    /// One for each task: first those of the ps, then those of the workers.
     jobs: Vec<Job>,
-    /// Together they serve all tasks; none if each task has an engine of its own.
+    /// The daemons, which together serve all tasks; none if each task has its own engine.
     daemons: Vec<Daemon>,
-    /// What the processes of ps and of workers are told with `--set`.
+    /// Settings passed with `--set` to the processes of the ps and of the workers.
     set: [Vec<String>; 2],
 }
 
 struct Daemon {
     name: &'static str,
-    /// Whose settings it reads.
+    /// The part whose settings it reads.
     part: Part,
-    /// The tasks that it serves.
+    /// The tasks that it serves, as a range of the jobs.
     jobs: Range<usize>,
 }
 
-/// An engine of the demo.
 struct Engine {
-    /// The task, or the daemon.
+    /// The name of the task or the daemon.
     name: String,
     address: SocketAddr,
-    /// Of a daemon: where it is asked.
+    /// For a daemon: the socket at which it answers questions.
     socket: Option<PathBuf>,
 }
 
 impl<'a> Demo<'a> {
-    /// Also gives its outcome, of which nothing is known yet.
+    /// Also returns its outcome, which is still empty.
     fn plan(args: &'a Args, context: &'a Context) -> Result<(Demo<'a>, Outcome<'a>), Failure> {
         let (workers, ps) = (args.workers as usize, args.ps as usize);
         let tasks = workers + ps;
@@ -178,11 +176,11 @@ impl<'a> Demo<'a> {
             Link::Tcp => Some("transport.require=tcp".to_owned()),
             Link::Verbs => Some("transport.require=verbs".to_owned()),
         };
-        // What the link asks for is the last word.
+        // The link's own requirement comes last, so that it wins.
         let given: Vec<String> = args.set.iter().cloned().chain(require).collect();
         let text = Workload::text(&args.workload)?;
         let workload = Workload::parse(&text, &args.workload)?;
-        // What is wrong with the settings of a part is said here, before any process is started.
+        // Errors in a part's settings are reported here, before any process is started.
         let settings = |part: Part| {
             let (role, config, set) = (Some(part.role()), args.config.clone(), given.clone());
             context.settings(&SettingsFlags { endpoint_map: None, role, config, set }, [])
@@ -223,19 +221,19 @@ impl<'a> Demo<'a> {
     /// Starts all processes, plays all steps, and ends the processes.
     ///
     /// # Errors
-    /// A process failed, or a signal came; `outcome` has what was found out until then.
+    /// A process failed, or a signal came; `outcome` has the results up to then.
     fn play(&self, outcome: &mut Outcome) -> Result<(), Failure> {
         let directory = tempfile::Builder::new().prefix("sealane-demo-").tempdir().map_err(|error| {
             Failure::work(format!("no temporary directory can be created ({error}); set TMPDIR to one with free space"))
         })?;
-        // They end before the directory does, also where this fails.
+        // The children end before the directory does, even if this fails.
         let mut children = Children::none()?;
         let steps = self.args.steps;
         let bar = Bar::on_stderr(steps, "{bar:32} step {pos}/{len} {msg}");
         let engines = self.start(&mut children, directory.path(), &bar)?;
         for number in 0..=steps {
             children.doing = format!("in step {number}");
-            // All make what they send; the workers pull; the ps take the pushes; all compare what they got.
+            // All make what they send; the workers pull; the ps accept the pushes; all compare what they received.
             for _ in ["make", "pull", "push"] {
                 children.go_on()?;
             }
@@ -249,14 +247,14 @@ impl<'a> Demo<'a> {
                 self.look(shards, &engines, outcome)?;
             }
             if number == 0 {
-                // The step that connects the tasks does not count.
+                // The step that establishes the connections does not count.
                 bar.say(&format!("a tensor's way: {}", outcome.path()));
                 continue;
             }
             let (pushed, pulled) = fetched.split_at(self.args.ps as usize);
             let [pull, push] = outcome.add_step(pulled, pushed).map(|flow| flow.gigabytes_per_s());
             let rates = format!("pull {pull:.2} GB/s, push {push:.2} GB/s");
-            // Drawn between steps, so that it costs no transfer anything.
+            // Drawn between steps, so that it does not slow any transfer.
             if !bar.at(number, &rates) && is_told(number, steps) {
                 write_line(&format!("step {number} of {steps}: {rates}"));
             }
@@ -265,7 +263,7 @@ impl<'a> Demo<'a> {
         children.finish()
     }
 
-    /// Starts the daemons, whose tasks share an address and attach at a socket, and the tasks; those without a daemon take a port of
+    /// Starts the daemons, whose tasks share an address and attach at a socket, and the tasks; those without a daemon get a port of
     /// their own.
     fn start(&self, children: &mut Children, directory: &Path, bar: &Bar) -> Result<Vec<Engine>, Failure> {
         let program = std::env::current_exe()
@@ -298,7 +296,7 @@ impl<'a> Demo<'a> {
                 .args(["--metrics", "off"])
                 .args(self.settings_of(daemon.part))
                 .args(tasks.iter().flat_map(|task| ["--task", task]));
-            // Signals of a terminal are not for it: the demo ends it when its tasks have ended.
+            // The terminal's signals are not for it: the demo ends it when its tasks have ended.
             command.arg("--listener-on-stdin").stdin(Stdio::from(OwnedFd::from(listener)));
             command.arg("--end-with").arg(std::process::id().to_string()).process_group(0);
             let process = children.start_daemon(name, &mut command, socket, self.context.log_is_wanted())?;
@@ -325,14 +323,14 @@ impl<'a> Demo<'a> {
         Ok(engines)
     }
 
-    /// Looks at the links between engines as either of their ends tells of them, by the names of both, and at the CPUs of shards.
-    /// Those of tasks with an engine of their own have told of it.
+    /// Collects the links between engines as both ends report them, by the names of both, and the CPUs of shards. Tasks with an
+    /// engine of their own have already reported theirs.
     fn look(&self, told: Vec<Vec<Shard>>, engines: &[Engine], outcome: &mut Outcome) -> Result<(), Failure> {
         let sockets = engines.iter().filter_map(|engine| engine.socket.as_ref());
         let of_daemons =
             sockets.map(|socket| Ok(stat::look(&ClientsSocket::at(socket))?.shards)).collect::<Result<_, Failure>>()?;
         let shards: Vec<Vec<Shard>> = if self.args.embedded { told } else { of_daemons };
-        // Every link has a ps at one of its ends, and the engines of those come first.
+        // Every link has a ps at one end, and the engines of the ps come first.
         let of_ps = if self.args.embedded { self.args.ps as usize } else { 1 };
         outcome.links = [0, 0];
         for counters in shards[..of_ps].iter().flatten().map(|shard| &shard.counters) {
@@ -356,7 +354,7 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// The flags for settings of a part's processes.
+    /// The flags that pass settings to a part's processes.
     fn settings_of(&self, part: Part) -> Vec<OsString> {
         let role = ["--role".into(), part.role().to_string().into()];
         let config = self.args.config.iter().flat_map(|file| ["--config".into(), file.into()]);
@@ -365,12 +363,12 @@ impl<'a> Demo<'a> {
     }
 }
 
-/// A few steps are told where there is no bar, and always the last.
+/// If there is no bar, a few steps are printed, always including the last.
 fn is_told(number: u64, steps: u64) -> bool {
     number.is_multiple_of(steps.div_ceil(LINES_MAX)) || number == steps
 }
 
-/// The settings that suit a demo's processes, where nothing else gives them; they `spin` if each has a CPU.
+/// Settings that suit a demo's processes, where no other source sets them; they `spin` if each has a CPU.
 fn settings_of_demo(settings: &Settings, shards: usize, spin: bool, arena_bytes_max: u64) -> Vec<String> {
     let Settings { runtime, transport, fusion, daemon, .. } = settings;
     let idle_spin_us = if spin { runtime.idle_spin.value.as_micros() as u64 } else { 0 };
@@ -382,7 +380,7 @@ fn settings_of_demo(settings: &Settings, shards: usize, spin: bool, arena_bytes_
         ("runtime.slab_receive_bytes", SLAB_BYTES, &runtime.slab_receive_bytes.source),
         ("daemon.area_bytes", SLAB_BYTES, &daemon.area_bytes.source),
         ("daemon.arena_bytes_max", daemon.arena_bytes_max.value.max(arena_bytes_max), &daemon.arena_bytes_max.source),
-        // A long turn says here only that the machine has other work.
+        // A long turn only means here that the machine has other work.
         ("runtime.stall_report_ms", 0, &runtime.stall_report.source),
         ("daemon.drain_timeout_ms", DRAIN_TIMEOUT_MS, &daemon.drain_timeout.source),
         ("transport.connect_timeout_ms", timeout_ms, &transport.connect_timeout.source),
@@ -406,7 +404,7 @@ mod tests {
         let ours = settings_of_demo(&settings(&[("runtime.shards", "7")]), 2, false, 0);
         assert!(ours.contains(&"runtime.idle_spin_us=0".to_owned()), "{ours:?}");
         assert!(!ours.iter().any(|set| set.starts_with("runtime.shards")), "{ours:?}");
-        // What the demo sets is in range.
+        // The demo's own settings are in range.
         let pairs: Vec<_> = ours.iter().filter_map(|set| set.split_once('=')).collect();
         assert_eq!(settings(&pairs).daemon.drain_timeout.value.as_millis(), u128::from(DRAIN_TIMEOUT_MS));
     }

@@ -1,5 +1,5 @@
-//! What a demo has measured and found out: for people as a table and as a page, for scripts as JSON (schema `sealane-demo/1`).
-//! Memory does not grow with the steps.
+//! The results of a demo: for people as a table and a page, for scripts as JSON (schema `sealane-demo/1`). Memory does not grow
+//! with the steps.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,16 +18,15 @@ use crate::wording::scaled;
 use crate::workload::Workload;
 use crate::{Failure, command_line};
 
-/// Names the JSON's fields and their meaning; another number means other fields.
+/// Names the JSON's fields and their meaning; another number stands for other fields.
 const SCHEMA: &str = "sealane-demo/1";
 
-/// Longest latency that is distinguished, in ns: no request of the demo waits for longer.
+/// Longest latency that is told apart, in ns: no request of the demo waits longer.
 const LATENCY_NS_MAX: u64 = 120_000_000_000;
-/// Digits of a latency that are kept.
+/// Significant digits of a latency that are kept.
 const LATENCY_DIGITS: u8 = 3;
 /// Longest bar, in characters.
 const BAR_WIDTH: u64 = 40;
-/// The percentiles that are shown.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
 
 /// What moved in one direction, and how long that took.
@@ -39,12 +38,12 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// 10^9 bytes a second; 0 where nothing moved.
+    /// In 10^9 bytes a second; 0 if nothing moved.
     pub(super) fn gigabytes_per_s(&self) -> f64 {
         if self.time.is_zero() { 0.0 } else { self.bytes as f64 / self.time.as_secs_f64() / 1e9 }
     }
 
-    /// This one, and then the other, or both at once.
+    /// The sum of two flows that together took `time`, one after the other or at once.
     pub(super) fn with(self, other: Flow, time: Duration) -> Flow {
         Flow { tensors: self.tensors + other.tensors, bytes: self.bytes + other.bytes, time }
     }
@@ -54,37 +53,37 @@ impl Flow {
     }
 }
 
-/// What one worker, or all, moved: pulled and pushed.
+/// What one worker, or all workers, moved: pulled and pushed.
 pub(super) type Traffic = [Flow; 2];
 
-/// A demo, with all that its reader must know.
+/// A demo's results, with all that a reader must know.
 pub(super) struct Outcome<'a> {
     pub(super) args: &'a Args,
     pub(super) workload: Workload,
-    /// The recvs in flight from each peer, at most.
+    /// Most recvs in flight from each peer.
     pub(super) window: usize,
-    /// How many there are: none if each task has an engine of its own.
+    /// Number of daemons: 0 if each task has its own engine.
     pub(super) daemons: usize,
     /// Links between engines, over verbs and over TCP.
     pub(super) links: [u64; 2],
-    /// The same one by one, by engine, peer, kind and its reason: tensors, messages and writes that were sent.
+    /// Each link, by engine, peer, kind and its reason: the tensors, messages and writes that were sent.
     pub(super) peers: BTreeMap<[String; 4], [u64; 3]>,
     pub(super) machine: Machine,
     pub(super) steps_done: u64,
-    /// Of each worker, by number.
+    /// Traffic of each worker, by number.
     per_worker: Vec<Traffic>,
-    /// Of all workers, whose transfers take place at once.
+    /// Traffic of all workers, whose transfers take place at the same time.
     total: Traffic,
-    /// Of the single pulls, in ns.
+    /// Latencies of single pulls, in ns.
     latencies: Histogram<u64>,
-    /// Tensors and bytes that were compared, also in the step that makes the connections.
+    /// Tensors and bytes that were compared, including the step that establishes the connections.
     pub(super) verified: (u64, u64),
-    /// The whole demo, with starting, making and comparing bytes.
+    /// Duration of the whole demo, including starting, and making and comparing bytes.
     pub(super) seconds: f64,
 }
 
 impl Outcome<'_> {
-    /// Of a demo that has not begun.
+    /// For a demo that has not begun.
     pub(super) fn new(args: &Args, workload: Workload, daemons: usize, window: usize, machine: Machine) -> Outcome<'_> {
         let latencies = Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS);
         Outcome {
@@ -104,8 +103,8 @@ impl Outcome<'_> {
         }
     }
 
-    /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker. Gives what all workers moved
-    /// in it.
+    /// Adds a step: what each worker fetched from each ps, and what each ps fetched from each worker. Returns what all workers
+    /// moved in it.
     pub(super) fn add_step(&mut self, pulled: &[Vec<Fetched>], pushed: &[Vec<Fetched>]) -> Traffic {
         let flow = |fetched: &Fetched| fetched.flow;
         let mut all = Traffic::default();
@@ -128,7 +127,7 @@ impl Outcome<'_> {
         all
     }
 
-    /// What carries a tensor from the one part's side to the other's.
+    /// What carries a tensor between the sides of the two parts.
     fn link(&self) -> &'static str {
         match (self.daemons, self.links) {
             (1, _) => "shm",
@@ -139,7 +138,7 @@ impl Outcome<'_> {
         }
     }
 
-    /// The way of every tensor, process by process.
+    /// The path of every tensor, process by process.
     pub(super) fn path(&self) -> String {
         let network = self.link();
         match self.daemons {
@@ -149,7 +148,7 @@ impl Outcome<'_> {
         }
     }
 
-    /// The outcome as JSON on many lines, with a line's end.
+    /// The outcome as JSON on several lines, with a newline at the end.
     pub(super) fn to_json(&self) -> String {
         let us = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1e3;
         let mut latency: serde_json::Map<String, Value> =
@@ -191,7 +190,6 @@ impl Outcome<'_> {
         format!("{report:#}\n")
     }
 
-    /// The outcome as people read it.
     pub(super) fn to_text(&self) -> String {
         let numbers = ["tensors", "bytes", "pull GB/s", "push GB/s", "step ms"].map(Column::number);
         let table =
@@ -218,7 +216,7 @@ impl Outcome<'_> {
         )
     }
 
-    /// The outcome as one page that needs nothing else; with what was found out until then if the demo failed.
+    /// The outcome as one self-contained page; if the demo failed, with the results up to then.
     pub(super) fn to_html(&self, failure: Option<&Failure>) -> String {
         let (done, tensors, bytes) = (self.steps_done, self.verified.0, DecimalBytes(self.verified.1));
         let result = match failure {
@@ -245,7 +243,7 @@ impl Outcome<'_> {
         )
     }
 
-    /// What each worker moved, and last all: for people and as JSON.
+    /// What each worker moved, and last the total: for people and as JSON.
     fn rows(&self) -> Vec<(Vec<String>, Value)> {
         let workers = self.per_worker.iter().enumerate().map(|(number, traffic)| (Part::Worker.task(number), traffic));
         let row = |(task, [pull, push]): (String, &Traffic)| {
@@ -264,12 +262,12 @@ impl Outcome<'_> {
     }
 }
 
-/// Text as a page has it.
+/// Text escaped for a page.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Draws a histogram of nanoseconds in buckets that end at twice the one before, from the first that is not empty to the last.
+/// Draws a histogram of nanoseconds in buckets that end at twice the one before, from the first to the last that is not empty.
 fn bars(histogram: &Histogram<u64>) -> String {
     let buckets = histogram.iter_log(1_000, 2.0).skip_while(|bucket| bucket.count_since_last_iteration() == 0);
     let buckets: Vec<_> =
@@ -277,7 +275,7 @@ fn bars(histogram: &Histogram<u64>) -> String {
     let most = buckets.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let mut text = String::new();
     for (last, count) in buckets {
-        // A bucket that is not empty has a bar that can be seen.
+        // A bucket that is not empty has a visible bar.
         let width = (count * BAR_WIDTH / most).max(u64::from(count > 0)) as usize;
         writeln!(text, "  up to {:>8}  {:<40}  {count}", shown(last + 1), "█".repeat(width))
             .expect("a string takes all");
@@ -313,7 +311,7 @@ mod tests {
         let flags = <Flags as clap::Parser>::parse_from(["demo", "--workers", "2", "--ps", "2", "--steps", "2"]);
         let mut outcome = Outcome::new(Box::leak(Box::new(flags.args)), workload, 2, 40, machine);
         outcome.links = [2, 0];
-        // Two ps: each worker pulls from both, each ps takes the pushes of both.
+        // Two ps: each worker pulls from both, and each ps accepts the pushes of both workers.
         let pulled =
             [vec![fetched(1_000_000, 2), fetched(2_000_000, 4)], vec![fetched(1_000_000, 6), fetched(2_000_000, 1)]];
         let pushed = [vec![fetched(100_000, 1), fetched(100_000, 3)], vec![fetched(200_000, 2), fetched(200_000, 5)]];

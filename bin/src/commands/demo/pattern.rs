@@ -1,10 +1,10 @@
-//! What a tensor's bytes are in a step: a function of step, tensor and sender that both sides compute. Every eight bytes are a
-//! counter that begins at a number drawn from all three, stirred by one round of xorshift (Marsaglia, 2003).
+//! The bytes of a tensor in a step: a function of step, tensor and sender that both sides compute. Every eight bytes are a counter
+//! that starts at a number derived from all three, mixed by one round of xorshift (Marsaglia, 2003).
 
 /// From one counter to the next: 2^64 divided by the golden ratio, which spreads neighbours over all bits.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 const WORD_BYTES: usize = 8;
-/// Bytes compared at once: they stay in the nearest cache.
+/// Bytes compared at once: they fit into the first-level cache.
 const CHUNK_BYTES: usize = 4096;
 
 /// The bytes of one tensor in one step.
@@ -12,12 +12,11 @@ const CHUNK_BYTES: usize = 4096;
 pub(super) struct Pattern(u64);
 
 impl Pattern {
-    /// Two authors never send the same.
+    /// Two senders never send the same pattern.
     pub(super) fn new(author: usize, tensor: usize, step: i64) -> Pattern {
         Pattern([author as u64, tensor as u64, step as u64].into_iter().fold(0, |state, part| scatter(state ^ part)))
     }
 
-    /// Fills `bytes` with the pattern.
     pub(super) fn fill(self, bytes: &mut [u8]) {
         let mut counter = self.0;
         let (words, rest) = bytes.as_chunks_mut::<WORD_BYTES>();
@@ -78,7 +77,7 @@ mod tests {
         for other in [Pattern::new(0, 3, 6), Pattern::new(0, 4, 5), Pattern::new(1, 3, 5), Pattern::new(2, 3, 5)] {
             let other = filled(other, 4096);
             let same = reference.iter().zip(&other).filter(|(one, other)| one == other).count();
-            // By chance one byte of 256 is the same; a lane that never changes would be 512 or more.
+            // By chance one byte in 256 is the same; a lane that never changes would make it 512 or more.
             assert!(same < 64, "{same} of 4096 bytes are the same");
         }
     }

@@ -1,5 +1,5 @@
-//! One task of the demo, in a process of its own. Its first line of standard input is its [`Job`], each further one lets it go on
-//! to the next thing to do; on standard output it says what came of the last, one JSON value a line. It ends at once when its
+//! One task of the demo, in its own process. The first line of its standard input is its [`Job`]; each further line lets it go on
+//! to the next thing to do. On standard output it reports the result of the last, one JSON value a line. It ends at once when its
 //! standard input does. Makes and compares bytes on the main thread.
 
 use std::collections::VecDeque;
@@ -29,9 +29,9 @@ use crate::settings::{Role, Settings};
 use crate::workload::{TensorSpec, Workload};
 use crate::{Context, Failure, locked_memory};
 
-/// How long a request of the demo waits: far longer than any transfer here, short enough to see a demo fail.
+/// How long a request of the demo waits: far longer than any transfer here, but short enough to notice that a demo fails.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Lines read ahead of the one that is waited for; the parent sends one at a time.
+/// Lines read ahead; the parent sends one at a time.
 const LINES_MAX: usize = 2;
 
 /// What `sealane demo` starts its tasks with.
@@ -42,21 +42,21 @@ pub struct TaskArgs {
     settings: SettingsFlags,
 }
 
-/// What a task tells its parent, which hears all of them before it lets any go on.
+/// What a task reports to its parent, which waits for all tasks before it lets any go on.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Told {
-    /// Where its own engine will be reached, if it is to have one.
+    /// Address at which its own engine will be reached, if it has one.
     pub(super) address: Option<SocketAddr>,
     /// At the end of a step: what it received from each peer.
     pub(super) fetched: Vec<Fetched>,
-    /// The tensors and bytes that it has compared.
+    /// Numbers of tensors and bytes that it has compared.
     pub(super) verified: (u64, u64),
-    /// After the first step and the last: the shards of its own engine.
+    /// After the first and the last step: the shards of its own engine.
     pub(super) shards: Vec<Shard>,
 }
 
-/// What a task is for: a ps owns parameters, which workers pull, and takes the gradients that they push.
+/// The role of a task: a ps owns parameters, which workers pull, and accepts the gradients that they push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Part {
     Ps,
@@ -64,12 +64,12 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// The name in the endpoint map of its task of that number.
+    /// The name in the endpoint map of its task with that number.
     pub(super) fn task(self, index: usize) -> String {
         format!("{}{index}:2222", self.role())
     }
 
-    /// Whose variables its processes read.
+    /// The role whose environment variables its processes read.
     pub(super) fn role(self) -> Role {
         match self {
             Part::Ps => Role::Ps,
@@ -77,7 +77,7 @@ impl Part {
         }
     }
 
-    /// Who makes the bytes of its task of that number, for [`Pattern`]. A tensor belongs to one ps.
+    /// The sender number of its task with that number, for [`Pattern`]. A tensor belongs to one ps.
     fn author(self, index: usize) -> usize {
         match self {
             Part::Ps => 0,
@@ -86,11 +86,11 @@ impl Part {
     }
 }
 
-/// All that a task has to know.
+/// Everything that a task must know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) part: Part,
-    /// Its number among those of its part.
+    /// Its number among the tasks of its part.
     pub(super) index: usize,
     pub(super) workers: usize,
     pub(super) ps: usize,
@@ -98,9 +98,9 @@ pub(super) struct Job {
     pub(super) workload: String,
     /// Measured steps.
     pub(super) steps: u64,
-    /// Run an engine in this process.
+    /// True if the task runs an engine in its own process.
     pub(super) is_embedded: bool,
-    /// Pin that engine's shard where a CPU is free and no setting says otherwise.
+    /// Whether to pin that engine's shard if a CPU is free and no setting says otherwise.
     pub(super) pin: bool,
     /// The endpoint map of that engine, or the socket of the daemon to attach to.
     pub(super) at: PathBuf,
@@ -111,7 +111,7 @@ struct Moved {
     /// Its number in the workload. Tensor number `i` belongs to ps number `i` modulo their count.
     number: usize,
     spec: TensorSpec,
-    /// The peers that it goes to or comes from.
+    /// The peers that it is sent to or received from.
     peers: Range<usize>,
 }
 
@@ -124,12 +124,11 @@ impl Job {
         Job { part, index, workers: 2, ps: 2, workload, steps: 1, is_embedded: true, pin: false, at }
     }
 
-    /// The task's name in the endpoint map.
     pub(super) fn task(&self) -> String {
         self.part.task(self.index)
     }
 
-    /// The other part, and how many tasks it has.
+    /// The other part, and its number of tasks.
     fn peers(&self) -> (Part, usize) {
         match self.part {
             Part::Ps => (Part::Worker, self.workers),
@@ -137,7 +136,7 @@ impl Job {
         }
     }
 
-    /// What it sends and what it receives.
+    /// The tensors that it sends and those that it receives.
     fn tensors(&self, workload: &Workload) -> [Vec<Moved>; 2] {
         let of = |tensors: &[TensorSpec]| {
             let moved = tensors.iter().enumerate().filter_map(|(number, spec)| {
@@ -156,7 +155,7 @@ impl Job {
         }
     }
 
-    /// Bytes of memory that it needs: what is sent to many is there once, and what comes from many as often.
+    /// Bytes of memory that it needs: a tensor sent to many peers is stored once, one received from many once for each.
     pub(super) fn memory_bytes(&self, workload: &Workload) -> u64 {
         let [sent, received] = self.tensors(workload);
         let received = received.iter().flat_map(|moved| std::iter::repeat_n(moved.spec.bytes(), moved.peers.len()));
@@ -165,12 +164,12 @@ impl Job {
     }
 }
 
-/// What came from one peer in one step.
+/// What was received from one peer in one step.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fetched {
     /// From the first request to the last arrival.
     pub(super) flow: Flow,
-    /// From the request to the arrival of each tensor.
+    /// Time from the request for each tensor to its arrival.
     pub(super) latencies_ns: Vec<u64>,
 }
 
@@ -184,13 +183,13 @@ pub fn run_task(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
     let lines = read_lines();
     if let Err(reason) = play(&lines, args, context) {
         tell(&Err(reason)).map_err(Failure::work)?;
-        // The parent has the reason and closes standard input, which ends the process.
+        // The parent has the reason and closes standard input, which ends this process.
         while lines.recv().is_ok() {}
     }
     Ok(())
 }
 
-/// In a task: only what is sent to it alone ends it.
+/// In a task: only signals sent to this process alone end it.
 fn leave_signals_to_parent() -> Result<(), Failure> {
     let of_terminal: SigSet = [Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     let of_kill: SigSet = [Signal::SIGTERM].into_iter().collect();
@@ -198,12 +197,12 @@ fn leave_signals_to_parent() -> Result<(), Failure> {
     set.map_err(|error| Failure::work(format!("signals cannot be set up ({error})")))
 }
 
-/// Reads lines on a thread of its own, so that the end of standard input ends the process whatever it waits for.
+/// Reads lines on a separate thread, so that the end of standard input ends the process whatever it waits for.
 fn read_lines() -> Receiver<String> {
     let (sender, receiver) = mpsc::sync_channel(LINES_MAX);
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(Result::ok) {
-            // Nobody listens once the work has ended.
+            // Nobody receives once the work has ended.
             let _ = sender.send(line);
         }
         std::process::exit(1);
@@ -218,7 +217,7 @@ fn tell(told: &Result<Told, String>) -> Result<(), String> {
     out.write_all(&line).and_then(|()| out.flush()).map_err(shown)
 }
 
-/// Does all that a task does, and after each thing waits until all tasks have done it.
+/// Does each thing that a task does, and after each waits until all tasks have done it.
 fn play(lines: &Receiver<String>, args: &TaskArgs, context: &Context) -> Result<(), String> {
     let next = || lines.recv().map_err(shown);
     let meet = |told| tell(&Ok(told)).and_then(|()| next().map(drop));
@@ -234,7 +233,7 @@ fn play(lines: &Receiver<String>, args: &TaskArgs, context: &Context) -> Result<
         player.fill(step).map_err(shown)?;
         meet(Told::default())?;
         let mut fetched = Vec::new();
-        // The workers pull; then the ps take the pushes.
+        // The workers pull; then the ps accept the pushes.
         for part in [Part::Worker, Part::Ps] {
             if part == own_part {
                 fetched = player.fetch(step).map_err(shown)?;
@@ -252,27 +251,26 @@ fn shown(error: impl Display) -> String {
     error.to_string()
 }
 
-/// A task that can move its tensors, by calls on the task's main thread.
+/// A task that moves its tensors, by calls on the process's main thread.
 struct Player {
     job: Job,
     task: Task,
     /// The engine in this process; `None` if the task is attached to a daemon.
     engine: Option<Engine>,
-    /// Bounds the recvs in flight from each peer.
+    /// Most recvs in flight from each peer.
     window: usize,
-    /// Tensors whose peers share the memory.
+    /// Tensors to send, whose memory all their receivers share.
     outgoing: Vec<(Moved, Arc<Buffer>)>,
-    /// By the number of the peer that they come from.
+    /// Tensors to receive, by the number of the peer that sends them.
     incoming: Vec<Vec<Incoming>>,
-    /// What was offered and may not have been released.
+    /// Sends that may not have been released yet.
     offered: Vec<Sending>,
 }
 
-/// A tensor that comes from a peer.
 struct Incoming {
     number: usize,
     spec: TensorSpec,
-    /// What arrived last, which the next one takes the memory of.
+    /// What arrived last; its memory is reused for the next.
     meta: TensorMeta,
     memory: Buffer,
 }
@@ -286,7 +284,7 @@ impl Player {
             let polling = if runtime.polling.value { Polling::Spin } else { Polling::idle(runtime.idle_spin.value) };
             let how =
                 Attach::new(&job.task()).socket(&job.at).arena_bytes(job.memory_bytes(&workload)).polling(polling);
-            // The memory is made meanwhile.
+            // Memory is allocated meanwhile.
             let task = how.timeout(REQUEST_TIMEOUT).attach().map_err(Failure::work)?;
             return Player::new(job, &workload, task, None, transport.window.value).map_err(Failure::work);
         };
@@ -300,8 +298,8 @@ impl Player {
         Player::new(job, &workload, task, Some(engine), window).map_err(Failure::work)
     }
 
-    /// Takes the memory of all tensors, and touches every page that is received into: what is written first in a transfer would
-    /// cost it time. Tensors move from such memory, and into it, without another copy in this process.
+    /// Allocates the memory of all tensors, and touches every page that is received into: a first write during a transfer would
+    /// cost it time. Tensors are sent from and received into this memory without another copy in this process.
     fn new(job: Job, workload: &Workload, task: Task, engine: Option<Engine>, window: usize) -> Result<Player, Error> {
         let [sent, received] = job.tensors(workload);
         let alloc = |spec: &TensorSpec| task.alloc(spec.bytes() as usize);
@@ -322,13 +320,13 @@ impl Player {
         self.job.peers().0.task(number)
     }
 
-    /// Makes what is sent in a step, and offers it.
+    /// Makes the tensors of a step and sends them.
     fn fill(&mut self, step: i64) -> Result<(), Error> {
         self.settle()?;
         let author = self.job.part.author(self.job.index);
         for (Moved { number, .. }, memory) in &mut self.outgoing {
             if Arc::get_mut(memory).is_none() {
-                // The engine has yet to let go of the last step's.
+                // The engine has not released the last step's tensor yet.
                 *memory = Arc::new(self.task.alloc(memory.len())?);
             }
             let memory = Arc::get_mut(memory).expect("looked at, or made, just now");
@@ -346,12 +344,12 @@ impl Player {
         Ok(())
     }
 
-    /// Waits until the peers have all that was offered.
+    /// Waits until the peers have received all that was sent.
     fn settle(&mut self) -> Result<(), Error> {
         self.offered.drain(..).try_for_each(Sending::wait)
     }
 
-    /// Receives tensors from all peers at once into their memory, a window of requests to each.
+    /// Receives tensors from all peers at once into their memory, with a window of requests to each.
     fn fetch(&mut self, step: i64) -> Result<Vec<Fetched>, Error> {
         let peers: Vec<String> = (0..self.incoming.len()).map(|number| self.peer(number)).collect();
         let (task, mut fetched) = (&self.task, Vec::new());
@@ -363,7 +361,7 @@ impl Player {
             let memory = std::mem::take(&mut incoming.memory);
             Some((peer, Instant::now(), task.recv_into(&peers[peer], step, incoming.spec.name(), memory), incoming))
         };
-        // In turn, so that none waits for all requests to another.
+        // In turn, so that no peer waits for all requests to another.
         let turns = (0..self.window).flat_map(|_| 0..peers.len());
         let mut in_flight: VecDeque<_> = turns.filter_map(&mut ask_next).collect();
         // Answers come in the order of the requests, or nearly so.
@@ -379,8 +377,8 @@ impl Player {
         Ok(fetched)
     }
 
-    /// Compares type, shape and every byte of all that arrived in a step with what its sender should have sent. Gives the tensors and
-    /// bytes compared.
+    /// Compares type, shape and every byte of all that arrived in a step with what its sender should have sent. Returns the numbers
+    /// of tensors and bytes compared.
     ///
     /// # Errors
     /// The first difference, with its place.
@@ -403,14 +401,13 @@ impl Player {
         Ok((tensors, bytes))
     }
 
-    /// What the shards of an engine in this process show.
+    /// The figures of the shards, if this process has an engine.
     fn shards(&self) -> Vec<Shard> {
         self.engine.iter().flat_map(Engine::figures).map(Shard::from).collect()
     }
 
-    /// Ends it in good order.
     fn finish(mut self) -> Result<(), Error> {
-        // A daemon that still waits for releases would drain until its time is over.
+        // Otherwise a daemon that still waits for releases would drain until its time limit.
         self.settle()?;
         let stopped = self.engine.map_or(Ok(()), |engine| engine.stop());
         stopped.map_err(|error| Error::unavailable("this engine", error.to_string()))

@@ -1,4 +1,4 @@
-//! Connections to streams, and streams to connections.
+//! Carries connections over streams, and streams over connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::entrance::Entrance;
 
-/// Bytes that are copied at once, each way of each connection.
+/// Bytes that are copied at once, in each direction of each connection.
 const COPY_BYTES: usize = 512 << 10;
 
-/// After a connection could not be taken, for want of descriptors or memory, until the next.
+/// Pause after a connection could not be accepted for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Dials a stream for each connection, without end.
@@ -50,7 +50,7 @@ fn carry_one(connection: impl Connection, from: String, streams: &Streams, to: &
     });
 }
 
-/// Makes a connection for each stream; why there are no more.
+/// Makes a connection for each stream; returns why there are no more.
 pub(super) async fn carry_in(listener: &StreamListener, target: SocketAddr) -> Error {
     loop {
         let stream = match listener.accept().await {
@@ -69,7 +69,7 @@ pub(super) async fn carry_in(listener: &StreamListener, target: SocketAddr) -> E
     }
 }
 
-/// Copies both ways until both have ended. An end of one way is passed on; what breaks off at one side breaks off at the other.
+/// Copies both ways until both have ended. The end of one direction is passed on; if one side breaks off, so does the other.
 async fn carry(mut connection: impl Connection, mut stream: Stream) {
     connection.break_off();
     match tokio::io::copy_bidirectional_with_sizes(&mut connection, &mut stream, COPY_BYTES, COPY_BYTES).await {
@@ -78,11 +78,11 @@ async fn carry(mut connection: impl Connection, mut stream: Stream) {
     }
 }
 
-/// What is carried.
+/// A local connection that is carried.
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin + 'static {
-    /// Has it reset when it is dropped, also when this process is killed: who has the other end must not take a part for all.
+    /// Makes it reset when dropped, also when this process is killed: the other end must not take a part for the whole.
     fn break_off(&self);
-    /// It has ended: there is nothing more to reset.
+    /// It has ended in good order: it must no longer be reset.
     fn complete(&self);
 }
 
@@ -97,7 +97,7 @@ impl Connection for TcpStream {
     }
 }
 
-/// The kernel has no reset for these: one that breaks off ends as if it were complete.
+/// The kernel cannot reset these: one that breaks off ends as if it were complete.
 impl Connection for UnixStream {
     fn break_off(&self) {}
 

@@ -1,4 +1,5 @@
-//! Where connections are taken: a TCP address, or a socket in the file system, which only those may connect to who may write to it.
+//! Where connections are accepted: a TCP address, or a socket in the file system, to which only processes with write permission can
+//! connect.
 
 use std::fmt;
 use std::fs::{self, Permissions};
@@ -14,13 +15,13 @@ use tokio::net::{TcpListener, UnixListener, UnixSocket};
 
 use crate::Failure;
 
-/// Connections that wait to be taken.
+/// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// What stands before the path of a socket.
+/// Prefix of the path of a socket.
 const UNIX: &str = "unix:";
 
-/// Bits of a file's mode that say who may do what.
+/// The permission bits of a file's mode.
 const MODE_BITS: u32 = 0o777;
 
 /// As given on the command line.
@@ -51,7 +52,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who may connect to a socket in the file system: 0600 is its owner.
+/// Who may connect to a socket in the file system: 0600 means its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileMode(u32);
 
@@ -68,17 +69,16 @@ impl FromStr for FileMode {
     }
 }
 
-/// Takes connections.
 pub(super) enum Entrance {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
 impl Entrance {
-    /// Listens at the address; where that is, if any port will do.
+    /// Listens at the address; also returns the actual address, since any port may have been asked for.
     ///
     /// # Errors
-    /// It is in use, or may not be used.
+    /// The address is in use, or may not be used.
     pub(super) async fn open(address: Address, mode: FileMode, to: &str) -> Result<(Entrance, Address), Failure> {
         let what = format!("no connections to {to} can be taken");
         match address {
@@ -97,25 +97,25 @@ impl Entrance {
     }
 }
 
-/// Nobody else may connect before the mode says so.
+/// Until the mode is set, nobody else can connect.
 fn bind(path: &Path, mode: FileMode) -> io::Result<UnixListener> {
     remove_left_over(path)?;
     let socket = UnixSocket::new_stream()?;
-    // The file that bind makes has the socket's mode.
+    // The file that bind creates gets the socket's mode.
     fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
     socket.bind(path)?;
     fs::set_permissions(path, Permissions::from_mode(mode.0))?;
     socket.listen(BACKLOG)
 }
 
-/// Removes what a forwarder has left that was killed: a socket that nobody listens at.
+/// Removes the socket of a forwarder that was killed, if nobody listens at it.
 fn remove_left_over(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let is_refused = || UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if is_socket && is_refused() { fs::remove_file(path) } else { Ok(()) }
 }
 
-/// Listens at a TCP address; which it is, if any port will do.
+/// Listens at a TCP address; also returns the actual address, since any port may have been asked for.
 pub(super) async fn listen(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let bound = TcpListener::bind(address).await.and_then(|listener| {
         let address = listener.local_addr()?;

@@ -8,7 +8,7 @@ use sealane::{StreamFigures, Streams};
 
 use crate::commands::daemon::metrics::{MEDIA_TYPE, Page, TEXT};
 
-/// A family's name, kind, help, and what it shows.
+/// A family's name, kind, help, and the value that it shows.
 type Family = (&'static str, &'static str, &'static str, fn(&StreamFigures) -> u64);
 
 const FAMILIES: [Family; 5] = [
@@ -19,7 +19,6 @@ const FAMILIES: [Family; 5] = [
     ("received_bytes", "counter", "Bytes carried from the peer", |figures| figures.bytes_received),
 ];
 
-/// The page at a path.
 pub(super) fn page(path: &str, streams: &Streams) -> Page {
     match path {
         "/metrics" => (StatusCode::OK, MEDIA_TYPE, exposition(&streams.figures())),
@@ -34,7 +33,7 @@ fn exposition(figures: &[(Arc<str>, StreamFigures)]) -> String {
         let suffix = if kind == "counter" { "_total" } else { "" };
         let _ = write!(text, "# HELP sealane_forward_{name} {help}.\n# TYPE sealane_forward_{name} {kind}\n");
         for (peer, figures) in figures {
-            // A task's name is host:port, and has nothing to escape.
+            // A task's name is host:port, and needs no escaping.
             let _ = writeln!(text, "sealane_forward_{name}{suffix}{{peer=\"{peer}\"}} {}", value(figures));
         }
     }

@@ -1,4 +1,4 @@
-//! A job whose tasks are reached through forwarders: what its programs are told in place of the tasks' addresses.
+//! A job whose tasks are reached through forwarders: what its programs get instead of the tasks' addresses.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::commands::map::CLUSTERS;
 use crate::settings::TF_CONFIG;
 
-/// The job's `TF_CONFIG` with the local address of each other task in place of its own; without one, the tasks and their local
+/// The job's `TF_CONFIG` with the address of each other task replaced by its local address; without one, the tasks and their local
 /// addresses. One line of JSON.
 ///
 /// # Errors
@@ -40,7 +40,7 @@ pub(super) fn rewritten(
     Ok(format!("{config}\n"))
 }
 
-/// The addresses of a job: a list, or by index.
+/// The addresses of a job: a list, or an object by index.
 fn members(job: &mut Json) -> Box<dyn Iterator<Item = &mut Json> + '_> {
     match job {
         Json::Array(list) => Box::new(list.iter_mut()),

@@ -73,7 +73,7 @@ pub struct Args {
 ///
 /// # Errors
 ///
-/// A setting or address is wrong, there is no daemon, or it has gone.
+/// A setting or address is wrong, there is no daemon, or it has ended.
 pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let settings = context.settings(&args.settings, socket_override(args.socket.as_ref())?)?;
     let routes = routes(args, &settings.transport.endpoint_map.value)?;
@@ -105,7 +105,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
             tokio::spawn(carry::carry_out(entrance, streams.clone(), to.as_str().into(), name.clone()));
             addresses.insert(to, address.to_string());
         }
-        // Everything is there when somebody reads that it is.
+        // Printed only when everything is ready to use.
         if args.map {
             let config = context.environment().get(TF_CONFIG)?;
             context.print(&job::rewritten(config, &args.task, &addresses)?)?;
@@ -123,7 +123,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     })
 }
 
-/// Where connections are taken, and to whom they are carried.
+/// Where connections are accepted, and to which task each is carried.
 fn routes(args: &Args, map: &std::path::Path) -> Result<Vec<(Address, String)>, Failure> {
     if !args.map {
         return Ok(args.listen.clone().zip(args.to.clone()).into_iter().collect());

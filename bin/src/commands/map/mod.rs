@@ -1,5 +1,5 @@
-//! `sealane map`: reads an endpoint map file and says whether it is right and what is in it; makes one from what a
-//! framework or a scheduler says of a job.
+//! `sealane map`: reads an endpoint map file and tells whether it is valid and what is in it; makes one from a framework's or
+//! scheduler's description of a job.
 
 mod generate;
 
@@ -77,7 +77,7 @@ fn lint(file: &Path, context: &Context) -> Result<(), Failure> {
     context.print(&format!("ok: {}\n", size_of(&map)))
 }
 
-/// How large a map is: `3 tasks at 2 transport addresses`.
+/// The size of a map: `3 tasks at 2 transport addresses`.
 pub(crate) fn size_of(map: &EndpointMap) -> String {
     format!("{} at {}", counted(map.len(), "task"), counted(map.addresses().len(), "transport address"))
 }
@@ -90,7 +90,7 @@ fn resolve(file: &Path, task: &str, context: &Context) -> Result<(), Failure> {
     }
 }
 
-/// Says that `task` is not in the map that was read from `file`, and which names are like it.
+/// The message that `task` is not in the map that was read from `file`, and which names are similar.
 pub fn unknown_task(map: &EndpointMap, file: &Path, task: &str) -> String {
     let known = map.iter().map(|(task, _)| TaskName::as_str(task));
     let near = nearest(task, known, SUGGESTIONS_MAX);

@@ -1,4 +1,5 @@
-//! What `sealane stat --groups` shows: groups of processes, such as PyTorch's, whose ranks on this host count their calls. No daemon.
+//! What `sealane stat --groups` shows: groups of processes, such as PyTorch's, whose ranks on this host count their calls. Needs no
+//! daemon.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,13 +11,12 @@ use crate::Failure;
 use crate::table::Table;
 use crate::wording::counted;
 
-/// The form of the JSON.
 const SCHEMA: &str = "sealane-groups/1";
 
-/// A rank is slow if the others' calls take so much longer, as they wait for it.
+/// A rank is slow if the calls of the others take this many times as long, since they wait for it.
 const SLOW: f64 = 1.1;
 
-/// One look at the groups of this host.
+/// A snapshot of the groups on this host.
 pub(super) struct Groups {
     taken: Instant,
     ranks: Vec<RankFigures>,
@@ -24,7 +24,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// # Errors
-    /// There is no list of processes.
+    /// The processes cannot be listed.
     pub(super) fn look() -> Result<Groups, Failure> {
         let ranks = Group::ranks_here().map_err(Failure::work)?;
         Ok(Groups { taken: Instant::now(), ranks })
@@ -34,12 +34,11 @@ impl Groups {
         self.ranks.is_empty()
     }
 
-    /// The ranks of each group.
     fn each(&self) -> impl Iterator<Item = &[RankFigures]> {
         self.ranks.chunk_by(|one, next| one.group == next.group)
     }
 
-    /// For people; rates are those since `before`.
+    /// As text; rates are those since `before`.
     pub(super) fn to_text(&self, before: &Groups) -> String {
         if self.is_empty() {
             return "no groups: no process of this user on this host is a rank of one\n".into();
@@ -48,7 +47,6 @@ impl Groups {
         self.each().map(|ranks| group(ranks, &before.ranks, seconds)).collect::<Vec<_>>().join("\n")
     }
 
-    /// For programs.
     pub(super) fn to_json(&self) -> String {
         let calls = |calls: &CallFigures| json!({"call": calls.name, "count": calls.count, "bytes": calls.bytes, "seconds": calls.time.as_secs_f64()});
         let rank = |rank: &RankFigures| json!({"rank": rank.rank, "pid": rank.process, "calls": rank.calls.iter().map(calls).collect::<Vec<_>>()});
@@ -74,7 +72,7 @@ fn age(rank: &RankFigures) -> Duration {
     SystemTime::now().duration_since(rank.began).unwrap_or_default()
 }
 
-/// A heading, a row for each kind of call, and who is waited for.
+/// A heading, a row for each kind of call, and the rank that the others wait for.
 fn group(ranks: &[RankFigures], before: &[RankFigures], seconds: f64) -> String {
     let first = &ranks[0];
     let (size, hosts) = (counted(first.size, "rank"), counted(first.hosts, "host"));
@@ -119,7 +117,7 @@ fn of<'r>(rank: &'r RankFigures, kind: &str) -> Option<&'r CallFigures> {
     rank.calls.iter().find(|calls| calls.name == kind)
 }
 
-/// Who comes last to calls in which all wait for all has the shortest.
+/// The rank that arrives last at calls in which all wait for all has the shortest calls.
 fn slowest(ranks: &[RankFigures]) -> String {
     let collectives = |rank: &RankFigures| {
         let calls = rank.calls.iter().filter(|calls| calls.waits_for_all());
@@ -127,7 +125,7 @@ fn slowest(ranks: &[RankFigures]) -> String {
             (count.saturating_add(calls.count), time.saturating_add(calls.time))
         })
     };
-    // One that has ended a call less may be in it since long.
+    // A rank that has ended one call less may have been in it for long.
     let counts = ranks.iter().map(|rank| collectives(rank).0);
     if counts.clone().min() != counts.max() {
         return String::new();

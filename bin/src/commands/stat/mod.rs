@@ -1,4 +1,4 @@
-//! `sealane stat`: what the daemon of this host does, or the groups, in one look, or live.
+//! `sealane stat`: what the daemon of this host, or its groups, are doing, once or live.
 
 mod groups;
 mod rows;
@@ -19,7 +19,7 @@ use crate::{Context, Failure};
 /// How long the daemon may take to answer. Its control thread never blocks for long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between the two looks of which rates are made.
+/// Time between the two snapshots that rates are computed from.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Show the state of this host's daemon
@@ -79,7 +79,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 }
 
 /// # Errors
-/// There is no list of processes, or no terminal for `--watch`.
+/// The processes cannot be listed, or there is no terminal for `--watch`.
 fn show_groups(args: &Args, context: &Context) -> Result<(), Failure> {
     if args.watch {
         return watch::run(Groups::look, |now, before, _| now.to_text(before));
@@ -94,10 +94,10 @@ fn show_groups(args: &Args, context: &Context) -> Result<(), Failure> {
     context.print(&Groups::look()?.to_text(&before))
 }
 
-/// One look at the daemon whose clients attach at `socket`.
+/// Reads the figures of the daemon whose clients attach at `socket`.
 ///
 /// # Errors
-/// There is none, or it does not answer, or not in a form that this program reads.
+/// There is no daemon, or it does not answer, or not in a schema that this program reads.
 pub(crate) fn look(socket: &ClientsSocket) -> Result<Figures, Failure> {
     let shown = attach::show(&socket.path, Instant::now() + PATIENCE).map_err(|error| unseen(socket, &error))?;
     let figures: Figures = serde_json::from_slice(&shown).map_err(|error| {

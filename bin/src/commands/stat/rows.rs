@@ -1,4 +1,4 @@
-//! What `sealane stat` shows: figures as rows of text under their heads.
+//! What `sealane stat` shows: figures as rows of text under headings.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::figures::{Client, Credentials, Figures, Peer, Rates, Shard, Traffic};
 use crate::table::{Column, Table};
 use crate::wording::{counted, scaled};
 
-/// Columns of texts, and behind them columns of numbers.
+/// Columns of texts, followed by columns of numbers.
 pub(super) fn columns(texts: &[&str], numbers: &[&str]) -> Vec<Column> {
     texts.iter().map(|head| Column::text(head)).chain(numbers.iter().map(|head| Column::number(head))).collect()
 }
 
-/// For a terminal of 80 columns or more, or for a file; nothing without rows.
+/// A table with a title, for a file or a terminal of 80 columns or more; empty without rows.
 fn titled(title: &str, columns: Vec<Column>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let table = Table::new(columns, rows);
     if table.is_empty() { String::new() } else { format!("\n{title}\n{}", table.to_text()) }
 }
 
-/// All that there is to see in one look; rates are those since `before`, calls those since `calls_before`, or since the start.
+/// Everything that `sealane stat` prints; rates are those since `before`, calls those since `calls_before`, or since the start.
 pub(super) fn text(now: &Figures, before: &Figures, calls_before: Option<&Figures>) -> String {
     let (before, calls) = (Some(before), calls(now, calls_before));
     let tables =
@@ -29,7 +29,7 @@ pub(super) fn text(now: &Figures, before: &Figures, calls_before: Option<&Figure
     head(now).join("\n") + "\n" + &tables.concat()
 }
 
-/// Who the daemon is, in three lines.
+/// Describes the daemon in three lines.
 fn head(now: &Figures) -> [String; 3] {
     let uptime = span(Duration::from_millis(now.uptime_ms));
     let clients = now.shards.first().map_or(0, |shard| shard.clients.len());
@@ -154,7 +154,7 @@ fn peers(now: &Figures, before: Option<&Figures>) -> String {
     titled("Peers", columns, now.shards.iter().flat_map(|shard| shard.peers.iter().map(|peer| row(shard, peer))))
 }
 
-/// Why the path is as it is: that of a link that stands, else how it ended.
+/// Why the path is as it is: the reason of a link that is up, else how it ended.
 fn why(peer: &Peer) -> String {
     match (peer.state.as_str(), peer.last_error.as_str()) {
         ("up", _) | (_, "") => peer.reason.clone(),
@@ -190,7 +190,7 @@ fn clients(now: &Figures) -> String {
     titled("Clients of this host", columns, rows.into_iter().map(row))
 }
 
-/// Pairs of clients whose small tensors pass the daemon by.
+/// Pairs of clients whose small tensors bypass the daemon.
 fn lanes(now: &Figures) -> String {
     titled(
         "Direct lanes between clients",
@@ -199,8 +199,8 @@ fn lanes(now: &Figures) -> String {
     )
 }
 
-/// What has moved between tasks of this host and their peers: tensors and bytes by Sealane, those by other transports, and the shares
-/// that Sealane has of both.
+/// What has moved between tasks of this host and their peers: tensors and bytes by Sealane, those by other transports, and
+/// Sealane's share of both.
 fn traffic(now: &Figures) -> String {
     let share = |share: Option<f64>| share.map_or_else(|| "-".into(), percent);
     let row = |client: &Client, traffic: &Traffic| {
@@ -222,26 +222,26 @@ fn traffic(now: &Figures) -> String {
     let mut rows: Vec<Vec<String>> =
         clients.flat_map(|client| client.peers.iter().map(|traffic| row(client, traffic))).collect();
     rows.sort();
-    // Short, so that it fits into 80 columns.
+    // Short headings, so that it fits into 80 columns.
     let columns = columns(&["task", "peer"], &["in", "out", "bytes in", "out", "other", "bytes", "share", "bytes"]);
     titled("Peers of clients, and Sealane's share of their traffic", columns, rows)
 }
 
-/// Tables of tasks of this host of which rows were pulled, over all shards.
+/// Tables of this host's tasks whose rows were pulled, over all shards.
 fn published(now: &Figures) -> String {
     let mut sums: BTreeMap<(&str, &str), [u64; 5]> = BTreeMap::new();
     for table in now.shards.iter().flat_map(|shard| &shard.tables) {
         let of = &table.counters;
         let more = [of.requests, of.rows, of.bytes, of.rows_named, of.gather_ns];
         let sum = sums.entry((&table.task, &table.table)).or_default();
-        // How often rows were named is the word of those who asked.
+        // The number of named rows is reported by the clients that asked, so it may be anything.
         sum.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(more));
     }
     let row = |((task, table), [requests, rows, total, named, gather_ns]): ((&str, &str), [u64; 5])| {
         let counters = TableCounters { rows, rows_named: named, ..TableCounters::default() };
         vec![
             task.to_owned(),
-            // Any text of a client's.
+            // A client can choose any text.
             table.escape_debug().take(TABLE_CHARACTERS_MAX).collect(),
             count(requests as f64),
             count(rows as f64),
@@ -257,7 +257,7 @@ fn published(now: &Figures) -> String {
 /// Characters of a table's key that are shown.
 const TABLE_CHARACTERS_MAX: usize = 40;
 
-/// A share of one.
+/// A fraction of 1 as a percentage.
 fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
@@ -287,7 +287,7 @@ pub(super) fn bytes(bytes: f64) -> String {
     scaled(bytes, &[(1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")], " B")
 }
 
-/// Days, hours, minutes and seconds; the two largest that there are.
+/// Days, hours, minutes and seconds; only the two largest that are not zero.
 pub(super) fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {

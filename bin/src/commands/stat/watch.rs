@@ -1,5 +1,5 @@
-//! The live view: what `sealane stat` prints, drawn again in place every second, until Ctrl-C. Nothing of the terminal is changed, so
-//! that nothing has to be put back.
+//! The live view: what `sealane stat` prints, redrawn in place every second, until Ctrl-C. It changes no terminal mode, so nothing
+//! has to be restored.
 
 use std::io::{self, IsTerminal, Write};
 use std::thread;
@@ -9,19 +9,20 @@ use rustix::termios::tcgetwinsize;
 
 use crate::{Failure, counted};
 
-/// Between two looks.
+/// Time between two updates.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Clears the screen; goes to its first character; clears a line from there on, and the screen.
+/// Clears the screen; moves to its first character; clears the rest of a line; clears the rest of the screen.
 const CLEAR: &str = "\x1b[2J";
 const HOME: &str = "\x1b[H";
 const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 
-/// Shows what `look` finds until the process is interrupted, as `text` of that, of the look before, and whether it is the first.
+/// Shows what `look` finds until the process is interrupted. `text` formats it, given the previous result and whether this is the
+/// first.
 ///
 /// # Errors
-/// There is no terminal, or none any more, or the first look fails: a later one that does is said, and made again.
+/// There is no terminal, or it has gone, or the first look fails. A later failure is shown, and the look is repeated.
 pub(super) fn run<T>(
     look: impl Fn() -> Result<T, Failure>,
     text: impl Fn(&T, &T, bool) -> String,
@@ -52,8 +53,8 @@ pub(super) fn run<T>(
     }
 }
 
-/// What draws these rows over others. Each is cleared before it is written: after the last column the cursor is still on it, and
-/// clearing would take its character away.
+/// The output that draws these rows over others. Each is cleared before it is written: after the last column the cursor is still on
+/// it, and clearing would remove its character.
 fn drawn(rows: &[String]) -> String {
     let drawn = |(number, row)| match number + 1 == rows.len() {
         true => format!("{REST_OF_SCREEN}{row}"),
@@ -62,15 +63,15 @@ fn drawn(rows: &[String]) -> String {
     rows.iter().enumerate().map(drawn).collect::<Vec<_>>().join("\r\n")
 }
 
-/// The rows of a screen that shows a text. A line that is too long goes on in the next row from a space on, so that no number is
-/// cut; where there are too many, the last row says how many more there are.
+/// The rows of a screen that shows a text. A line that is too long is wrapped at a space, so that no number is cut; if there are
+/// too many rows, the last one says how many are missing.
 fn fit(text: &str, columns: usize, rows: usize) -> Vec<String> {
     let mut shown: Vec<String> = Vec::new();
     let lines: Vec<&str> = text.lines().collect();
     for (number, line) in lines.iter().enumerate() {
         let left = lines.len() - number;
         let broken = broken(line, columns.max(1));
-        // Room for the last row, unless this is it.
+        // Keeps room for the last row, unless this is it.
         if shown.len() + broken.len() + usize::from(left > 1) > rows {
             shown.push(format!("{} below; see `sealane stat`", counted(left, "more line")));
             break;
@@ -80,7 +81,7 @@ fn fit(text: &str, columns: usize, rows: usize) -> Vec<String> {
     shown
 }
 
-/// A line in rows of so many columns: broken at spaces, but for a word that is longer.
+/// A line wrapped at spaces to that many columns; only a word that is longer is cut.
 fn broken(line: &str, columns: usize) -> Vec<String> {
     let mut rest: Vec<char> = line.trim_end().chars().collect();
     let mut rows = Vec::new();
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_counted() {
         assert_eq!(fit("a\nb\nc", 80, 2), ["a", "2 more lines below; see `sealane stat`"]);
-        // A long line takes two rows.
+        // A line that is too long takes two rows.
         assert_eq!(fit("a\nbbb\nc", 2, 3), ["a", "2 more lines below; see `sealane stat`"]);
         assert_eq!(fit("a\nbbb\nc", 2, 4), ["a", "bb", "b", "c"]);
         assert_eq!(fit("a", 0, 0), ["1 more line below; see `sealane stat`"]);

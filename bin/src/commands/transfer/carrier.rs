@@ -1,4 +1,4 @@
-//! What carries the tensors of one transfer: the host's daemon, or an engine in this process. One task either way.
+//! What carries the tensors of one transfer: the host's daemon, or an engine in this process. It has one task in either case.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use crate::commands::daemon::socket::listener;
 use crate::settings::ClientsSocket;
 use crate::{Failure, host};
 
-/// How long a daemon may take to see that this process has hung up, and so may attach anew.
+/// How long a daemon may take to notice that this process has hung up, so that it may attach again.
 const REATTACH_TIME: Duration = Duration::from_secs(5);
-/// First attempt for a tensor that has no room in the area of a client: twice as much as that has by default. A power of
-/// two, which an arena can give in one piece.
+/// Size of the first attempt for a tensor that does not fit into a client's area: twice the area's default size. A power of two,
+/// which an arena can allocate in one piece.
 const LARGE_BYTES: usize = 128 << 20;
-/// Between two attempts to attach.
+/// Time between two attempts to attach.
 const REATTACH_PAUSE: Duration = Duration::from_millis(2);
 
 /// A daemon that answers at a socket.
@@ -33,7 +33,8 @@ impl fmt::Display for Daemon {
     }
 }
 
-/// Looks who listens at a socket: connects, and hangs up without a word. Or why there is nobody whom this process can use.
+/// Checks who listens at a socket: connects, and hangs up without sending anything. An error says why there is no daemon that this
+/// process can use.
 pub(super) fn find(shown: &ClientsSocket) -> Result<Daemon, String> {
     let pid = listener(&shown.path).map_err(|error| match error {
         Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED => format!("no daemon at {shown}"),
@@ -47,13 +48,12 @@ pub(super) fn find(shown: &ClientsSocket) -> Result<Daemon, String> {
 
 /// A task of this process, and what carries its tensors.
 pub(in crate::commands) struct Carrier {
-    /// `None` once it could not be attached anew.
+    /// `None` if it could not be attached again.
     task: Option<Task>,
     through: Through,
     tensor_bytes_max: u64,
 }
 
-/// What carries tensors.
 pub(super) enum Through {
     Daemon(Daemon),
     Engine(Engine),
@@ -72,10 +72,10 @@ impl Carrier {
         self.task.as_ref().expect("attached")
     }
 
-    /// Asks again for a tensor that had no room where tensors of unknown length land, and so is with its sender still.
+    /// Requests again a tensor that did not fit where tensors of unknown length are received, and so is still with its sender.
     ///
     /// # Errors
-    /// As a recv's; or there is not enough memory.
+    /// As for a recv, or there is not enough memory.
     pub(in crate::commands) fn recv_large(&mut self, wanted: &Wanted<'_>) -> Result<Tensor, Error> {
         let available = host::available_bytes().unwrap_or(u64::MAX);
         let room_max = usize::try_from(available.min(self.tensor_bytes_max)).unwrap_or(usize::MAX);
@@ -99,7 +99,6 @@ impl Carrier {
     }
 }
 
-/// What to ask for again.
 pub(in crate::commands) struct Wanted<'a> {
     pub(in crate::commands) from: &'a str,
     pub(in crate::commands) step: i64,
@@ -115,10 +114,10 @@ impl Wanted<'_> {
     }
 }
 
-/// As much memory is reserved as may come, and the kernel makes those pages that are written.
+/// Reserves as much memory as the tensor may need; the kernel allocates only the pages that are written.
 fn recv_into_heap(task: &Task, wanted: &Wanted<'_>, room: usize) -> Result<Tensor, Error> {
     let full = |error| Error::full("this host's memory", format!("{room} bytes cannot be reserved ({error})"));
-    // Making the zeroed memory ends the process where it fails, so this tries first.
+    // Allocating zeroed memory ends the process if it fails, so this tries first.
     Vec::<u8>::new().try_reserve_exact(room).map_err(full)?;
     let tensor = wanted.recv(task, Buffer::from_vec(vec![0; room]))?;
     let meta = tensor.meta().clone();
@@ -127,7 +126,7 @@ fn recv_into_heap(task: &Task, wanted: &Wanted<'_>, room: usize) -> Result<Tenso
     Tensor::new(meta, bytes)
 }
 
-/// The memory of an arena is made when a client attaches, all of it: so this attaches with ever larger ones.
+/// All memory of an arena is allocated when a client attaches: so this attaches with ever larger ones.
 fn recv_into_arena(
     task: &mut Option<Task>,
     daemon: &Daemon,
@@ -137,7 +136,7 @@ fn recv_into_arena(
     let mut room = LARGE_BYTES;
     loop {
         let name = task.as_ref().expect("attached").name().to_owned();
-        // Says goodbye, which frees the name. Tensors that have arrived stay.
+        // Says goodbye, which frees the name. Received tensors remain valid.
         drop(task.take());
         let wider = task.insert(attach_anew(&name, daemon, room)?);
         match wanted.recv(wider, wider.alloc(room)?) {

@@ -1,4 +1,4 @@
-//! What a hostile client does, by a seed: it writes anything anywhere, and records that look right and are wrong.
+//! A reproducible hostile client: it writes anything anywhere, and submits records that look valid but are wrong.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,11 +13,11 @@ use crate::fixture::ARENA_BYTES;
 use crate::raw::Raw;
 use crate::tensors::meta;
 
-/// Calls, keys and steps that it uses: few, so that they meet.
+/// Call, key and step numbers that it uses: few, so that they collide.
 const CALLS: u64 = 6;
 const KEYS: [&str; 3] = ["some key", "another", ""];
 
-/// The answers that it reads at once.
+/// Answers that it reads at a time.
 const LOOKS: usize = 8;
 
 /// Chooses what a hostile client does next.
@@ -31,7 +31,7 @@ impl Scribbler {
         Scribbler { state: seed, tokens: vec![0, 1, u64::MAX] }
     }
 
-    /// The next number, by the generator that is known as SplitMix64.
+    /// The next number, by the generator known as SplitMix64.
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.state ^ self.state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -43,7 +43,7 @@ impl Scribbler {
         self.next() % limit
     }
 
-    /// A number as it may be found at the edges of things.
+    /// A number that is likely to be an edge case.
     fn number(&mut self) -> u64 {
         match self.below(4) {
             0 => self.below(5),
@@ -53,7 +53,7 @@ impl Scribbler {
         }
     }
 
-    /// Does one thing, of which the daemon is told most often.
+    /// Does one thing; most often it then wakes the daemon.
     pub fn do_something_to(&mut self, villain: &mut Raw) {
         match self.below(16) {
             0 => self.scribble(&villain.memory()[..HEADER_BYTES as usize / 8]),
@@ -77,17 +77,17 @@ impl Scribbler {
         }
     }
 
-    /// A record that is whole, and means nothing.
+    /// A complete record without meaning.
     fn write_nonsense(&mut self, villain: &mut Raw) {
         let len = self.below(40);
         let words: Vec<u64> = (0..len).map(|_| self.number()).collect();
         let _ = villain.write_words(self.below(20) as u8, self.below(3) as u8, &words);
     }
 
-    /// Reads some answers, and remembers what it may give back.
+    /// Reads some answers, and remembers the tokens that it may give back.
     fn look(&mut self, villain: &mut Raw) {
         for _ in 0..LOOKS {
-            // The ring holds what it has scribbled there itself.
+            // The ring may hold what the client itself scribbled there.
             match villain.try_look() {
                 Some(
                     Completion::Received {
@@ -103,7 +103,7 @@ impl Scribbler {
         villain.end.completions.publish();
     }
 
-    /// Says that it is somewhere else in the ring of answers than it is.
+    /// Moves one of the positions in the header.
     fn take_back_what_was_written(&mut self, villain: &Raw) {
         let memory = villain.memory();
         let word = self.below(80) as usize;
@@ -120,18 +120,18 @@ impl Scribbler {
         }
     }
 
-    /// A token that it was given, or may have made up.
+    /// A token that it was given, or made up.
     fn token(&mut self) -> u64 {
         let place = self.below(self.tokens.len() as u64) as usize;
         self.tokens[place]
     }
 
-    /// The number of a plan, which is open now and then.
+    /// The number of a plan, which may or may not be open.
     fn plan(&mut self) -> u32 {
         self.below(3) as u32
     }
 
-    /// A record that may be right, and fits to no other.
+    /// A record that may be valid by itself, but matches no other.
     fn submit(&mut self, villain: &mut Raw) {
         let call = self.below(CALLS) as u32;
         let peer = match self.below(32) {

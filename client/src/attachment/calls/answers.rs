@@ -12,7 +12,7 @@ use super::{
     slot::{Caller, Daemon, Direction, Slot},
 };
 
-/// The daemon said what no correct one says.
+/// What the daemon did that no correct daemon does.
 pub(in crate::attachment) type Fault = &'static str;
 
 pub(super) const NOT_UNDER_WAY: Fault = "it answered a call that is not in flight";
@@ -25,7 +25,7 @@ pub(in crate::attachment) enum Arrived<'a> {
 }
 
 impl Calls {
-    /// A send was released by its consumer, or what was published or pushed needs no memory.
+    /// A send was released by its consumer, or a publication or push needs no memory.
     #[inline]
     pub(in crate::attachment) fn sent(&mut self, segment: u16, call: u32, after: &mut Aftermath) -> Result<(), Fault> {
         match self.answered(segment, call, Daemon::Working)?.direction {
@@ -53,7 +53,7 @@ impl Calls {
         Ok(())
     }
 
-    /// A tensor is published or was pushed; its memory comes back later.
+    /// A tensor was published or pushed; its memory comes back later.
     pub(in crate::attachment) fn published(
         &mut self,
         segment: u16,
@@ -72,7 +72,7 @@ impl Calls {
         Ok(())
     }
 
-    /// The daemon is done with a call that ended well.
+    /// The daemon is done with a call that has succeeded.
     #[inline]
     fn done(&mut self, call: u32, after: &mut Aftermath) {
         if let Some(slot) = self.slot(call) {
@@ -99,7 +99,7 @@ impl Calls {
         self.arrived(call, meta, arrived, after)
     }
 
-    /// The tensor of a recv that is in flight has arrived, from the daemon or by a lane.
+    /// The tensor of a recv in flight has arrived, from the daemon or over a lane.
     #[inline]
     pub(super) fn arrived(
         &mut self,
@@ -121,7 +121,7 @@ impl Calls {
             self.matching.came_by_daemon(slot.place.peer(), slot.place.key());
         }
         if waiting {
-            // Of one that was given up.
+            // Of a recv that was given up.
             slot.failure = None;
         }
         if slot.memory.is_elsewhere() {
@@ -133,7 +133,7 @@ impl Calls {
             Memory::Nothing | Memory::Source(_) => false,
         };
         let data = match (std::mem::take(&mut slot.memory), arrived) {
-            // The allocation is for one who wants it.
+            // Allocates only if somebody wants the tensor.
             (Memory::Nothing, Arrived::Inline(bytes)) if waiting || slot.keeps => Buffer::copy_of(bytes),
             (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
             (Memory::Nothing, Arrived::Area(buffer)) => buffer,
@@ -143,7 +143,7 @@ impl Calls {
                 slot.memory = Memory::Substitute(substitute);
                 landed
             }
-            // Bytes that are in the ring anyway, most often none at all.
+            // The bytes are in the ring anyway, usually none at all.
             (Memory::Destination(destination), Arrived::Inline(bytes)) => filled(destination, bytes)?,
             (Memory::Substitute(substitute), Arrived::Inline(bytes)) => {
                 let Substitute { landing, destination } = *substitute;
@@ -159,7 +159,7 @@ impl Calls {
         if waiting {
             match self.kinds.tensor(meta, data) {
                 Ok(tensor) => slot.tensor = Some(tensor),
-                // Metadata that is no tensor's ends the call.
+                // Metadata that describes no tensor ends the call.
                 Err(error) => {
                     let destination = slot.memory_back(after);
                     slot.failure = Some(Box::new(Unreceived { error, destination }));
@@ -167,7 +167,7 @@ impl Calls {
             }
         } else if slot.keeps {
             slot.spend(after);
-            // Metadata that is no tensor's is nobody's.
+            // If the metadata describes no tensor, nobody gets it.
             if let Ok(tensor) = Tensor::from_wire(meta, data) {
                 self.keep(call, tensor, after);
             }
@@ -180,8 +180,8 @@ impl Calls {
         Ok(())
     }
 
-    /// A tensor arrived for a recv for which another is set aside. That one's sender may have heard that it was received before this one
-    /// was sent: the recv has it, and the next recv of the key this one, which is copied out of the destination.
+    /// A tensor arrived for a recv for which another is set aside. The latter's sender may have heard that it was received before this one
+    /// was sent: the recv gets it, and the next recv of the key gets this one, which is copied out of the destination.
     #[cold]
     fn arrived_second(
         &mut self,
@@ -202,15 +202,15 @@ impl Calls {
         };
         let data = data.ok_or("a tensor did not arrive where it was requested")?;
         self.end_with_set_aside(call, after);
-        // Metadata that is no tensor's is nobody's.
+        // If the metadata describes no tensor, nobody gets it.
         if let Ok(tensor) = Tensor::from_wire(meta, data) {
             self.pass_on(call, tensor, after);
         }
         Ok(())
     }
 
-    /// A tensor arrived for a destination that the daemon was not told of, since there was no room for one that it can reach. The
-    /// caller's thread copies it there; one that is too long is the next recv's.
+    /// A tensor arrived for a destination that the daemon does not know, since there was no room for one that it can reach. The
+    /// caller's thread copies it there; if it is too long, the next recv gets it.
     #[cold]
     fn received_elsewhere(
         &mut self,
@@ -296,7 +296,7 @@ impl Calls {
         Ok(())
     }
 
-    /// The daemon has given a recv up for which a tensor was set aside, and its memory is back: the caller's thread copies the
+    /// The daemon has given up a recv for which a tensor was set aside, and its memory is back: the caller's thread copies the
     /// tensor to where it is wanted.
     pub(super) fn end_with_set_aside(&mut self, call: u32, after: &mut Aftermath) {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];

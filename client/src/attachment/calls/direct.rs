@@ -1,4 +1,4 @@
-//! Calls whose tensors go by direct lanes. A send is the lane's alone; a recv waits here, and is asked of the daemon if none comes.
+//! Calls whose tensors go over direct lanes. A send is known to the lane alone; a recv waits here, and the daemon is asked if none comes.
 
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, Tensor, Unreceived};
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::{clock::Tick, limits::CALL_INDEX_BITS};
 
-/// Of a send that was taken back.
+/// For a send that was taken back.
 const NO_LANE: (u16, u16) = (u16::MAX, 0);
 
 /// How a recv waits that a lane may serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::attachment) enum Wish {
-    /// Here: the daemon does not know of it.
+    /// Only here: the daemon does not know of it.
     Quiet,
     /// The daemon was asked.
     Asked,
@@ -29,7 +29,7 @@ impl Calls {
         &mut self.matching
     }
 
-    /// Enters a send that went by a lane. There is [room](Self::have_room_for) for it.
+    /// Enters a send that was made over a lane. There is [room](Self::have_room_for) for it.
     #[inline]
     pub(in crate::attachment) fn enter_sent(&mut self, sent_by: (u16, u16), deadline: Tick) -> u32 {
         let (call, slot) = self.occupy(Direction::Send, 0, deadline).expect("the caller has looked");
@@ -37,8 +37,8 @@ impl Calls {
         call
     }
 
-    /// Enters a recv of which the daemon is not told. There is room for it, likewise. One that waits for the tensor of a lane is found by its
-    /// name, which nothing else has.
+    /// Enters a recv of which the daemon is not told; there is room for it, likewise. If it waits for a tensor of a lane, it is found by
+    /// its name, which nothing else has.
     #[inline]
     pub(in crate::attachment) fn enter_recv(
         &mut self,
@@ -62,7 +62,7 @@ impl Calls {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed).map(|slot| slot.sent_by)
     }
 
-    /// A send by a lane has ended, well if there is no error.
+    /// Ends a send over a lane, successfully if there is no error.
     #[inline]
     pub(in crate::attachment) fn end_sent(&mut self, call: u32, error: Option<Error>, after: &mut Aftermath) {
         let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) else { return };
@@ -74,21 +74,21 @@ impl Calls {
         self.release(call);
     }
 
-    /// A send was taken back: it is no lane's any more, and not yet the daemon's.
+    /// Notes that a send was taken back: it is not a lane's any more, and not yet the daemon's.
     pub(in crate::attachment) fn is_back(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
             slot.sent_by = NO_LANE;
         }
     }
 
-    /// The daemon carries out a send that was taken back.
+    /// Notes that the daemon carries out a send that was taken back.
     pub(in crate::attachment) fn redirect(&mut self, call: u32, segment: u16) {
         if let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) {
             (slot.daemon, slot.segment) = (Daemon::Working, segment);
         }
     }
 
-    /// Lets a lane find a recv by its name, if nothing else has that.
+    /// Lets a lane find a recv by its name, unless something else has that name.
     #[inline]
     pub(in crate::attachment) fn give_name(&mut self, call: u32, name: Name) {
         self.forget_name(call);
@@ -99,7 +99,7 @@ impl Calls {
         }
     }
 
-    /// No lane finds a call any more.
+    /// Makes a call unknown to lanes.
     #[inline]
     pub(in crate::attachment) fn forget_name(&mut self, call: u32) {
         if let Some(name) = self.slot(call).and_then(|slot| slot.name.take()) {
@@ -124,7 +124,7 @@ impl Calls {
         is_meant.then(|| (wish, slot.memory.room()))
     }
 
-    /// A tensor has come by a lane for a recv that waits here, whose destination has room for it.
+    /// Ends a recv that waits here with a tensor from a lane, for which its destination has room.
     #[inline]
     pub(in crate::attachment) fn received_direct(
         &mut self,
@@ -138,8 +138,8 @@ impl Calls {
         debug_assert!(received.is_ok(), "{received:?}");
     }
 
-    /// A tensor has come by a lane for a recv that the daemon was asked for: the recv has it when the daemon has given it up. Another that
-    /// is on its way from there is the next recv's.
+    /// Sets aside a tensor from a lane for a recv that the daemon was asked for: the recv gets it when the daemon has given it up. Another
+    /// tensor that the daemon already sends is the next recv's.
     pub(in crate::attachment) fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
         self.forget_name(call);
         let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };
@@ -151,7 +151,7 @@ impl Calls {
         self.to_cancel.push((segment, call));
     }
 
-    /// Ends a recv whose sender has gone; one that the daemon was asked for when that has given it up.
+    /// Ends a recv whose sender has gone; if the daemon was asked for it, once the daemon has given it up.
     pub(in crate::attachment) fn give_up(&mut self, call: u32, error: Error, after: &mut Aftermath) {
         let Some(slot) = self.slot(call) else { return };
         match slot.daemon {
@@ -166,7 +166,7 @@ impl Calls {
         }
     }
 
-    /// The destination of a recv is too small for the tensor that has come, which waits for the next one.
+    /// Fails a recv whose destination is too small for the tensor that has come, which waits for the next one.
     pub(in crate::attachment) fn too_small(&mut self, call: u32, len: usize, after: &mut Aftermath) {
         let Some(slot) = self.slot(call) else { return };
         let (asked, room) = ((slot.segment, slot.daemon == Daemon::Working), slot.memory.room().unwrap_or_default());
@@ -176,7 +176,7 @@ impl Calls {
         }
     }
 
-    /// The daemon was asked for a recv, or is when the ring has room.
+    /// Notes that the daemon was asked for a recv, or is when the ring has room.
     pub(in crate::attachment) fn is_asked(&mut self, call: u32, segment: u16, told: bool) {
         if let Some(slot) = self.slot(call) {
             (slot.segment, slot.asked) = (segment, true);
@@ -186,13 +186,13 @@ impl Calls {
         }
     }
 
-    /// What a recv that waits here is to ask the daemon for: peer, step and key, when it must have ended, and its memory.
+    /// What a waiting recv asks the daemon for: peer, step and key, its deadline, and its memory.
     pub(in crate::attachment) fn wants(&mut self, call: u32) -> Option<(&str, i64, &str, Tick, &Memory)> {
         let slot = self.slot(call).filter(|slot| slot.daemon == Daemon::Untold && !slot.asked)?;
         Some((slot.place.peer(), slot.place.step(), slot.place.key(), slot.deadline, &slot.memory))
     }
 
-    /// Recvs from a peer that are in flight, with their steps and keys: a lane may serve them from now on.
+    /// Recvs in flight from a peer, with steps and keys: a lane may serve them from now on.
     pub(in crate::attachment) fn recvs_from(&self, peer: &str) -> Vec<(u32, i64, Box<str>)> {
         let is_meant = |slot: &Slot| {
             matches!(slot.daemon, Daemon::Untold | Daemon::Working)

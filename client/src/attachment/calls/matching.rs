@@ -1,4 +1,4 @@
-//! Which recvs wait for tensors of direct lanes, and which tensors wait there for recvs, by what they are called. No I/O; under the
+//! Which recvs wait for tensors of direct lanes, and which tensors wait there for recvs, by name. No I/O; under the
 //! attachment's lock; bounded by the calls in flight and by the entries of the lanes.
 
 use std::hash::BuildHasher;
@@ -7,12 +7,12 @@ use hashbrown::{DefaultHashBuilder, HashSet, HashTable, hash_table::Entry};
 
 use crate::limits::BY_DAEMON_MAX;
 
-/// The hash of a peer's lane, a step and a key. Its seed is the process's own: who can choose keys cannot choose it, and two that differ
-/// are taken for one as seldom as memory errs.
+/// The hash of a peer's lane, a step and a key. Its seed is the process's own: whoever chooses keys cannot choose the seed, and two
+/// different names collide as rarely as memory errs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::attachment) struct Name(u64);
 
-/// What has a name.
+/// What a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::attachment) enum Awaited {
     /// A recv that waits for its tensor, by the number of its call.
@@ -26,17 +26,16 @@ pub(in crate::attachment) enum Awaited {
     },
 }
 
-/// See the module.
 #[derive(Default)]
 pub(in crate::attachment) struct Matching {
     table: HashTable<(Name, Awaited)>,
     hasher: DefaultHashBuilder,
-    /// Peers and keys, by their hash, of which the last tensor came by the daemon though there was a lane: it is asked at once.
+    /// Hashes of peers and keys whose last tensor came through the daemon in spite of a lane: the daemon is asked at once.
     by_daemon: HashSet<u64>,
 }
 
 impl Matching {
-    /// A tensor came by the daemon for which a lane was waited for.
+    /// Notes that a tensor came through the daemon for which a lane was waited for.
     pub(in crate::attachment) fn came_by_daemon(&mut self, peer: &str, key: &str) {
         if self.by_daemon.len() >= BY_DAEMON_MAX {
             self.by_daemon.clear();
@@ -44,7 +43,7 @@ impl Matching {
         self.by_daemon.insert(self.hasher.hash_one((peer, key)));
     }
 
-    /// One of that key came by the lane.
+    /// Notes that a tensor of that key came over the lane.
     #[inline]
     pub(in crate::attachment) fn came_by_lane(&mut self, peer: &str, key: &str) {
         if !self.by_daemon.is_empty() {
@@ -62,13 +61,13 @@ impl Matching {
         Name(self.hasher.hash_one((lane, step, key)))
     }
 
-    /// What has a name.
+    /// What has that name.
     #[inline]
     pub(in crate::attachment) fn find(&self, name: Name) -> Option<Awaited> {
         self.table.find(name.0, |(other, _)| *other == name).map(|(_, awaited)| *awaited)
     }
 
-    /// Gives a name, which nothing else has, to something; false if something has it.
+    /// Gives something a name; false if something else has it.
     #[inline]
     pub(in crate::attachment) fn insert(&mut self, name: Name, awaited: Awaited) -> bool {
         match self.table.entry(name.0, |(other, _)| *other == name, |(other, _)| other.0) {
@@ -80,19 +79,19 @@ impl Matching {
         }
     }
 
-    /// Gives a name that nothing has.
+    /// Gives something a name that nothing has.
     #[inline]
     pub(in crate::attachment) fn insert_new(&mut self, name: Name, awaited: Awaited) {
         debug_assert!(self.find(name).is_none(), "two things would have one name");
         self.table.insert_unique(name.0, (name, awaited), |(other, _)| other.0);
     }
 
-    /// The lanes are no more.
+    /// Forgets all names: the lanes are gone.
     pub(in crate::attachment) fn clear(&mut self) {
         self.table.clear();
     }
 
-    /// Takes the name from it, if it has that.
+    /// Removes the name, if this has it.
     #[inline]
     pub(in crate::attachment) fn remove(&mut self, name: Name, awaited: Awaited) -> bool {
         match self.table.find_entry(name.0, |(other, of)| *other == name && *of == awaited) {

@@ -9,7 +9,7 @@ use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
 use super::matching::Name;
 use crate::clock::Tick;
 
-/// One call. What it ended with lies in fields of its own, so that taking it moves no more than itself.
+/// One call. Its outcome is in separate fields, so that taking it moves nothing else.
 pub(super) struct Slot {
     pub(super) generation: u32,
     pub(super) segment: u16,
@@ -20,22 +20,22 @@ pub(super) struct Slot {
     pub(super) deadline: Tick,
     pub(super) waker: Option<Waker>,
     pub(super) memory: Memory,
-    /// While the daemon is at work on a recv: one that was set aside for it, to be had when the daemon gives the recv up.
+    /// While the daemon works on a recv: a tensor set aside for it, which it gets when the daemon has given the recv up.
     pub(super) tensor: Option<Tensor>,
     pub(super) failure: Option<Box<Unreceived>>,
-    /// What it asks for, of a recv.
+    /// What a recv asks for.
     pub(super) place: Place,
-    /// If it is cancelled, its tensor is kept for the next.
+    /// If the recv is cancelled, its tensor is kept for the next one.
     pub(super) keeps: bool,
-    /// Its destination may be written by others once the call has ended.
+    /// Others may write its destination once the call has ended.
     pub(super) borrowed: bool,
     /// Its tensor lies in the caller's destination.
     pub(super) copies: bool,
-    /// Of a recv that waits: the daemon was asked, or will be when the ring has room.
+    /// For a waiting recv: the daemon was asked, or will be when the ring has room.
     pub(super) asked: bool,
-    /// By what a direct lane finds it, of a recv that waits.
+    /// The name by which a direct lane finds a waiting recv.
     pub(super) name: Option<Name>,
-    /// The lane by which it was sent, and the entry there.
+    /// The lane over which it was sent, and the entry there.
     pub(super) sent_by: (u16, u16),
 }
 
@@ -43,46 +43,46 @@ pub(super) struct Slot {
 pub(in crate::attachment) enum Direction {
     Send,
     Recv,
-    /// Its memory stays with the daemon after its end.
+    /// The daemon keeps its memory after its end.
     Publish,
-    /// Its memory may stay with the daemon after its end.
+    /// The daemon may keep its memory after its end.
     Push,
-    /// Its tensors are the plan's.
+    /// Its tensors are received by the plan.
     Pull,
-    /// Local: the daemon does not know of it. It ends when there is something to look at.
+    /// Local: unknown to the daemon. It ends when there is something to look at.
     Watch,
 }
 
 impl Direction {
-    /// Whether the call ends when the daemon is done with a tensor, and else with an answer.
+    /// True if the call ends when the daemon releases a tensor, false if it ends with an answer.
     pub(super) fn is_released(self) -> bool {
         matches!(self, Direction::Send | Direction::Publish | Direction::Push)
     }
 }
 
-/// What the daemon has to do with the call.
+/// The call's state at the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Daemon {
-    /// Nothing yet: the call waits in this process for room.
+    /// Not told: the call waits in this process for room.
     Untold,
-    /// It has not answered.
+    /// Told, and not answered.
     Working,
-    /// It does not know of the call, which is a send by a direct lane.
+    /// Unknown to the daemon: a send over a direct lane.
     Bypassed,
-    /// It has answered, and still uses the memory.
+    /// Answered, but the memory is still in use.
     Holding,
-    /// Nothing any more.
+    /// Finished.
     Done,
 }
 
-/// What the caller has to do with the call.
+/// The call's state at the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
     /// Waits, or will ask.
     Waiting,
-    /// Has not yet asked how it ended.
+    /// Has not asked yet how it ended.
     Owed,
-    /// Has been told, or does not care.
+    /// Was told, or gave the call up.
     Gone,
 }
 
@@ -110,7 +110,7 @@ impl Slot {
         }
     }
 
-    /// Takes the memory of its call.
+    /// Takes over the memory of the call.
     #[inline]
     pub(super) fn lend(&mut self, memory: &mut Memory) {
         if !matches!(memory, Memory::Nothing) {
@@ -118,14 +118,14 @@ impl Slot {
         }
     }
 
-    /// What a recv asks for; `borrowed` if others may write its destination once the call has ended.
+    /// Notes what a recv asks for; `borrowed` if others may write its destination once the call has ended.
     #[inline]
     pub(super) fn note(&mut self, (peer, step, key): (&str, i64, &str), borrowed: bool) {
         self.place.set(peer, step, key);
         (self.keeps, self.borrowed) = (true, borrowed);
     }
 
-    /// The daemon is done with the memory, and the caller gets none of it.
+    /// The daemon has released the memory, and the caller gets none of it.
     #[inline]
     pub(super) fn spend(&mut self, after: &mut Aftermath) {
         match std::mem::take(&mut self.memory) {
@@ -134,7 +134,7 @@ impl Slot {
         }
     }
 
-    /// The call fails. Unless its memory is back, the daemon still uses what it was lent; the caller gets its destination all the same.
+    /// Fails the call. Unless `memory_back`, the daemon still uses what it was lent; the caller gets its destination all the same.
     pub(super) fn fail(&mut self, memory_back: bool, error: impl FnOnce() -> Error, after: &mut Aftermath) {
         let destination = if memory_back {
             self.daemon = Daemon::Done;
@@ -146,13 +146,13 @@ impl Slot {
             destination
         };
         if self.caller == Caller::Waiting {
-            // It may have been known before.
+            // The error may have been known before.
             let error = self.failure.take().map_or_else(error, |failure| failure.error);
             self.failure = Some(Box::new(Unreceived { error, destination }));
         }
     }
 
-    /// The daemon is done with the memory: the caller's destination, where there was one.
+    /// The daemon has released the memory: returns the caller's destination, if there was one.
     pub(super) fn memory_back(&mut self, after: &mut Aftermath) -> Option<Buffer> {
         let (destination, rest) = std::mem::take(&mut self.memory).into_destination();
         self.memory = rest;

@@ -50,7 +50,7 @@ impl Table {
         self.calls.received(3, call, &meta(5), arrived, &mut self.after)
     }
 
-    /// Nobody holds any slot.
+    /// Checks that all slots are free.
     fn assert_free(&self) {
         assert_eq!(self.calls.vacant.len(), self.calls.slots.len());
         assert_eq!((self.calls.watched, self.calls.watched_releases), (0, 0));
@@ -112,7 +112,7 @@ fn a_tensor_lands_where_it_was_wanted() {
     let substitute = table.open(Direction::Recv, substitute);
     table.receive(substitute, Arrived::Destination(5)).unwrap();
 
-    // Bytes that came in the ring all the same.
+    // The bytes came in the ring although there is a destination.
     let ring = table.open(Direction::Recv, Memory::Destination(buffer(9)));
     table.receive(ring, Arrived::Inline(&[1; 5])).unwrap();
     let memory = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) }));
@@ -150,7 +150,7 @@ fn a_tensor_that_nobody_wants_any_more_is_dropped_later() {
         table.after.carry_out();
         table.assert_free();
     }
-    // Or it had arrived before.
+    // The tensor may also have arrived before.
     let call = table.open(Direction::Recv, Memory::Nothing);
     table.receive(call, Arrived::Area(buffer(5))).unwrap();
     assert_eq!(table.calls.forsake(call, true, &mut table.after), None);
@@ -304,7 +304,7 @@ fn what_is_published_is_lent_until_it_comes_back() {
     assert!(table.calls.published(3, call, &mut table.after).is_err(), "twice");
     table.calls.returned(3, call, &mut table.after).unwrap();
     assert_eq!(table.after.spent.len(), 1);
-    // One that came by the ring, and one that nobody waits for.
+    // One that travelled in the ring, and one that nobody waits for.
     let call = table.open(Direction::Publish, Memory::Nothing);
     table.calls.sent(3, call, &mut table.after).unwrap();
     assert_eq!(table.calls.take_sent(call), Some(Ok(())));
@@ -379,7 +379,7 @@ fn a_recv_has_what_came_for_another_while_it_was_entered() {
     let mut table = Table::new();
     let first = table.ask(Memory::Nothing);
     table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
-    // The second is in the table, and what it wants is not known yet: it waits for room in the ring.
+    // The second call is in the table, but its key is not known yet: it waits for room in the ring.
     let second = table.open(Direction::Recv, Memory::Destination(buffer(9)));
     table.calls.forsake(first, true, &mut table.after);
     assert!(!table.calls.unclaimed().is_empty());
@@ -407,7 +407,7 @@ fn a_recv_has_what_was_set_aside_and_the_next_what_the_daemon_brings_after_all()
         table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
         table.calls.forsake(first, true, &mut table.after);
         let Some(arrived) = arrived else {
-            // It lands nowhere that the daemon was told of.
+            // The daemon was given no such place for it.
             assert!(table.receive(second, Arrived::Area(buffer(5))).is_err());
             assert!(table.receive(second, Arrived::Destination(10)).is_err());
             continue;
@@ -430,7 +430,7 @@ fn a_recv_given_up_before_its_memory_is_back_leaves_what_was_set_aside_to_the_ne
     table.calls.returned(3, second, &mut table.after).unwrap();
     assert_eq!(table.calls.unclaimed().take(WANTED, None).unwrap().unwrap().bytes(), [1; 5]);
     table.assert_free();
-    // Whoever has the slot next has nothing of it.
+    // The slot's next call sees nothing of it.
     let sending = table.open(Direction::Send, Memory::Nothing);
     table.calls.failed(3, sending, true, error(), &mut table.after).unwrap();
     assert!(table.calls.take_sent(sending).unwrap().is_err());

@@ -1,4 +1,4 @@
-//! Steps that end, by the word of this task or of the other of a lane.
+//! Ends of steps, by this task or by the other side of a lane.
 
 use sealane_transport::{
     Error,
@@ -13,7 +13,7 @@ use super::{
 use crate::limits::LANE_REASON_BYTES_MAX;
 
 impl Lanes {
-    /// A lane; `None` if the step has ended for this task or the other, or may have: then the daemon knows what becomes of its calls.
+    /// A lane; `None` if the step has ended on either side, or may have: then the daemon knows what becomes of its calls.
     #[inline]
     pub(super) fn lane_unless_ended(&mut self, lane: u16, step: i64) -> Option<&mut Lane> {
         let has_ended = self.ended.may_have(step);
@@ -22,7 +22,7 @@ impl Lanes {
 }
 
 impl Held<'_> {
-    /// Asks the daemon for the recvs of a step that wait here: it is to end them.
+    /// Asks the daemon for the step's recvs that wait here: it is to end them.
     pub(in crate::attachment) fn ask_for_step(&mut self, step: i64) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let lanes = link.direct.lanes.iter().flatten();
@@ -34,8 +34,8 @@ impl Held<'_> {
         }
     }
 
-    /// A step of this task has ended, as the daemon knows. Sends of it by lanes come back; if it was `aborted`, others hear, and what has
-    /// come goes back.
+    /// Ends a step of this task, as the daemon was told. Its sends over lanes come back; if it was `aborted`, the other sides are told, and
+    /// what has come goes back.
     pub(in crate::attachment) fn end_direct(&mut self, step: i64, reason: &str, aborted: bool) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         if link.direct.neighbours.is_empty() {
@@ -57,12 +57,12 @@ impl Held<'_> {
             let said = Submission::Abort { step, reason }.encode(&mut link.outgoing);
             let Link { direct, outgoing, .. } = &mut **link;
             let at = direct.get_mut(lane).expect("just looked at");
-            // Before what goes back is seen.
+            // Told before it sees what goes back.
             let entry = said.ok().and_then(|()| at.send(outgoing));
             entry.into_iter().for_each(|entry| at.sent[usize::from(entry)] = Sent::NO_TENSOR);
             at.refuse(lane, step, calls);
             if entry.is_none() {
-                // It hears by the daemon.
+                // It hears through the daemon.
                 link.close_lane(lane, calls, aftermath);
             }
         }
@@ -71,7 +71,7 @@ impl Held<'_> {
 }
 
 impl Lane {
-    /// The other task has ended a step.
+    /// Handles the other side's end of a step.
     pub(super) fn ended_there(
         &mut self,
         lane: u16,
@@ -81,7 +81,7 @@ impl Lane {
     ) {
         self.ended.end(step, reason);
         self.take_back(lane, (step, reason), calls, after);
-        // No more than wait for this lane, however often its other side says so. A call of long ago may be another peer's by now.
+        // Only calls that wait for this lane, however often its other side says so. An old call's number may be another peer's by now.
         for &(_, call) in &self.quiet {
             if calls.wants(call).is_some_and(|(peer, of, ..)| *peer == *self.peer && of == step) {
                 calls.end_untold(call, Error::Aborted { step, reason: reason.into() }, after);
@@ -89,7 +89,7 @@ impl Lane {
         }
     }
 
-    /// Takes back what was sent of a step, and was not received.
+    /// Takes back what was sent in a step and not received.
     fn take_back(&mut self, lane: u16, (step, reason): (i64, &str), calls: &mut Calls, after: &mut Aftermath) {
         for entry in 0..self.sent.len() as u16 {
             let sent = self.sent[usize::from(entry)];
@@ -104,7 +104,7 @@ impl Lane {
         }
     }
 
-    /// Refuses what has come of a step that this task has ended.
+    /// Refuses what has come for a step that this task has ended.
     fn refuse(&mut self, lane: u16, step: i64, calls: &mut Calls) {
         for entry in 0..self.kept.len() as u16 {
             if self.kept[usize::from(entry)].is_some_and(|kept| kept.step == step) {

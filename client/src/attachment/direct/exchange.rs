@@ -1,4 +1,4 @@
-//! Sends and recvs by a lane, and what comes by it.
+//! Sends and recvs over a lane, and what arrives on it.
 
 use sealane_transport::{
     Error, Tensor,
@@ -22,18 +22,18 @@ use crate::{
 
 /// What became of a tensor that waited in a lane.
 enum TakeKept {
-    /// It is the receiver's, and in `incoming`.
+    /// The receiver has it, in `incoming`.
     Taken,
-    /// So many bytes have no room where they are wanted: it stays.
+    /// Its so many bytes do not fit where they are wanted: it stays.
     TooLong(usize),
-    /// It is none: the daemon has it.
+    /// It is a hint: the daemon has the tensor.
     ByDaemon,
-    /// Its sender has taken it back, or it is not what it was.
+    /// Its sender has taken it back, or it has changed.
     Lost,
 }
 
 impl Held<'_> {
-    /// Sends a small tensor by the lane to its peer; the call, unless it is to go by the daemon.
+    /// Sends a small tensor over the lane to its peer; returns the call, unless the tensor is to go through the daemon.
     #[inline]
     pub(in crate::attachment) fn send_direct(
         &mut self,
@@ -68,7 +68,7 @@ impl Held<'_> {
         Some(call)
     }
 
-    /// A tensor goes by the daemon that is too large or finds no entry, as the lane to its peer says, for its recv may wait there.
+    /// Tells the peer over the lane that a tensor, too large or without an entry, goes through the daemon: its recv may wait there.
     pub(in crate::attachment) fn say_by_daemon(&mut self, now: Tick, peer: (Peer, &str), (step, key): (i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let Some(lane) = link.direct.open_lane_of(peer) else { return };
@@ -88,8 +88,8 @@ impl Held<'_> {
         }
     }
 
-    /// Enters a recv that the lane to its peer may serve: it has its tensor, or waits here for it, or fails, and then the memory stays.
-    /// `None` if the daemon is to be asked, and [`asked_by_name`](Self::asked_by_name) told.
+    /// Enters a recv that the lane to its peer may serve: it gets its tensor, waits here for it, or fails, in which case the memory stays.
+    /// `None` if the daemon is to be asked; then call [`asked_by_name`](Self::asked_by_name).
     #[inline]
     pub(in crate::attachment) fn recv_direct(
         &mut self,
@@ -137,7 +137,7 @@ impl Held<'_> {
                     return Some(Err(Error::invalid(error)));
                 }
                 Some(Awaited::Recv(_)) => {
-                    // It may have ended, as nobody has looked.
+                    // It may have ended unnoticed.
                     self.pump();
                 }
             }
@@ -145,8 +145,8 @@ impl Held<'_> {
         None
     }
 
-    /// The daemon was asked for a recv. A lane may serve it all the same, and may have what it wants by now: while there was no room to
-    /// ask, lanes were looked at, and perhaps opened.
+    /// Called after the daemon was asked for a recv. A lane may still serve it, and may already have its tensor: while there was no room to
+    /// ask, lanes were polled, and perhaps opened.
     pub(in crate::attachment) fn asked_by_name(&mut self, call: u32, peer: Peer, place: (&str, i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let (from, step, key) = place;
@@ -169,7 +169,7 @@ impl Held<'_> {
 }
 
 impl Lane {
-    /// What a sender hears whose tensor of a step has ended so.
+    /// The error of a sender whose tensor of that step has ended so.
     pub(super) fn error(&self, fate: Fate, step: i64) -> Option<Error> {
         match fate {
             Fate::Taken => None,
@@ -190,7 +190,7 @@ impl Lane {
         }
     }
 
-    /// What was said of a tensor that goes by the daemon is of no use any more. Nobody is woken for the entry.
+    /// Removes a hint that is not needed any more. Nobody is woken for the entry.
     fn end_kept_hint(&mut self, lane: u16, entry: u16, calls: &mut Calls) {
         self.forget_kept(lane, entry, calls);
         self.ends.receiver.settle(entry, Fate::Taken);
@@ -205,8 +205,8 @@ impl Lane {
 }
 
 impl Link {
-    /// Takes a tensor that waits in a lane for a recv of this step and key whose destination has `room`. What its sender writes meanwhile
-    /// changes nothing: it was copied before it is looked at.
+    /// Takes a tensor that waits in a lane for a recv of this step and key whose destination has `room`. It was copied before it is
+    /// checked, so that later writes by its sender change nothing.
     fn take_kept(
         &mut self,
         (lane, entry): (u16, u16),
@@ -235,7 +235,7 @@ impl Link {
             return TakeKept::TooLong(len);
         }
         at.forget_kept(lane, entry, calls);
-        // What is no longer what it was said to be is nobody's.
+        // A tensor that has changed since it was announced is nobody's.
         let fate = if len.is_some() { Fate::Taken } else { Fate::Duplicate };
         match (at.settle(entry, fate), len) {
             (true, Some(len)) => {
@@ -246,7 +246,7 @@ impl Link {
         }
     }
 
-    /// Gives a recv the tensor that is in `incoming`, and taken.
+    /// Gives a recv the tensor in `incoming`, which was taken.
     fn hand_over(&mut self, call: u32, wish: Wish, calls: &mut Calls, after: &mut Aftermath) {
         if let Ok(Submission::Send { meta, payload: PayloadAt::Inline(bytes), .. }) = Submission::decode(&self.incoming)
         {
@@ -257,7 +257,7 @@ impl Link {
         }
     }
 
-    /// Takes what has come by a lane.
+    /// Takes in what has come over a lane.
     pub(super) fn drain_lane(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
         let drained = self.drain_open(lane, calls, after);
         let Some(at) = self.direct.get_mut(lane) else { return };
@@ -271,13 +271,13 @@ impl Link {
     }
 
     /// # Errors
-    /// The other side breaks the rules.
+    /// The other side breaks the protocol.
     fn drain_open(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) -> Result<(), Broken> {
         for _ in 0..LANE_NOTES_PER_LOOK {
             let Some(at) = self.direct.get_mut(lane) else { return Ok(()) };
             match at.ends.receiver.next_note()? {
                 Some(Note::Sent(entry)) => self.arrived(lane, entry, calls, after)?,
-                // Nobody waits for an entry that he has taken back.
+                // Nobody waits for an entry that was taken back.
                 Some(Note::Withdrawn(entry)) => at.forget_kept(lane, entry, calls),
                 None => break,
             }
@@ -296,13 +296,13 @@ impl Link {
                 continue;
             }
             let Sent { call, bytes, step } = sent;
-            // The end of one that was withdrawn was told.
+            // The end of a withdrawn one was already told.
             if fate != Fate::Withdrawn {
                 let error = at.error(fate, step);
                 if error.is_none() {
                     (at.went.tensors, at.went.bytes) = (at.went.tensors + 1, at.went.bytes + u64::from(bytes));
                 }
-                // A receiver may have said so long before, and its number may be that of another's send by now.
+                // A receiver may have settled it long ago, and the call's number may be that of another send by now.
                 if calls.sent_by(call) == Some((lane, entry)) {
                     calls.end_sent(call, error, after);
                 }
@@ -311,7 +311,7 @@ impl Link {
         Ok(())
     }
 
-    /// The other side has had no entry for something, which may be for any recv that waits here.
+    /// The other side had no free entry for something, which may be for any recv that waits here.
     #[cold]
     fn ask_for_waiting(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
         while let Some(&(_, call)) = self.direct.get_mut(lane).and_then(|at| at.quiet.front())
@@ -322,7 +322,7 @@ impl Link {
         self.ring_shards();
     }
 
-    /// The other side says that a tensor goes by the daemon. Its recv is asked for if it waits here, or else when it comes.
+    /// The other side says that a tensor goes through the daemon. Asks for its recv if that waits here, else when it comes.
     fn goes_by_daemon(
         &mut self,
         (lane, entry): (u16, u16),
@@ -344,7 +344,7 @@ impl Link {
         }
     }
 
-    /// A record has come.
+    /// Handles an arrived record.
     #[inline]
     fn arrived(&mut self, lane: u16, entry: u16, calls: &mut Calls, after: &mut Aftermath) -> Result<(), Broken> {
         let Link { direct, incoming, .. } = self;
@@ -375,7 +375,7 @@ impl Link {
         let waiting = match calls.matching().find(name) {
             None => None,
             Some(Awaited::Tensor { entry: before, .. }) => match at.kept[usize::from(before)] {
-                // The one that it tells of may have ended.
+                // What it announces may have ended.
                 Some(Kept { is_hint: true, .. }) => {
                     at.end_kept_hint(lane, before, calls);
                     None

@@ -1,4 +1,4 @@
-//! The driver's care for lanes without its thread, and without time: for the fuzz target of lanes.
+//! The driver's care for lanes without its thread, and without real time: for the fuzz target of lanes.
 
 use std::sync::{Arc, Weak};
 
@@ -13,8 +13,8 @@ impl LaneDriver {
         Self(Arc::downgrade(attachment))
     }
 
-    /// Looks after them as if it were so many milliseconds later: what was not received goes by the daemon, which is asked for what has
-    /// not come.
+    /// Looks after the lanes as if it were so many milliseconds later: what was not received goes through the daemon, which is asked for
+    /// what has not come.
     pub fn look(&self, later_ms: u64) {
         let Some(attachment) = self.0.upgrade() else { return };
         let mut held = attachment.lock();

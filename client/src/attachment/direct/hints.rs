@@ -1,5 +1,5 @@
-//! What the two sides of a lane tell each other of tensors that go by the daemon: *hints*, which are records that name one, and a word that
-//! says that there was no entry for one. Under the attachment's lock; at most [`HINTS_MAX`] of either side at once.
+//! What the two sides of a lane tell each other of tensors that go through the daemon: *hints*, which are records that name one, and a word
+//! that says that there was no entry for one. Under the attachment's lock; at most [`HINTS_MAX`] of either side at once.
 
 use std::collections::VecDeque;
 
@@ -11,33 +11,32 @@ use crate::{
     limits::{HINTS_MAX, LANE_PATIENCE},
 };
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Hints {
-    /// When each is taken back that was given, its entry, and which of all hints it is.
+    /// Hints given: when each is taken back, its entry, and its number.
     given: VecDeque<(Tick, u16, u32)>,
     count: u32,
     /// How many have not come back.
     away: usize,
-    /// The other side is woken for one if it waits for it.
+    /// There is a new one, for which the other side is woken if it waits.
     is_new: bool,
-    /// Until when this side does not say again that it had no entry.
+    /// Until when this side does not repeat that it had no entry.
     passes_until: Option<Tick>,
     /// How often the other side had none, and until when recvs are asked for at once.
     passed_by: u64,
     by_daemon_until: Option<Tick>,
-    /// What the other side is told of those who wait here.
+    /// Whether the other side was told that somebody waits here.
     awaits: bool,
 }
 
 impl Hints {
-    /// True if one was given since this was asked, and the other side waits.
+    /// True if a hint was given since the last call of this, and the other side waits.
     #[inline]
     pub(super) fn take_wanted(&mut self, ends: &DirectLane) -> bool {
         std::mem::take(&mut self.is_new) && ends.other_awaits()
     }
 
-    /// One has come back.
+    /// A hint has come back.
     pub(super) fn has_returned(&mut self) {
         self.away -= 1;
     }
@@ -47,13 +46,13 @@ impl Hints {
         self.given.front().map(|(due, ..)| *due)
     }
 
-    /// True if the other side has had no entry for something since [`was_passed_by`](Self::was_passed_by).
+    /// True if the other side had no entry for something since the last [`was_passed_by`](Self::was_passed_by).
     #[inline]
     pub(super) fn are_passed_by(&self, ends: &DirectLane) -> bool {
         ends.passed_by() != self.passed_by
     }
 
-    /// The same since this was asked. Recvs are asked for at once for a while then.
+    /// [`are_passed_by`](Self::are_passed_by), and resets it; if true, recvs are asked for at once for a while.
     #[inline]
     pub(super) fn was_passed_by(&mut self, ends: &DirectLane) -> bool {
         let passed_by = ends.passed_by();
@@ -64,7 +63,7 @@ impl Hints {
         was
     }
 
-    /// True if a recv is asked for at once, as its tensor may have gone by the daemon.
+    /// True if recvs are asked for at once, as their tensors may have gone through the daemon.
     #[inline]
     pub(super) fn is_passed_by(&self, now: Tick) -> bool {
         self.by_daemon_until.is_some_and(|until| until > now)
@@ -80,7 +79,7 @@ impl Hints {
 }
 
 impl Lane {
-    /// Says, by the record of a recv, that a tensor of a step goes by the daemon. When it is taken back, at the latest.
+    /// Says, by the record of a recv, that a tensor of a step goes through the daemon. Returns when it is taken back at the latest.
     pub(super) fn hint(&mut self, record: &Record, step: i64, now: Tick) -> Tick {
         let due = now.later(LANE_PATIENCE);
         while self.hints.given.len() >= HINTS_MAX || self.hints.given.front().is_some_and(|hint| !self.is_told(hint)) {
@@ -93,14 +92,14 @@ impl Lane {
             (hints.count, hints.away, hints.is_new) = (hints.count.wrapping_add(1), hints.away + 1, true);
             hints.given.push_back((due, entry, hints.count));
             self.sent[usize::from(entry)] = Sent::hint(hints.count, step);
-            // One who does not look keeps those that were taken back.
+            // A peer that does not poll keeps those that were taken back.
             self.has_sent |= hints.away > 2 * HINTS_MAX;
         }
-        // Of a key so long that no entry has it, nothing is said.
+        // Nothing is said of a key too long for an entry.
         due
     }
 
-    /// Says that something goes by the daemon, for which there is no entry. Recvs are asked for at once for a while when that is heard.
+    /// Says that something without an entry goes through the daemon. Recvs are then asked for at once for a while.
     fn pass_by(&mut self, now: Tick) {
         if self.hints.passes_until.is_none_or(|until| until <= now) {
             self.hints.passes_until = Some(now.later(LANE_PATIENCE / 2));
@@ -114,7 +113,7 @@ impl Lane {
         sent.is_hint() && sent.bytes == *number && self.ends.sender.is_away(*entry)
     }
 
-    /// Takes back the hint that was given first.
+    /// Takes back the oldest hint.
     fn end_hint(&mut self) {
         if let Some(hint) = self.hints.given.pop_front()
             && self.is_told(&hint)
@@ -123,7 +122,7 @@ impl Lane {
         }
     }
 
-    /// Takes back those that nobody has needed.
+    /// Takes back hints that nobody has needed.
     pub(super) fn end_hints(&mut self, now: Tick) {
         while self.hints.due().is_some_and(|due| due <= now) {
             self.end_hint();

@@ -11,33 +11,32 @@ use crate::{
     limits::{ASK_AFTER, ENTRIES_FOR_ENDS, LANES_LOOK},
 };
 
-/// See the module.
 pub(super) struct Lane {
     pub(super) peer: Box<str>,
     pub(super) ends: DirectLane,
-    /// Wakes the other process.
+    /// Rings for the other process.
     pub(super) bell: ClientBell,
-    /// By entry, what was sent.
+    /// What was sent, by entry.
     pub(super) sent: Box<[Sent]>,
-    /// By entry, what has come and waits for its recv.
+    /// What has come and waits for its recv, by entry.
     pub(super) kept: Box<[Option<Kept>]>,
-    /// Sends that the other side may not have received, and when they are to go by the daemon.
+    /// Sends that the other side may not have received, and when they are to go through the daemon.
     pub(super) pending: VecDeque<(Tick, u32)>,
-    /// Recvs that wait here, and when the daemon is to be asked.
+    /// Recvs that wait here, and when to ask the daemon for them.
     pub(super) quiet: VecDeque<(Tick, u32)>,
     pub(super) hints: Hints,
     pub(super) rings: Rings,
     /// Steps that the other side has ended.
     pub(super) ended: Steps,
-    /// What went and came since the daemon was told.
+    /// Tensors and bytes in each direction since the daemon was told.
     pub(super) went: Moved,
     pub(super) came: Moved,
-    /// The other side has a note to read, or an entry that came back.
+    /// The other side has a note to read, or a returned entry.
     pub(super) has_sent: bool,
     pub(super) has_returned: bool,
 }
 
-/// What an entry holds that this side has sent.
+/// What this side has sent in an entry.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sent {
     pub(super) call: u32,
@@ -46,10 +45,10 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// In an entry with the end of a step: no call waits for it.
+    /// Stands for the end of a step: no call waits for it.
     pub(super) const NO_TENSOR: Sent = Sent { call: u32::MAX, bytes: 0, step: 0 };
 
-    /// In one that says that a tensor of a step goes by the daemon: which of all these it is, where else there are bytes.
+    /// A hint that a tensor of a step goes through the daemon; `number` counts hints, and takes the place of the bytes.
     pub(super) fn hint(number: u32, step: i64) -> Sent {
         Sent { call: u32::MAX - 1, bytes: number, step }
     }
@@ -58,13 +57,13 @@ impl Sent {
         self.call == u32::MAX - 1
     }
 
-    /// Whether a call waits for its end.
+    /// True if a call waits for its end.
     pub(super) fn is_tensor(&self) -> bool {
         self.call < u32::MAX - 1
     }
 }
 
-/// A tensor that waits for its recv, or that the daemon has: then it `is_hint`.
+/// A tensor that waits for its recv, or, if it `is_hint`, one that goes through the daemon.
 #[derive(Clone, Copy)]
 pub(super) struct Kept {
     pub(super) name: Name,
@@ -107,19 +106,19 @@ impl Lane {
         }
     }
 
-    /// This task goes, as the other side hears.
+    /// Leaves the lane because this task goes, and tells the other side.
     pub(super) fn leave(&mut self) {
         self.ends.leave();
         self.bell.ring();
     }
 
-    /// This side wants no more of this lane, as the other hears.
+    /// Gives this lane up, and tells the other side.
     pub(super) fn abandon(&mut self) {
         self.ends.abandon();
         self.bell.ring();
     }
 
-    /// Sends a record; its entry, if there is one for it.
+    /// Sends a record; its entry, if one was free.
     #[inline]
     pub(super) fn send(&mut self, record: &Record) -> Option<u16> {
         let entry = self.ends.sender.send(record)?;
@@ -127,34 +126,35 @@ impl Lane {
         Some(entry)
     }
 
-    /// True if there is an entry for a tensor; the last ones are none: they are for the ends of steps.
+    /// True if an entry is free for a tensor; the last ones are reserved for the ends of steps.
     #[inline]
     pub(super) fn has_entry(&self) -> bool {
         self.ends.sender.away() < LANE_ENTRIES - ENTRIES_FOR_ENDS
     }
 
-    /// Sends a tensor, if there is an entry for it.
+    /// Sends a tensor, if an entry is free for it.
     #[inline]
     pub(super) fn send_tensor(&mut self, record: &Record) -> Option<u16> {
         if self.has_entry() { self.send(record) } else { None }
     }
 
-    /// True if the other side has said something.
+    /// True if the other side has sent something.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         self.ends.has_news() || self.hints.are_passed_by(&self.ends)
     }
 
-    /// A tensor was sent, and goes by the daemon if it is not received by `due`. Of those that were, the first are forgotten.
+    /// Notes a sent tensor, which goes through the daemon if it is not received by `due`. Earlier ones that were received are forgotten.
     ///
-    /// Inline: else `sent` is spilled in parts and loaded as a whole, a failed store-to-load forward, which waits for the stores into the lane.
+    /// Inline: else `sent` is spilled in parts and loaded as a whole, a failed store-to-load forward, which waits for the stores into the
+    /// lane.
     #[inline(always)]
     pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick, is_away: impl FnMut(u32) -> bool) {
         self.sent[usize::from(entry)] = sent;
         queue(&mut self.pending, (due, sent.call), is_away);
     }
 
-    /// The send that is to go by the daemon first: when, and its entry.
+    /// The first send that is to go through the daemon: when, and its entry.
     pub(super) fn first_pending(&mut self, lane: u16, calls: &mut Calls) -> Option<(Tick, u16)> {
         while let Some(&(due, call)) = self.pending.front() {
             match calls.sent_by(call) {
@@ -165,7 +165,7 @@ impl Lane {
         None
     }
 
-    /// A recv begins to wait now that must have ended by then. When the daemon is to be asked at the latest.
+    /// A recv with this deadline begins to wait now. Returns when the daemon is to be asked at the latest.
     #[inline]
     pub(super) fn waits(&mut self, call: u32, now: Tick, deadline: Tick, waits: impl FnMut(u32) -> bool) -> Tick {
         let due = now.later(ASK_AFTER).min(now.halfway(deadline));
@@ -175,20 +175,20 @@ impl Lane {
         due.later(LANES_LOOK).min(now.halfway(deadline))
     }
 
-    /// A tensor of so many bytes has come.
+    /// Counts a tensor of so many bytes that has come.
     #[inline]
     pub(super) fn has_come(&mut self, bytes: usize) {
         (self.came.tensors, self.came.bytes) = (self.came.tensors + 1, self.came.bytes + bytes as u64);
     }
 }
 
-/// Puts a call where it is due, most often behind all others, and takes out the first that do not wait any more.
+/// Queues a call by its due time, usually behind all others, and drops the first ones that do not wait any more.
 #[inline]
 fn queue(calls: &mut VecDeque<(Tick, u32)>, call: (Tick, u32), mut waits: impl FnMut(u32) -> bool) {
     while calls.front().is_some_and(|(_, first)| !waits(*first)) {
         calls.pop_front();
     }
-    // Where the first waits long, because the daemon does not read. Only when the length is a power of two, so that it is seldom scanned
+    // For a first one that waits long because the daemon does not read. Only at powers of two, so that the queue is seldom scanned
     // even if most of them still wait.
     if calls.len() >= 2 * LANE_ENTRIES && calls.len().is_power_of_two() {
         calls.retain(|(_, call)| waits(*call));

@@ -1,21 +1,21 @@
-//! Direct lanes: small sends and recvs between two clients of one host and one user go by memory that the two share, past the daemon,
-//! which only gives it to them and hears how much went. Under the attachment's lock; bounded by [`LANES_MAX`].
+//! Direct lanes: small sends and recvs between two clients of one host and one user go through memory that the two share, past the daemon,
+//! which only provides it and is told how much went. Under the attachment's lock; bounded by [`LANES_MAX`].
 //!
-//! A peer of this host is asked about when it has been spoken to [often enough](DIRECT_AFTER). A lane is used when both have opened their
-//! ends. From then on a **send** goes by it if there is an entry for it, and by the daemon otherwise. What is not received within [a
-//! moment](LANE_PATIENCE) is taken back and goes by the daemon, too: its receiver does not want it yet, does not look, or has gone. A
+//! A lane to a peer of this host is asked for after [enough](DIRECT_AFTER) calls to it, and used when both have opened their ends. From
+//! then on a **send** goes over it if there is a free entry, and through the daemon otherwise. A tensor that is not received within [a
+//! moment](LANE_PATIENCE) is taken back and goes through the daemon, too: its receiver does not want it yet, does not poll, or has gone. A
 //! **recv** takes what has come, or waits in this process. The daemon is asked for it when the other side says in the lane that a tensor of
-//! its name goes by that, being large; when it says that it has no entry, as for all others; and after [a moment](ASK_AFTER) in any case.
-//! So the two meet at the daemon if not in the lane, whatever either process does meanwhile, and it is the daemon that keeps deadlines.
-//! If the tensor comes by the lane after all, the daemon is told to give the recv up.
+//! its name goes through the daemon because it is large; when the other side says that it has no free entry, which concerns all recvs; and
+//! after [a moment](ASK_AFTER) in any case. So the two meet at the daemon if not in the lane, whatever either process does meanwhile, and
+//! the daemon keeps the deadlines. If the tensor comes over the lane after all, the daemon is told to cancel the recv.
 //!
-//! (Two tensors of one name that wait are refused the second, as ever, but where the first has gone to the daemon meanwhile: then each goes
-//! to a recv.)
+//! (If two tensors of one name wait, the second is refused, as without lanes, unless the first has gone to the daemon meanwhile: then each
+//! goes to a recv.)
 //!
 //! Streams have rings of bytes in the same memory (`rings.rs`), which outlive the lane (`retired.rs`).
 //!
-//! Whose a tensor is, is decided in the lane: see `sealane_transport::shm::direct`. An end of a step goes by the lane as well, to be known
-//! there before what follows.
+//! The lane decides whose a tensor is: see `sealane_transport::shm::direct`. The end of a step is also sent over the lane, so that it is
+//! known there before what follows.
 
 mod ends;
 mod exchange;
@@ -48,26 +48,26 @@ use crate::clock::Tick;
 pub(super) struct Lanes {
     /// Tasks of this host.
     neighbours: HashMap<Box<str>, Neighbour>,
-    /// The peer that was looked for last, and its lane.
+    /// The last peer that was looked up, and its lane.
     recent: Option<(Peer, Option<u16>)>,
     lanes: Vec<Option<Lane>>,
     open: usize,
     retired: Retired,
-    /// Recvs that waited for lanes that have gone, and for which there was no room to ask the daemon.
+    /// Recvs that waited for lanes that are gone, and for which there was no room to ask the daemon.
     unasked: VecDeque<u32>,
-    /// Sends that were taken back, and for which there was no room.
+    /// Sends that were taken back, and for which the daemon had no room.
     unsent: VecDeque<Unsent>,
-    /// Peers that the driver is to ask about.
+    /// Peers for which the driver is to ask for a lane.
     wanted: Vec<Box<str>>,
-    /// Where others are heard that wake this process.
+    /// Where other processes wake this one.
     ear: Option<Arc<Others>>,
     /// Steps that this task has ended.
     ended: Steps,
-    /// When somebody will look after recvs that wait here, and sends that are not received.
+    /// When somebody will next look after waiting recvs, and sends that were not received.
     attended: Tick,
-    /// How much went and came that the daemon has not been told of, when somebody looked last.
+    /// How much went and came, without the daemon knowing, at the last look.
     moved: u64,
-    /// When the daemon is told how much went.
+    /// When to tell the daemon how much went.
     look_at: Option<Tick>,
 }
 
@@ -91,25 +91,25 @@ impl Lanes {
         }
     }
 
-    /// True if there are lanes to be looked at.
+    /// True if there are lanes to poll.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.open > 0 || self.retired.len() > 0
     }
 
-    /// The peers that read their ends.
+    /// Peers that read their ends of lanes.
     pub(super) fn peers(&self) -> Vec<String> {
         let read = self.lanes.iter().flatten().filter(|lane| lane.ends.other() == Standing::Here);
         read.map(|lane| lane.peer.to_string()).collect()
     }
 
-    /// Tensors that have come and of which the daemon was not told.
+    /// Tensors that came over lanes and were not reported to the daemon.
     #[cfg(feature = "fuzzing")]
     pub(super) fn came(&self) -> u64 {
         self.lanes.iter().flatten().map(|lane| lane.came.tensors).sum()
     }
 
-    /// Where others are heard.
+    /// Where other processes wake this one.
     pub(super) fn ear(&self) -> Option<Arc<Others>> {
         self.ear.clone()
     }
@@ -123,7 +123,7 @@ impl Lanes {
         self.lanes.get_mut(usize::from(lane))?.as_mut()
     }
 
-    /// This process sleeps, as every lane tells; if deeply, it is not woken for sends that were received.
+    /// Tells every lane that this process sleeps; if deeply, it is not woken for sends that were received.
     pub(super) fn announce(&mut self, deeply: bool, calls: &mut Calls) {
         for lane in self.lanes.iter_mut().flatten() {
             while lane.quiet.front().is_some_and(|(_, call)| calls.wants(*call).is_none()) {
@@ -146,14 +146,14 @@ impl Lanes {
         lanes.for_each(|lane| lane.ends.own_sleep().awake());
     }
 
-    /// True if nothing has come.
+    /// True if nothing has come over any lane.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         self.lanes.iter().flatten().all(|lane| !lane.has_news())
             && self.retired.iter().all(|lane| !lane.ends.has_ring_news())
     }
 
-    /// Wakes those who sleep and were written to.
+    /// Wakes peers that sleep and were written to.
     #[inline]
     pub(super) fn ring(&mut self) {
         for lane in self.lanes.iter_mut().flatten() {
@@ -161,7 +161,7 @@ impl Lanes {
         }
     }
 
-    /// The daemon is lost, or `closing` if the task goes: nothing more goes by lanes. What the others have received, they have.
+    /// Leaves all lanes, since the daemon is lost, or `closing` the task: nothing more is sent over them. Peers keep what they received.
     pub(super) fn leave(&mut self, closing: bool, calls: &mut Calls, after: &mut Aftermath) {
         for (index, lane) in self.lanes.drain(..).enumerate() {
             let Some(mut lane) = lane else { continue };
@@ -188,7 +188,7 @@ impl Lanes {
 }
 
 impl Link {
-    /// Takes what has come by all lanes.
+    /// Takes in what has come over all lanes.
     #[inline]
     pub(super) fn drain_lanes(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         for lane in 0..self.direct.lanes.len() as u16 {

@@ -17,16 +17,16 @@ use crate::{
     limits::{DIRECT_AFTER, DIRECT_RETRY, DIRECT_RETRY_MAX, LANES_MAX},
 };
 
-/// A task of this host, as far as lanes go.
+/// The lane state of a task of this host.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Neighbour {
-    /// So many small tensors went or were wanted; it is not asked about before then, and the pause after that is so long.
+    /// So many small tensors went or were wanted; no lane is asked for before then, and `pause` is the pause after that.
     Met { tensors: u32, not_before: Option<Tick>, pause: u64 },
-    /// The driver asks about it.
+    /// The driver is asking for a lane.
     Asked { pause: u64 },
     /// It has a lane.
     Has(u16),
-    /// It never will.
+    /// It never gets one.
     Never,
 }
 
@@ -37,7 +37,8 @@ impl Default for Neighbour {
 }
 
 impl Held<'_> {
-    /// The lane to a peer, if it has one that has not gone, and whether the other side has opened its end; a peer that has none is counted, with so many tensors.
+    /// The lane to a peer, if it has one that is not closed, and whether the other side has opened its end; otherwise counts so many
+    /// tensors for the peer.
     #[inline]
     pub(in crate::attachment) fn lane_of(
         &mut self,
@@ -58,7 +59,7 @@ impl Held<'_> {
                 Some(Standing::Here) => Some((lane, true)),
                 Some(Standing::Absent) => Some((lane, false)),
                 Some(Standing::Gone | Standing::Abandoned) | None => {
-                    // Before the call is made, which is none of those that hear of it.
+                    // Before the call is made, which must not be among those that are told.
                     self.pump();
                     None
                 }
@@ -74,7 +75,7 @@ impl Held<'_> {
 }
 
 impl super::Lanes {
-    /// The lane to a peer, without counting it.
+    /// The lane to a peer, without counting.
     #[inline]
     pub(super) fn open_lane_of(&self, (peer, name): (Peer, &str)) -> Option<u16> {
         match self.recent {
@@ -93,7 +94,7 @@ impl super::Lanes {
         found
     }
 
-    /// The lane to a peer, to which so many small tensors go, or as much; the outer `None` if it may have one soon.
+    /// The lane to a peer, counting so many small tensors or as much; the outer `None` if it may get one soon.
     pub(super) fn find(&mut self, name: &str, now: Tick, more: u32) -> Option<Option<u16>> {
         let found = match self.neighbours.get_mut(name) {
             None | Some(Neighbour::Never) => None,
@@ -114,7 +115,7 @@ impl super::Lanes {
         Some(found)
     }
 
-    /// The lane of that number to a peer, also if it has gone.
+    /// The lane of that number to a peer, even if it is closed.
     pub(super) fn lane_numbered(&mut self, name: &str, number: u64) -> Option<&mut Lane> {
         let open = match self.neighbours.get(name) {
             Some(&Neighbour::Has(lane)) => self.lanes.get_mut(usize::from(lane)).and_then(Option::as_mut),
@@ -128,7 +129,7 @@ impl super::Lanes {
         !self.wanted.is_empty()
     }
 
-    /// A peer has no lane for now.
+    /// A peer gets no lane for now.
     fn refused(&mut self, peer: &str, code: Code, now: Tick) {
         let Some(neighbour) = self.neighbours.get_mut(peer) else { return };
         let pause = match *neighbour {
@@ -136,7 +137,7 @@ impl super::Lanes {
             _ => DIRECT_RETRY,
         };
         *neighbour = match code {
-            // Another user's, or the daemon gives none.
+            // The peer is another user's, or the daemon gives no lanes.
             Code::PermissionDenied => Neighbour::Never,
             _ => {
                 let not_before = Some(now.later(pause));
@@ -145,7 +146,7 @@ impl super::Lanes {
         };
     }
 
-    /// A place for a lane, which its peer is told of when it is in it.
+    /// Puts a lane into a free place, and notes that for its peer.
     fn place(&mut self, lane: Lane) -> u16 {
         let index = match self.lanes.iter().position(Option::is_none) {
             Some(index) => index,
@@ -161,7 +162,7 @@ impl super::Lanes {
         index as u16
     }
 
-    /// Takes a lane out that has gone.
+    /// Takes out a lane that is closed.
     pub(super) fn take_out(&mut self, lane: u16) -> Option<Lane> {
         let taken = self.lanes.get_mut(usize::from(lane))?.take()?;
         self.neighbours.insert(taken.peer.clone(), Neighbour::default());
@@ -172,10 +173,10 @@ impl super::Lanes {
 }
 
 impl Link {
-    /// Opens this side's end of a lane. Recvs that are in flight may be served by it from now on.
+    /// Opens this side's end of a lane. It may serve recvs in flight from now on.
     pub(in crate::attachment) fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
         let GivenLane { lane, ear, bell } = given;
-        // It is the same for all.
+        // It is the same for all lanes.
         self.direct.ear.get_or_insert_with(|| Arc::new(Others::new(ear)));
         let index = self.direct.place(Lane::new(peer, lane, bell));
         let lane = self.direct.get_mut(index).expect("just placed");
@@ -183,12 +184,12 @@ impl Link {
             let name = calls.matching().name(index, step, &key);
             calls.give_name(call, name);
         }
-        // Only now may anything come.
+        // Nothing may arrive before this.
         lane.ends.arrive();
     }
 
-    /// A lane has gone, or its other end breaks the rules: what it held of this side's goes by the daemon, which is asked for what
-    /// waits for the other's.
+    /// Closes a lane that is gone, or whose other end breaks the protocol: what this side had sent goes through the daemon, which is asked
+    /// for what waits for the other's tensors.
     #[cold]
     pub(super) fn close_lane(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
         self.tell_what_went();
@@ -202,7 +203,7 @@ impl Link {
         for (call, ..) in calls.recvs_from(&gone.peer) {
             calls.forget_name(call);
             if has_left {
-                // As those hear who wait with the daemon, and before the next process of that task is heard of.
+                // As those hear who wait at the daemon, and before the next process of that task is heard of.
                 let error = Error::Left { task: gone.peer.clone(), reason: "its process is gone".into() };
                 calls.give_up(call, error, after);
             } else if !self.ask(call, calls, after) {
@@ -215,7 +216,7 @@ impl Link {
 }
 
 impl Attachment {
-    /// Asks the daemon for one lane that is wanted; on the driver's thread, for it is a conversation.
+    /// Asks the daemon for one lane that is wanted; on the driver's thread, since it is a conversation.
     pub(in crate::attachment) fn ask_for_lane(&self) {
         let (serial, peer) = {
             let mut held = self.lock();
@@ -234,7 +235,7 @@ impl Attachment {
             _ => return,
         }
         if held.listening.is_there() {
-            // It does not hear the other side of the lane.
+            // The listener does not hear the other side of the lane yet.
             let nudge = self.nudge_waker.clone();
             held.aftermath.wakers.push(nudge);
         }

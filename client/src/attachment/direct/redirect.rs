@@ -1,4 +1,4 @@
-//! What goes by the daemon after all: sends that were not received, recvs for which nothing came. The driver looks after it.
+//! What goes through the daemon after all: sends that were not received, and recvs for which nothing came. The driver takes care of it.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) struct Unsent {
 }
 
 impl Held<'_> {
-    /// Sees to it that somebody looks after the lanes when that is due. Without a thread for it, those who wait do.
+    /// Makes sure that somebody looks after the lanes when that is due: the driver, or without its thread those who wait.
     #[inline]
     pub(super) fn attend_lanes(&mut self, now: Tick, due: Tick) {
         let Line::Up(link) = &mut self.line else { return };
@@ -48,14 +48,14 @@ impl Held<'_> {
         let is_idle = self.driver.is_idle();
         self.wake_driver();
         if self.listening.is_there() && !is_idle {
-            // It is the driver that listens, and may sleep longer.
+            // The driver itself listens, and might sleep longer.
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);
         }
     }
 
-    /// Has the sends go by the daemon that were not received, asks it for recvs that have waited long enough, and tells it now and then how
-    /// much went.
+    /// Redirects sends that were not received to the daemon, asks it for recvs that have waited long enough, and tells it from time to time
+    /// how much went.
     pub(in crate::attachment) fn look_after_lanes(&mut self, now: Tick) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         if !link.direct.is_open() && link.direct.unasked.is_empty() && link.direct.unsent.is_empty() {
@@ -77,7 +77,7 @@ impl Held<'_> {
         matches!(&self.line, Line::Up(link) if link.direct.has_wanted())
     }
 
-    /// In how much time the lanes are to be looked after, which the caller does.
+    /// Time until the lanes must be looked after, by the caller.
     pub(in crate::attachment) fn attend_lanes_in(&mut self) -> Option<Duration> {
         let State { line: Line::Up(link), .. } = &mut **self else { return None };
         let now = Tick::now();
@@ -88,7 +88,7 @@ impl Held<'_> {
 }
 
 impl super::Lanes {
-    /// Those that are open, and behind them those that have gone.
+    /// A lane by number: the open ones, then the retired ones.
     fn lane_at(&mut self, place: usize) -> Option<&mut Lane> {
         match place.checked_sub(self.lanes.len()) {
             None => self.lanes[place].as_mut(),
@@ -96,8 +96,8 @@ impl super::Lanes {
         }
     }
 
-    /// When a send is to go by the daemon, or a recv that waits here to be asked for, or the daemon to be told how much went. While tensors
-    /// go, somebody looks so often that no call has to wake him.
+    /// When a send must go through the daemon, a waiting recv be asked for, or the daemon be told how much went. While tensors
+    /// are exchanged, somebody looks so often that no call has to wake anybody.
     fn next_due(&mut self, now: Tick) -> Tick {
         let moved = self.lanes.iter().flatten().map(|lane| lane.went.tensors + lane.came.tensors).sum();
         let is_busy = std::mem::replace(&mut self.moved, moved) != moved;
@@ -119,7 +119,7 @@ impl super::Lanes {
 impl Link {
     /// Asks the daemon for recvs that have waited here long enough.
     fn ask_for_quiet(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
-        // Of many, others are tried at the next look: a shard that does not read keeps none back that another serves.
+        // The rest is tried at the next look: a shard that does not read must not hold back recvs that another serves.
         let (left, mut failed) = (self.direct.unasked.len(), 0);
         for _ in 0..left {
             let Some(call) = self.direct.unasked.pop_front_if(|_| failed < REDIRECTED_PER_LOOK) else { break };
@@ -160,7 +160,7 @@ impl Link {
         let recv = Submission::Recv { call, peer: number, step, timeout_ms, key, destination, fused, fail_if_gone };
         match self.submit(segment, &recv) {
             Ok(way) => calls.is_asked(call, segment, way == Way::Ring),
-            // As many wait in this process as may; a fault is noticed by the next who submits.
+            // The limit of waiting records is reached; a fault is noticed by the next who submits.
             Err(Unsubmitted::Full | Unsubmitted::Fault(_)) => return false,
             Err(Unsubmitted::Refused(error)) if error.code() == Code::ResourceExhausted => return false,
             Err(Unsubmitted::Refused(error)) => calls.end_untold(call, error, after),
@@ -168,14 +168,14 @@ impl Link {
         true
     }
 
-    /// Has the daemon carry what the other side of a lane has not received in time.
+    /// Redirects to the daemon what the other side of a lane has not received in time.
     fn redirect_pending(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
         self.direct.iter_mut().for_each(|(_, lane)| lane.end_hints(now));
         for lane in 0..self.direct.lanes.len() as u16 {
             for _ in 0..REDIRECTED_PER_LOOK {
                 let Some(at) = self.direct.get_mut(lane) else { break };
                 let Some((due, entry)) = at.first_pending(lane, calls) else { break };
-                // Where the daemon has no room now, it may have later.
+                // If the daemon has no room now, it may have later.
                 let peer = self.peers.get(&at.peer).filter(|_| due <= now && self.direct.unsent.is_empty());
                 if !peer.is_some_and(|peer| self.segments[usize::from(peer.segment)].has_room()) {
                     break;
@@ -189,7 +189,7 @@ impl Link {
         }
     }
 
-    /// Has the daemon carry all that a lane which has gone had not delivered.
+    /// Redirects to the daemon everything that a closed lane had not delivered.
     pub(super) fn redirect_all(&mut self, lane: u16, gone: &mut Lane, calls: &mut Calls, after: &mut Aftermath) {
         for entry in 0..gone.sent.len() as u16 {
             if calls.sent_by(gone.sent[usize::from(entry)].call) == Some((lane, entry)) {
@@ -198,11 +198,11 @@ impl Link {
         }
     }
 
-    /// Takes one back that was sent by a lane, and has the daemon carry it, unless the other side has decided about it.
+    /// Takes a sent tensor back from a lane and redirects it to the daemon, unless the other side has already settled it.
     fn take_from(&mut self, at: &mut Lane, entry: u16, calls: &mut Calls, after: &mut Aftermath) {
         let sent = at.sent[usize::from(entry)];
         if !at.ends.sender.withdraw(entry) {
-            // Whether or not it says so.
+            // Whether or not the other side announces it.
             let fate = at.ends.sender.fate(entry);
             let error = fate.map_or_else(|| Some(lost(&at.peer)), |fate| at.error(fate, sent.step));
             return calls.end_sent(sent.call, error, after);
@@ -215,7 +215,7 @@ impl Link {
         self.send_unsent(calls, after);
     }
 
-    /// Sends by the daemon what was taken back, as far as it has room.
+    /// Sends what was taken back through the daemon, as far as it has room.
     fn send_unsent(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         while let Some(unsent) = self.direct.unsent.pop_front() {
             match self.send_by_daemon(&unsent, calls) {
@@ -226,14 +226,14 @@ impl Link {
         }
     }
 
-    /// False if there is no room.
+    /// Sends it through the daemon; false if there is no room.
     ///
     /// # Errors
-    /// The record is not what was sent: the other side had it, and could write there.
+    /// The record is not what was sent: the other side could write there.
     fn send_by_daemon(&mut self, unsent: &Unsent, calls: &mut Calls) -> Result<bool, Error> {
         let Unsent { call, peer: name, step: of, record } = unsent;
         if calls.sent_by(*call).is_none() {
-            // It has ended.
+            // The call has ended.
             return Ok(true);
         }
         let Link { peers, incoming, outgoing, segments, .. } = self;
@@ -257,7 +257,7 @@ impl Link {
         Ok(is_sent)
     }
 
-    /// A step has ended: what was taken back of it is not sent any more.
+    /// Ends a step: its sends that were taken back are not sent any more.
     pub(super) fn end_unsent(&mut self, step: i64, reason: &str, calls: &mut Calls, after: &mut Aftermath) {
         self.direct.unsent.retain(|unsent| {
             if unsent.step == step {
@@ -267,7 +267,7 @@ impl Link {
         });
     }
 
-    /// Tells the daemon how much went by lanes. What finds no room is told later.
+    /// Tells the daemon how much went over lanes. What finds no room is told later.
     pub(in crate::attachment) fn tell_what_went(&mut self) {
         for place in 0..self.direct.lanes.len() + self.direct.retired.len() {
             let Some(at) = self.direct.lane_at(place) else { continue };
@@ -276,7 +276,7 @@ impl Link {
             let (sent, received) = (at.went, at.came);
             let Some(&Peer { segment, number: peer }) = self.peers.get(&at.peer) else { continue };
             if (sent.bytes, received.bytes, sent.tensors, received.tensors) != (0, 0, 0, 0)
-                // The peer's number may wait there.
+                // The peer's number may be waiting there.
                 && self.segments[usize::from(segment)].waiting.is_empty()
                 && self.submit_ahead(segment, &Submission::Direct { peer, sent, received }).is_ok()
                 && let Some(at) = self.direct.lane_at(place)
@@ -287,7 +287,7 @@ impl Link {
     }
 }
 
-/// The error of a send that the other side of a lane has spoiled.
+/// The error of a send that the other side of a lane has corrupted.
 fn lost(peer: &str) -> Error {
     Error::unavailable(peer, "its process broke the direct lane by which the tensor went")
 }

@@ -1,4 +1,4 @@
-//! Lanes by which no tensors go any more, because one of the two has gone or they have another, as far as streams still go by their rings,
+//! Lanes that carry no more tensors, because one side has gone or the two have another lane, while streams still use their rings,
 //! or may: what a process wrote before it went is read. Under the attachment's lock; bounded by [`LANES_RETIRED_MAX`].
 
 use super::{super::aftermath::Aftermath, lane::Lane};
@@ -7,7 +7,7 @@ use crate::{
     limits::{LANE_RETIRED, LANES_RETIRED_MAX},
 };
 
-/// The last ones, and when each is next looked at.
+/// These lanes, and when each is next checked.
 #[derive(Default)]
 pub(super) struct Retired(Vec<(Tick, Lane)>);
 
@@ -17,7 +17,7 @@ impl Retired {
         self.0.len()
     }
 
-    /// Keeps a lane. Of too many, the streams of the first end.
+    /// Keeps a lane. If there are too many, the streams of the oldest end.
     pub(super) fn keep(&mut self, lane: Lane, now: Tick, after: &mut Aftermath) {
         if self.0.len() >= LANES_RETIRED_MAX {
             let unused = self.0.iter().position(|(_, lane)| !lane.rings.are_used());
@@ -39,7 +39,7 @@ impl Retired {
         self.0.iter().map(|(_, lane)| lane)
     }
 
-    /// Lets those go that nobody uses.
+    /// Drops lanes that nobody uses.
     pub(super) fn look_at(&mut self, now: Tick) {
         self.0.retain_mut(|(due, lane)| {
             if *due > now {
@@ -50,7 +50,7 @@ impl Retired {
         });
     }
 
-    /// When one is to be looked at.
+    /// When the next lane is to be checked.
     pub(super) fn due(&self) -> Option<Tick> {
         self.0.iter().map(|(due, _)| *due).min()
     }

@@ -1,8 +1,8 @@
-//! Rings of bytes in a lane: what a stream to the lane's peer carries, once it has one. Taken up and given back under the attachment's
+//! Rings of bytes in a lane: they carry the streams to the lane's peer. Taken and given back under the attachment's
 //! lock; read and written without it, by the thread that has the stream. Bounded by [`LANE_RINGS`] for each direction.
 //!
-//! Who waits for the other end leaves a waker. The other end tells by the lane's news, which whoever looks at the lane passes on, and rings
-//! if this process sleeps.
+//! A thread that waits for the other end leaves a waker. The other end announces itself in the lane's news, which whoever polls the lane
+//! passes on, and rings if this process sleeps.
 
 use std::{
     sync::{
@@ -28,21 +28,21 @@ use crate::{
     limits::{RING_BYTES_AT_ONCE, RING_PIECE_BYTES},
 };
 
-/// Which ring it is of those that its writer has in a lane.
+/// Identifies a ring among those that its writer has in lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RingPlace {
-    /// Which lane: the two may have had others.
+    /// Number of the lane: the two may have had others.
     pub(crate) lane: u64,
     pub(crate) ring: u8,
-    /// Which use of that ring, from 1 on.
+    /// Which use of that ring, counted from 1.
     pub(crate) used: u64,
 }
 
-/// Who waits at one end of a ring, as the lane knows it.
+/// The waiter at one end of a ring, as the lane knows it.
 #[derive(Default)]
 struct Waiting {
     waker: Mutex<Option<Waker>>,
-    /// Nobody passes on any more what the other end tells.
+    /// Nobody passes on the other end's news any more.
     is_over: AtomicBool,
 }
 
@@ -62,13 +62,13 @@ impl Waiting {
 /// The rings of one lane.
 #[derive(Default)]
 pub(super) struct Rings {
-    /// By ring, how often it was used, and its end here.
+    /// By ring: how often it was used, and its end here.
     writers: [(u64, Weak<Waiting>); LANE_RINGS],
     readers: [Weak<Waiting>; LANE_RINGS],
     moved: Arc<MovedBytes>,
 }
 
-/// Bytes that the daemon was not told of.
+/// Bytes that the daemon was not told of yet.
 #[derive(Default)]
 struct MovedBytes {
     sent: AtomicU64,
@@ -76,7 +76,7 @@ struct MovedBytes {
 }
 
 impl Rings {
-    /// Wakes those whom the other side had news for.
+    /// Wakes those for whom the other side has news.
     #[cold]
     pub(super) fn wake(&self, news: LaneNews, after: &mut Aftermath) {
         let readers = news.written().filter_map(|ring| self.readers[ring].upgrade());
@@ -84,7 +84,7 @@ impl Rings {
         after.wakers.extend(readers.chain(writers).filter_map(|waiting| waiting.take_waker()));
     }
 
-    /// Nobody looks at the lane any more: streams end that have a ring, once all was read that is there.
+    /// Nobody polls the lane any more: streams on a ring end, once everything in it was read.
     pub(super) fn end(&self, after: &mut Aftermath) {
         for waiting in self.ends().filter_map(Weak::upgrade) {
             waiting.is_over.store(true, Ordering::SeqCst);
@@ -92,7 +92,7 @@ impl Rings {
         }
     }
 
-    /// True if a stream has one.
+    /// True if a stream uses a ring.
     pub(super) fn are_used(&self) -> bool {
         self.ends().any(|end| end.strong_count() > 0)
     }
@@ -101,12 +101,12 @@ impl Rings {
         self.readers.iter().chain(self.writers.iter().map(|(_, end)| end))
     }
 
-    /// True if there are bytes that the daemon was not told of.
+    /// True if there are bytes that the daemon was not told of yet.
     pub(super) fn have_moved(&self) -> bool {
         self.moved.sent.load(Ordering::Relaxed) + self.moved.received.load(Ordering::Relaxed) > 0
     }
 
-    /// Bytes that were sent and received since this was asked.
+    /// Bytes sent and received since the last call of this.
     pub(super) fn take_moved(&self) -> (u64, u64) {
         (self.moved.sent.swap(0, Ordering::Relaxed), self.moved.received.swap(0, Ordering::Relaxed))
     }
@@ -122,7 +122,7 @@ impl Rings {
     }
 }
 
-/// What both ends of a ring have.
+/// What a ring's reading and writing ends both have.
 struct Shared {
     peer: Box<str>,
     waiting: Arc<Waiting>,
@@ -132,7 +132,7 @@ struct Shared {
 
 impl Shared {
     /// # Errors
-    /// Unavailable if who waits would not be woken.
+    /// Unavailable if a waiter would not be woken.
     fn check(&self) -> Result<(), Error> {
         if self.waiting.is_over.load(Ordering::SeqCst) {
             return Err(Error::unavailable(&self.peer, "the direct lane by which the stream went has ended"));
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-/// The end of a ring that writes. Dropped, it leaves the ring to another stream once its reader has left it, too.
+/// The writing end of a ring. When it is dropped, another stream may use the ring once its reader has left it, too.
 pub(crate) struct RingWriter {
     bytes: BytesWriter<LaneBytes>,
     place: RingPlace,
@@ -162,13 +162,13 @@ impl RingWriter {
         self.bytes.written()
     }
 
-    /// Takes as many of the bytes as there is room for; how many.
+    /// Writes as many of the bytes as there is room for; returns how many.
     ///
     /// # Errors
     /// Unavailable if the other end breaks the rules.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         let mut taken = 0;
-        // The other end reads the first while the next are written.
+        // The other end reads the first pieces while the next are written.
         let bytes = &bytes[..bytes.len().min(RING_BYTES_AT_ONCE)];
         for piece in bytes.chunks(RING_PIECE_BYTES) {
             let count = self.bytes.write(piece).map_err(|broken| self.shared.broken(broken))?;
@@ -186,7 +186,7 @@ impl RingWriter {
         Ok(taken)
     }
 
-    /// Has somebody woken when there is room; false if there is.
+    /// Has the waker woken when there is room; false if there is room now.
     ///
     /// # Errors
     /// As [`write`](Self::write), and if the lane has ended.
@@ -197,25 +197,25 @@ impl RingWriter {
     }
 }
 
-/// The end of a ring that reads.
+/// The reading end of a ring.
 pub(crate) struct RingReader {
     bytes: BytesReader<LaneBytes>,
     shared: Shared,
 }
 
 impl RingReader {
-    /// Bytes that were written since the stream has the ring; what breaks the rules is found when it is read.
+    /// Bytes written since the stream has the ring; violations of the rules are found when it is read.
     pub(crate) fn written(&mut self) -> u64 {
         self.bytes.written().unwrap_or(self.bytes.found())
     }
 
-    /// Moves what there is into `into`; how many bytes.
+    /// Moves available bytes into `into`; returns how many.
     ///
     /// # Errors
     /// Unavailable if the other end breaks the rules.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Error> {
         let mut read = 0;
-        // The other end writes more while the next are read.
+        // The other end writes more while the next pieces are read.
         let most = into.len().min(RING_BYTES_AT_ONCE);
         for piece in into[..most].chunks_mut(RING_PIECE_BYTES) {
             let count = self.bytes.read(piece).map_err(|broken| self.shared.broken(broken))?;
@@ -228,29 +228,29 @@ impl RingReader {
                 break;
             }
         }
-        // Not for every look of one who waits.
+        // Not for every poll of a waiting reader.
         if read > 0 {
             self.shared.moved.received.fetch_add(read as u64, Ordering::Relaxed);
         }
         Ok(read)
     }
 
-    /// Has somebody woken when there are bytes; false if there are.
+    /// Has the waker woken when there are bytes; false if there are some now.
     ///
     /// # Errors
     /// As [`read`](Self::read), and if the lane has ended.
     pub(crate) fn wait(&mut self, waker: &Waker) -> Result<bool, Error> {
         self.shared.waiting.leave_waker(waker);
         let waits = self.bytes.wait().map_err(|broken| self.shared.broken(broken))?;
-        // What was written before the end is read.
+        // What was written before the lane ended is still read.
         if waits { self.shared.check().map(|()| true) } else { Ok(false) }
     }
 }
 
 impl Held<'_> {
-    /// The lane to a peer, which so many bytes of streams go to or come from. Enough of them get one to be asked for.
+    /// The lane to a peer with which so many bytes of streams are exchanged. Enough of them cause a lane to be asked for.
     fn lane_for_bytes(&mut self, peer: &str, bytes: usize) -> Option<&mut Lane> {
-        /// As a tensor in a push of its own.
+        /// Bytes that count as one tensor, as if pushed.
         const BYTES_PER_TENSOR: usize = 4096;
         let State { line: Line::Up(link), .. } = &mut **self else { return None };
         let lane = link.direct.find(peer, Tick::now(), 1 + (bytes / BYTES_PER_TENSOR) as u32).flatten();
@@ -263,12 +263,12 @@ impl Held<'_> {
 }
 
 impl Attachment {
-    /// So many bytes of a stream have come by the daemon: each end asks for its own of a lane.
+    /// Notes that so many bytes of a stream came through the daemon: each end asks for its own end of a lane.
     pub(crate) fn came_by_daemon(&self, peer: &str, bytes: usize) {
         self.lock().lane_for_bytes(peer, bytes);
     }
 
-    /// True if the two may have a lane.
+    /// True if this task and the peer may have a lane.
     pub(crate) fn is_neighbour(&self, peer: &str) -> bool {
         matches!(&self.lock().line, Line::Up(link) if link.direct.neighbours.contains_key(peer))
     }
@@ -287,7 +287,7 @@ impl Attachment {
         Some(RingWriter { bytes, place, shared })
     }
 
-    /// The reading end of a ring that a peer has taken up; `None` if the two have no such lane, or it is read already.
+    /// The reading end of a ring that a peer uses; `None` if the two have no such lane, or the ring is already read.
     pub(crate) fn ring_from(&self, peer: &str, place: RingPlace) -> Option<RingReader> {
         let mut held = self.lock();
         let State { line: Line::Up(link), .. } = &mut *held else { return None };

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use crate::limits::ENDED_STEPS_MAX;
 
-/// Steps that have ended and were not cleaned up. Of more than may be, the lowest are forgotten, which the daemon remembers.
+/// Steps that have ended and were not cleaned up. If there are too many, the lowest are forgotten; the daemon remembers them.
 #[derive(Default)]
 pub(super) struct Steps {
     reasons: BTreeMap<i64, Box<str>>,
-    /// The highest that was forgotten.
+    /// The highest forgotten step.
     forgotten: Option<i64>,
 }
 
 impl Steps {
-    /// Why a step has ended, if that is known.
+    /// Why a step has ended, if known.
     #[inline]
     pub(super) fn reason(&self, step: i64) -> Option<&str> {
         self.reasons.get(&step).map(|reason| &**reason)
@@ -33,7 +33,7 @@ impl Steps {
         }
     }
 
-    /// It may be used again.
+    /// Lets a step's number be used again.
     pub(super) fn forget(&mut self, step: i64) {
         self.reasons.remove(&step);
     }

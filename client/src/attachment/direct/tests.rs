@@ -58,12 +58,12 @@ impl Two {
         self.receiver.attachment.recv(from, key, RecvOptions::default()).unwrap()
     }
 
-    /// The receiver takes what has come.
+    /// The receiver processes what has come.
     fn look(&self) {
         self.receiver.attachment.lock().pump();
     }
 
-    /// The receiver sleeps, as others see; where it is rung for.
+    /// Puts the receiver to sleep as others see it; returns where others ring for it.
     fn sleeps(&self) -> Arc<Others> {
         let mut held = self.receiver.attachment.lock();
         let State { line: Line::Up(link), calls, .. } = &mut *held else { panic!("no daemon") };
@@ -71,14 +71,14 @@ impl Two {
         link.direct.ear().unwrap()
     }
 
-    /// Whether a tensor wakes the receiver, which sleeps.
+    /// Whether a tensor wakes the sleeping receiver.
     fn wakes(&self, key: &str, bytes: usize) -> bool {
         let ear = self.sleeps();
         self.send(key, bytes);
         nudge::now(&ear.ear) == Woken::Rung
     }
 
-    /// The tensor of a recv, if it is there.
+    /// The tensor of a recv, if it has arrived.
     fn arrived(&self, recv: u32) -> Option<Buffer> {
         let received = self.receiver.attachment.look(recv, Calls::take_received).unwrap()?;
         Some(received.finish().unwrap().into_buffer())
@@ -92,7 +92,7 @@ fn a_call_that_goes_by_a_lane_takes_along_what_waits_for_a_shard() {
         let area = rig.attachment.lock().link().segments[0].area.clone();
         drop(area.lend(Span { offset: 64 * token, len: 64 }, token).unwrap());
     };
-    // The shards are told who the other is.
+    // The shards learn the peers' names.
     two.recv("v");
     two.send("v", 8);
     drop_block(&two.receiver, 7);
@@ -175,7 +175,7 @@ fn a_tensor_is_sent_as_it_is_when_what_came_back_had_a_recv_asked_for() {
     for key in &keys {
         two.send(key, 10);
     }
-    // The sender waits for a tensor of the receiver, which goes by the daemon.
+    // The sender waits for a tensor from the receiver, which comes by the daemon.
     let from = With { peer: RECEIVER, step: 1 };
     two.sender.attachment.recv(from, "back", RecvOptions::default()).unwrap();
     for key in &keys {
@@ -215,7 +215,7 @@ fn what_is_said_of_a_large_tensor_wakes_one_who_waits_for_it_and_nobody_else() {
     assert!(two.wakes("w", LARGE));
     assert!(two.arrived(recv).is_none());
     assert_eq!(two.receiver.told(), ["recv w"]);
-    // Asked for, it waits for the daemon.
+    // Having asked, the receiver waits for the daemon.
     assert!(!two.wakes("late", LARGE));
     two.look();
     assert!(two.wakes("small", 10));
@@ -242,13 +242,13 @@ fn an_entry_that_comes_back_when_its_send_has_long_ended_ends_no_other_send() {
     sender.open_lane(THIRD, GivenLane { lane: open(Side::First), ear, bell });
     third.arrive();
     let outcome = |call| sender.look(call, Calls::take_sent).unwrap();
-    // The receiver says in the entry that it has the tensor, and keeps that: the sender finds it when it wants it back.
+    // The receiver marks the tensor as taken in the entry, but sends no notice: the sender finds the mark when it wants the entry back.
     let call = two.send("w", 8);
     let way = two._lane.way(Side::First);
     way.entry(0)[0].store(2, Ordering::Release);
     sender.lock().look_after_lanes(Tick::now().later(1000));
     assert_eq!(outcome(call), Some(Ok(())));
-    // Until another send has the number of that one.
+    // Until another send has the same call number.
     for index in 0.. {
         assert!(index < 10_000, "numbers of calls are not used again");
         let tensor = Tensor::from_elements(&[8], &[7_u8; 8]).unwrap();
@@ -261,7 +261,7 @@ fn an_entry_that_comes_back_when_its_send_has_long_ended_ends_no_other_send() {
         assert!(third.receiver.settle(entry, Fate::Taken));
         assert_eq!(outcome(later), Some(Ok(())));
     }
-    // By the memory of the first lane: its entry, taken.
+    // The first lane's memory reports its entry as taken.
     way.returned(0).store(1 << 32 | 2 << 16, Ordering::Release);
     assert_eq!(outcome(call), None, "the third has not received it");
 }

@@ -1,5 +1,5 @@
-//! Every history of a few turns, in which the daemon dies before any of their records: what is published again is what the program was
-//! told that it has published, at all shards alike.
+//! Every history of a few turns, with the daemon dying before any of their records: all shards of the next daemon have what the program
+//! was told that it had published.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::Published;
 
 const SHARDS: usize = 2;
 
-/// One turn, or the end of a daemon between two.
+/// One turn of the program, or the end of a daemon between two.
 #[derive(Debug, Clone, Copy)]
 enum Turn {
     Publish(&'static [&'static str]),
-    /// One that the daemon does not accept.
+    /// A set that the daemon does not accept.
     Refused(&'static str),
     Withdraw(&'static str),
     Republish,
@@ -35,9 +35,9 @@ struct World {
     published: Published,
     link: u64,
     shards: [BTreeMap<String, u8>; SHARDS],
-    /// Records until the daemon dies, unless it does not.
+    /// Records until the daemon dies; `None` if it does not.
     left: Option<usize>,
-    /// What the program has published, or was not told that it has not.
+    /// What the program has published, except for failures that it was told.
     told: BTreeMap<&'static str, u8>,
     value: u8,
 }
@@ -50,7 +50,7 @@ impl World {
         self.left = None;
     }
 
-    /// One more record is told, unless the daemon dies before.
+    /// Whether the daemon lives to get one more record.
     fn lives(&mut self) -> bool {
         match &mut self.left {
             Some(0) => self.die(),
@@ -63,7 +63,7 @@ impl World {
         false
     }
 
-    /// Tells all shards, one after the other, as far as the daemon lives; whether it does.
+    /// Sends records to all shards in turn, until the daemon dies; whether it still lives.
     fn tell(&mut self, records: &[(&str, Option<u8>)]) -> bool {
         for shard in 0..SHARDS {
             for (key, value) in records {
@@ -79,7 +79,7 @@ impl World {
         true
     }
 
-    /// Publishes a set, which a shard shows when it has all of it, unless it refuses it.
+    /// Publishes a set. A shard shows the set once it has all of it, unless it refuses it.
     fn publish(&mut self, keys: &[&'static str], refused: bool) {
         self.value += 1;
         let (meta, payload) = tensor(self.value);
@@ -98,7 +98,7 @@ impl World {
             let shown = keys.iter().filter(|_| !refused);
             self.shards[shard].extend(shown.map(|key| ((*key).to_owned(), self.value)));
         }
-        // In any order.
+        // Answers may come in any order.
         for (call, key) in keys.iter().enumerate().rev() {
             self.published.answered(call as u32, refused);
             self.told.extend(Some((*key, self.value)).filter(|_| !refused));
@@ -137,7 +137,7 @@ fn whatever_the_turns_and_wherever_the_daemon_dies_the_next_one_has_what_the_pro
     const LONG: u32 = 5;
     for history in 0..TURNS.len().pow(LONG) {
         let turns: Vec<Turn> = (0..LONG).map(|at| TURNS[history / TURNS.len().pow(at) % TURNS.len()]).collect();
-        // At most two keys for each shard and turn.
+        // Each turn sends at most two keys to each shard.
         for dies in (0..SHARDS * 2 * LONG as usize).map(Some).chain([None]) {
             let mut world = World {
                 published: Published::default(),

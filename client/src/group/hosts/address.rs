@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::group::limits::GROUP_ADDRESSES_MAX;
 
-/// Version of what ranks of a group say to each other, in memory too. All must have the same.
+/// Version of everything that ranks of a group exchange, in memory too. All must have the same.
 const VERSION: u32 = 2;
 
-/// Interfaces whose addresses are rarely what another host reaches, by the beginnings of their names.
+/// Prefixes of the names of interfaces whose addresses other hosts rarely reach.
 const UNLIKELY: [&str; 8] = ["br-", "cni", "docker", "flannel", "podman", "veth", "virbr", "vmnet"];
 
-/// Where a rank is.
+/// Where a rank runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::group) struct Place {
     version: u32,
     /// Equal for ranks that share memory.
     pub(in crate::group) host: String,
-    /// The name of its socket for those of its host.
+    /// The name of its socket for ranks of its host.
     pub(in crate::group) name: String,
 }
 
@@ -30,13 +30,13 @@ impl Place {
     }
 }
 
-/// How ranks of other hosts reach a rank.
+/// How ranks of other hosts reach this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::group) struct Reach {
     version: u32,
-    /// Known to those who have the store alone.
+    /// Known only to those who have the store.
     pub(in crate::group) token: u128,
-    /// Where it listens; the first that answers is taken.
+    /// Addresses where it listens; the first that answers is used.
     pub(in crate::group) sockets: Vec<SocketAddr>,
 }
 
@@ -59,7 +59,7 @@ pub(in crate::group) fn decode<T: DeserializeOwned>(rank: usize, text: &[u8]) ->
     }
     let refuse = |reason: String| Error::unavailable(&format!("rank {rank}"), reason);
     let malformed = |error: serde_json::Error| refuse(format!("its address is none of Sealane's: {error}"));
-    // First the version alone: the rest may look different in another.
+    // First only the version: the rest may look different in another.
     let Versioned { version } = serde_json::from_slice(text).map_err(malformed)?;
     if version != VERSION {
         return Err(refuse(format!(
@@ -69,7 +69,7 @@ pub(in crate::group) fn decode<T: DeserializeOwned>(rank: usize, text: &[u8]) ->
     serde_json::from_slice(text).map_err(malformed)
 }
 
-/// The addresses of this host by which others may reach it, likely ones first; one of an interface if that is named. Loopback alone where
+/// The addresses of this host by which others may reach it, likely ones first; only those of an interface if one is named. Loopback only if
 /// there is nothing else.
 ///
 /// # Errors
@@ -87,7 +87,7 @@ pub(in crate::group) fn own_addresses(interface: Option<&str>) -> Result<Vec<IpA
         });
         let is_meant =
             interface.map_or(!entry.flags.contains(InterfaceFlags::IFF_LOOPBACK), |name| name == entry.interface_name);
-        // One of a link alone means nothing without the interface.
+        // A link-local address means nothing without the interface.
         if let Some(address) = address.filter(|address| is_meant && !is_of_a_link(address)) {
             found.push((UNLIKELY.iter().any(|beginning| entry.interface_name.starts_with(beginning)), address));
         }

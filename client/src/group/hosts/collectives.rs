@@ -1,9 +1,9 @@
-//! The collectives of a group: rounds on one host, and where there are several, what their ranks give each other between these.
+//! The collectives of a group: rounds on one host, and with several hosts, what their ranks exchange between these.
 //!
-//! Each host makes of its ranks' tensors what it can; counterparts exchange that; each host gives it to its ranks. Reductions fold the ranks
-//! of a host in their order, then the hosts in theirs, each element in one place of a host and in the same way on all: so all ranks have the
-//! same bits, and the same in each run. Of a large tensor each lane reduces a part, and of that each host a part again, which it gives to the
-//! others (reduce-scatter, then all-gather); three pieces are under way at once.
+//! Each host combines its ranks' tensors; counterparts exchange the results; each host hands them to its ranks. Reductions fold the ranks
+//! of a host in their order, then the hosts in theirs, each element in one place of a host and in the same way on all: so all ranks have
+//! the same bits, and the same in each run. Of a large tensor each lane reduces a part, and of that each host a part again, which it sends
+//! to the others (reduce-scatter, then all-gather); three pieces are in progress at once.
 
 use std::{ops::Range, time::Instant};
 
@@ -20,10 +20,9 @@ use crate::{
     },
 };
 
-/// See the module.
 pub(in crate::group) struct Collectives {
     rounds: Rounds,
-    /// Where there are several.
+    /// `None` if there is only one host.
     hosts: Option<Hosts>,
 }
 
@@ -32,7 +31,7 @@ pub(in crate::group) struct Collectives {
 pub(in crate::group) enum Wants {
     /// This rank's.
     Result,
-    /// Not this rank's, which only takes part.
+    /// Not this rank's: it only takes part.
     Nothing,
 }
 
@@ -61,7 +60,7 @@ impl Collectives {
         }
     }
 
-    /// `data` of one rank becomes that of all.
+    /// Copies `data` of rank `root` to all.
     pub(in crate::group) fn broadcast(&mut self, data: &mut [u8], root: usize) -> Result<(), Error> {
         let Some(hosts) = &mut self.hosts else { return self.rounds.broadcast(data, root) };
         let layout = hosts.layout();
@@ -86,7 +85,7 @@ impl Collectives {
         hosts.flush()
     }
 
-    /// `data` of all ranks becomes what they reduce to; elements have `element` bytes.
+    /// Reduces `data` of all ranks, for all; elements have `element` bytes.
     pub(in crate::group) fn all_reduce(
         &mut self,
         data: &mut [u8],
@@ -103,7 +102,7 @@ impl Collectives {
         }
     }
 
-    /// Each rank has what its host has made of the tensors, and gets that of the others.
+    /// Every rank has its host's result, and exchanges it for those of the other hosts.
     fn reduce_at_once(&mut self, data: &mut [u8], reduction: &Reduction, wants: Wants) -> Result<(), Error> {
         let Collectives { rounds, hosts: Some(hosts) } = self else { unreachable!("there are several hosts") };
         let (count, len) = (hosts.layout().hosts(), data.len());
@@ -132,7 +131,7 @@ impl Collectives {
         let Collectives { rounds, hosts: Some(hosts) } = self else { unreachable!("there are several hosts") };
         let (lane, lanes) = (hosts.layout().own_index(), hosts.layout().lanes());
         let (own, count) = (hosts.layout().own_host(), hosts.layout().hosts());
-        // Those at the same place of the other hosts, who reduce the same part.
+        // The ranks at the same place of the other hosts, which reduce the same part.
         let others: Vec<(usize, usize)> = match lane < lanes {
             true => hosts.layout().other_hosts().map(|host| (host, hosts.layout().at(host, lane))).collect(),
             false => Vec::new(),
@@ -189,7 +188,7 @@ impl Collectives {
         hosts.flush()
     }
 
-    /// Each rank has a part for each rank in `from`, and gets in `to` what those for it reduce to.
+    /// Each rank has a part for each rank in `from`, and gets in `to` the reduction of those meant for it.
     pub(in crate::group) fn reduce_scatter(
         &mut self,
         from: &[u8],
@@ -201,7 +200,7 @@ impl Collectives {
         };
         let (len, own, count) = (to.len(), hosts.layout().rank(), hosts.layout().hosts());
         let per = part_of_slot(hosts.layout().size());
-        // Those whose parts this rank reduces for its host.
+        // The ranks for which this one reduces its host's parts.
         let targets: Vec<usize> = std::iter::once(own).chain(hosts.layout().counterpart_of()).collect();
         let sources: Vec<usize> = hosts.layout().counterparts().collect();
         let own_host = hosts.layout().own_host();
@@ -232,7 +231,7 @@ impl Collectives {
         hosts.flush()
     }
 
-    /// `whole` is a part of each rank, of which this rank's is there.
+    /// `whole` has a part for each rank, with this rank's own in place.
     pub(in crate::group) fn all_gather(&mut self, whole: &mut [u8]) -> Result<(), Error> {
         let Some(hosts) = &mut self.hosts else {
             let held: Vec<Vec<usize>> = (0..self.rounds.members().size()).map(|rank| vec![rank]).collect();
@@ -241,7 +240,7 @@ impl Collectives {
         let layout = hosts.layout();
         let (part, own) = (whole.len() / layout.size(), layout.rank());
         let (to, from): (Vec<usize>, Vec<usize>) = (layout.counterparts().collect(), layout.counterpart_of().collect());
-        // What each rank of this host has then.
+        // The parts that each rank of this host has then.
         let held: Vec<Vec<usize>> = layout.held();
         hosts.by_pieces(
             part,
@@ -258,7 +257,7 @@ impl Collectives {
         self.rounds.all_gather(whole, &held)
     }
 
-    /// The `part` of each rank comes to `whole` of one, which has its own part there.
+    /// Collects the `part` of each rank in `whole` of one rank, which has its own part there already.
     pub(in crate::group) fn gather(
         &mut self,
         part: &[u8],
@@ -286,7 +285,7 @@ impl Collectives {
         )
     }
 
-    /// Each rank gets its `part` of `whole`, which one has.
+    /// Gives each rank its `part` of `whole`, which one rank has.
     pub(in crate::group) fn scatter(
         &mut self,
         whole: Option<&[u8]>,
@@ -323,7 +322,7 @@ impl Collectives {
         self.all_to_all_parts(from, to, (&places, &places), len)
     }
 
-    /// The same with parts of any length, which the others must expect so.
+    /// [`all_to_all`](Self::all_to_all) with parts of any length, which the receivers must expect.
     pub(in crate::group) fn all_to_all_uneven(
         &mut self,
         from: &[u8],
@@ -380,7 +379,7 @@ impl Collectives {
 }
 
 impl Hosts {
-    /// Gives `bytes` to all whose counterpart this rank is, and takes what the counterparts of this rank give.
+    /// Sends `bytes` to all whose counterpart this rank is, and takes what this rank's counterparts send.
     fn with_counterparts(
         &mut self,
         bytes: &[u8],
@@ -390,14 +389,14 @@ impl Hosts {
             (self.layout().counterpart_of().collect(), self.layout().counterparts().collect());
         to.iter().try_for_each(|rank| self.send(*rank, bytes))?;
         for rank in from {
-            // What this rank calls is compared also where there are no bytes.
+            // The calls are compared even if there are no bytes.
             self.recv(rank, &mut [])?;
             take(self, rank)?;
         }
         self.flush()
     }
 
-    /// Sends and receives pieces of parts of which the longest has so many bytes. Each is sent before the one before it is received.
+    /// Sends and receives parts by pieces; the longest part has so many bytes. Each piece is sent before the one before it is received.
     fn by_pieces<D: ?Sized>(
         &mut self,
         longest: usize,

@@ -1,9 +1,8 @@
 //! Which ranks of a group are on which host.
 //!
-//! Each rank has a *counterpart* on each other host: the one at the same place among that host's ranks, going round where there are fewer.
-//! Counterparts give each other what their hosts have made.
+//! Each rank has a *counterpart* on each other host: the one at the same place among that host's ranks, wrapping around if there are fewer.
+//! Counterparts exchange what their hosts have made.
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(in crate::group) struct Layout {
     rank: usize,
@@ -14,7 +13,7 @@ pub(in crate::group) struct Layout {
 }
 
 impl Layout {
-    /// That of the rank `rank`; two ranks are on one host if their hosts are equal.
+    /// The layout as seen by rank `rank`; two ranks are on one host if their hosts are equal.
     pub(in crate::group) fn new<H: PartialEq>(rank: usize, host_of: &[H]) -> Layout {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         let mut places = Vec::new();
@@ -30,17 +29,15 @@ impl Layout {
         Layout { rank, hosts, places }
     }
 
-    /// This rank.
+    /// This rank's number.
     pub(in crate::group) fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
     pub(in crate::group) fn size(&self) -> usize {
         self.places.len()
     }
 
-    /// How many hosts there are.
     pub(in crate::group) fn hosts(&self) -> usize {
         self.hosts.len()
     }
@@ -50,28 +47,28 @@ impl Layout {
         self.places[rank].0
     }
 
-    /// That of this rank.
+    /// The number of this rank's host.
     pub(in crate::group) fn own_host(&self) -> usize {
         self.host_of(self.rank)
     }
 
-    /// This rank's place among those of its host.
+    /// This rank's place among the ranks of its host.
     pub(in crate::group) fn own_index(&self) -> usize {
         self.places[self.rank].1
     }
 
-    /// The ranks of this host, this one with them.
+    /// The ranks of this host, including this one.
     pub(in crate::group) fn neighbours(&self) -> &[usize] {
         &self.hosts[self.own_host()]
     }
 
-    /// The place of a rank among those of this host, if it is one.
+    /// The place of a rank among those of this host, if it is on it.
     pub(in crate::group) fn local(&self, rank: usize) -> Option<usize> {
         let (host, index) = self.places[rank];
         (host == self.own_host()).then_some(index)
     }
 
-    /// The ranks of other hosts, beginning behind this one: so not all turn to one first.
+    /// The ranks of other hosts, beginning behind this one, so that not all turn to the same rank first.
     pub(in crate::group) fn far(&self) -> impl Iterator<Item = usize> + use<'_> {
         let size = self.size();
         (1..size).map(move |ahead| (self.rank + ahead) % size).filter(|rank| self.local(*rank).is_none())
@@ -88,12 +85,12 @@ impl Layout {
         (0..self.hosts()).filter(move |host| *host != own)
     }
 
-    /// Places that each host has: a rank at each of them reduces a part for all.
+    /// How many places every host has: the ranks at each of them reduce a part for all.
     pub(in crate::group) fn lanes(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(0)
     }
 
-    /// The rank at a place of a host, going round where that has fewer.
+    /// The rank at a place of a host, wrapping around if that has fewer.
     pub(in crate::group) fn at(&self, host: usize, index: usize) -> usize {
         self.hosts[host][index % self.hosts[host].len()]
     }
@@ -108,7 +105,7 @@ impl Layout {
         self.far().filter(|rank| self.at(self.own_host(), self.places[*rank].1) == self.rank)
     }
 
-    /// The ranks whose parts each rank of this host has once counterparts have exchanged them.
+    /// The ranks whose parts each rank of this host has after counterparts have exchanged them.
     pub(in crate::group) fn held(&self) -> Vec<Vec<usize>> {
         let mut held: Vec<Vec<usize>> = self.neighbours().iter().map(|rank| vec![*rank]).collect();
         for rank in (0..self.size()).filter(|rank| self.local(*rank).is_none()) {
@@ -118,7 +115,7 @@ impl Layout {
         held
     }
 
-    /// The rank through which a host gets what `root` gives to all.
+    /// The rank through which a host receives what `root` sends to all.
     pub(in crate::group) fn entry(&self, host: usize, root: usize) -> usize {
         match host == self.host_of(root) {
             true => root,
@@ -126,7 +123,7 @@ impl Layout {
         }
     }
 
-    /// The host from which a host gets what host `root` gives to all, and those to which it gives it: a binomial tree.
+    /// The host from which a host receives what host `root` sends to all, and those to which it passes it on: a binomial tree.
     pub(in crate::group) fn tree(&self, host: usize, root: usize) -> (Option<usize>, Vec<usize>) {
         let count = self.hosts();
         let from_root = (host + count - root) % count;

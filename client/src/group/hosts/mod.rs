@@ -1,7 +1,7 @@
-//! What the ranks of several hosts give each other in collectives: bytes in order, which the receiver expects. One thread at a time.
+//! What the ranks of several hosts send each other in collectives: bytes in order, which the receiver expects. One thread at a time.
 //!
-//! Before the first bytes that a rank gives another in a call it says what it calls, and the receiver compares. All ranks give and take in
-//! the same order, and whoever waits for something, of another host or in memory of this one, goes on giving meanwhile: so the rank that
+//! Before its first bytes to another rank in a call, a rank announces the call, and the receiver compares it. All ranks send and receive
+//! in the same order, and a rank that waits, for another host or in memory of this one, keeps sending meanwhile: so the rank that
 //! is furthest behind can always go on.
 
 pub(super) mod address;
@@ -30,23 +30,22 @@ use crate::group::limits::{GROUP_LAST_BYTES, GROUP_LOOK};
 
 const CALL_BYTES: usize = CALL_WORDS * 8;
 
-/// See the module.
 pub(super) struct Hosts {
     network: Arc<Network>,
     members: Arc<Members>,
     incoming: HashMap<usize, Incoming>,
-    /// The call that goes on, how many were before it, and until when.
+    /// The current call, its number, and its deadline.
     call: [u64; CALL_WORDS],
     number: u32,
     until: Option<Instant>,
 }
 
-/// Where bytes come from a rank.
+/// The connection on which a rank's bytes come.
 struct Incoming {
     pipe: Shared,
-    /// The number of the last call that it has told of.
+    /// The number of the last call that it has announced.
     heard: Option<u32>,
-    /// Something has come.
+    /// Something has come on it.
     is_used: bool,
 }
 
@@ -59,13 +58,13 @@ impl Hosts {
         &self.network.layout
     }
 
-    /// A call begins, as its words say.
+    /// Begins a call with these words.
     pub(super) fn begin(&mut self, call: [u64; CALL_WORDS], until: Option<Instant>) {
         (self.call, self.until) = (call, until);
         self.number = self.number.wrapping_add(1);
     }
 
-    /// Gives a rank bytes, which may leave later; waits while too many do.
+    /// Sends bytes to a rank, which may leave later; waits while too many wait.
     pub(super) fn send(&mut self, rank: usize, bytes: &[u8]) -> Result<(), Error> {
         let (network, call) = (&self.network, self.call);
         let words = || call.map(u64::to_le_bytes).concat();
@@ -79,7 +78,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// Waits for as many bytes of a rank.
+    /// Receives as many bytes from a rank; waits for them.
     pub(super) fn recv(&mut self, rank: usize, into: &mut [u8]) -> Result<(), Error> {
         if self.incoming.get(&rank).is_none_or(|incoming| incoming.heard != Some(self.number)) {
             let mut words = [0; CALL_BYTES];
@@ -126,7 +125,7 @@ impl Hosts {
         };
         let read = lock(&incoming.pipe).read(into);
         if read.is_err() && !incoming.is_used {
-            // Its caller may have given it up while it was answered, and calls again; or is gone, which is known otherwise.
+            // Its caller may have given it up while it was answered, and calls again; or is gone, which is noticed elsewhere.
             self.network.forget(rank, Purpose::Collectives, &incoming.pipe);
             self.incoming.remove(&rank);
             return Ok(0);
@@ -135,7 +134,7 @@ impl Hosts {
         read
     }
 
-    /// Waits until all that was given has left.
+    /// Waits until everything was sent.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         let mut idle = Idle::new(&self.members);
         self.members.push_out()?;
@@ -145,7 +144,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// Nothing has come of the rank that this one waits for: a moment's spinning, then sleep.
+    /// Nothing has come from the awaited rank: spins for a moment, then sleeps.
     fn idle(&mut self, idle: &mut Idle, awaited: Option<usize>) -> Result<(), Error> {
         self.members.push_out()?;
         if Instant::now() < idle.spin_until {
@@ -153,7 +152,7 @@ impl Hosts {
             return Ok(());
         }
         if let Some(rank) = awaited {
-            // So its end is heard of.
+            // So this rank hears of its end.
             self.network.outbox.connect(&self.network, rank);
         }
         let left = self.until.map_or(GROUP_LOOK, |until| until.saturating_duration_since(Instant::now()));
@@ -165,11 +164,11 @@ impl Hosts {
         if awaited.is_none()
             && let Some(error) = self.network.outbox.owed().into_iter().find_map(|rank| self.network.has_gone(rank))
         {
-            // A rank that has left this call behind takes what it gets before.
+            // A rank that has finished this call takes in what it was sent before.
             return Err(self.members.fail(error));
         }
         if let Some(error) = awaited.and_then(|rank| self.network.has_gone(rank)) {
-            // What it gave before it went may still be on its way: the end of that tells.
+            // What it sent before it went may still be on its way; the end of its connection tells.
             let is_over = idle.gone_since.get_or_insert_with(Instant::now).elapsed() > GROUP_LAST_BYTES;
             if is_over || awaited.is_none_or(|rank| self.network.incoming(rank, Purpose::Collectives).is_none()) {
                 return Err(self.members.fail(error));
@@ -191,7 +190,7 @@ impl Hosts {
     }
 }
 
-/// How long a wait spins, and since when it is known that the rank it is for has gone.
+/// How long a wait spins, and since when its rank is known to be gone.
 struct Idle {
     spin_until: Instant,
     gone_since: Option<Instant>,

@@ -1,9 +1,9 @@
-//! The ranks of other hosts: connections to and from them, and what is known of how they fare. Any thread; never blocks but where it says so.
+//! Connections to and from the ranks of other hosts, and what is known of their state. Any thread; never blocks, except where it says so.
 //!
-//! A connection carries bytes from the rank that made it to the one that it called. The other way it carries one *notice*: that the called
-//! rank has left, or has ended the group, and why. So whoever gives a rank something hears of its end beside what it may be sending, and
+//! A connection carries bytes from the rank that made it to the one that it called. In the other direction it carries one *notice*: that
+//! the called rank has left, or has ended the group, and why. So a sender hears of the receiver's end whatever it is sending, and
 //! two ranks never make one connection at the same time. Collectives and messages have connections of their own, since a message that
-//! nobody receives stops those behind it.
+//! nobody receives blocks those behind it.
 
 use std::{
     collections::HashMap,
@@ -41,28 +41,27 @@ pub(in crate::group) enum Purpose {
     Messages = 1,
 }
 
-/// A connection that is open, whoever uses it.
+/// An open connection, shared by its users.
 pub(in crate::group) type Shared = Arc<Mutex<Pipe>>;
 
 pub(in crate::group) fn lock(pipe: &Shared) -> MutexGuard<'_, Pipe> {
     pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module.
 pub(in crate::group) struct Network {
     pub(in crate::group) layout: Layout,
-    /// What waits to leave in collectives.
+    /// What waits to be sent in collectives.
     pub(in crate::group) outbox: Outbox,
     authentication: Authentication,
     token: u128,
-    /// How each rank is reached.
+    /// How to reach each rank.
     reaches: Vec<Reach>,
-    /// Whoever waits for one purpose's connections sleeps by its own.
+    /// One for each purpose: a thread sleeps by the connections that it waits for.
     events: [Epoll; 2],
     state: Mutex<State>,
 }
 
-/// Where others call.
+/// The socket that other ranks call.
 pub(in crate::group) struct Listener {
     socket: socket2::Socket,
     pub(in crate::group) reach: Reach,
@@ -70,14 +69,14 @@ pub(in crate::group) struct Listener {
 
 #[derive(Default)]
 struct State {
-    /// Until this rank has ended.
+    /// `None` once this rank has ended.
     listener: Option<socket2::Socket>,
-    /// Who has connected, and has not said who it is.
+    /// Callers that have not said who they are.
     called: Vec<Called>,
-    /// By which others give this rank something.
+    /// Connections by which others send to this rank.
     incoming: HashMap<(usize, Purpose), Shared>,
     outgoing: Vec<Outgoing>,
-    /// Which of its addresses has answered, by host.
+    /// The number of the address that has answered, by host.
     answered: HashMap<usize, usize>,
     /// Ranks that are gone, and how.
     gone: HashMap<usize, Gone>,
@@ -85,7 +84,7 @@ struct State {
     has_told: bool,
 }
 
-/// How a rank has gone.
+/// Why a rank is gone.
 #[derive(Clone)]
 struct Gone {
     /// It has said so.
@@ -93,15 +92,15 @@ struct Gone {
     reason: Box<str>,
 }
 
-/// A caller that has not said who it is.
+/// A caller that has not said which rank it is.
 struct Called {
     pipe: CalledPipe,
-    /// How long it may still take, and since when: while nobody looks, no time passes for it.
+    /// The time that it has left, and when this was updated: while nobody looks, no time passes for it.
     left: Duration,
     looked: Instant,
 }
 
-/// A connection that this rank has made, by which notices come.
+/// A connection that this rank has made, on which notices come.
 struct Outgoing {
     rank: usize,
     pipe: Shared,
@@ -113,17 +112,17 @@ struct Outgoing {
 pub(in crate::group) struct Dialing {
     rank: usize,
     purpose: Purpose,
-    /// The address that is tried: its number, and since when.
+    /// The address being tried: its number, and since when.
     at: usize,
     since: Instant,
     pipe: Option<CallingPipe>,
     /// Why the last try failed.
     failure: Option<LinkError>,
-    /// Ranks still meet: who refuses may listen later.
+    /// Ranks are still meeting: one that refuses may listen later.
     is_meeting: bool,
 }
 
-/// A connection to a rank, which may still be in the making.
+/// A connection to a rank, possibly still being made.
 pub(in crate::group) enum Connection {
     Dialing(Box<Dialing>),
     Open(Shared),
@@ -134,7 +133,7 @@ impl Connection {
         Connection::Dialing(Box::new(network.dial(rank, purpose)))
     }
 
-    /// It, once it is open.
+    /// The connection, once it is open.
     ///
     /// # Errors
     /// As [`Network::advance`].
@@ -158,13 +157,13 @@ pub(in crate::group) enum Notice {
 }
 
 impl Listener {
-    /// Listens at the address of an interface, or at an address, or at all of this host.
+    /// Listens at the address of an interface, or at an address, or at all addresses of this host.
     pub(in crate::group) fn new(interface: Option<&str>, token: u128) -> Result<Listener, Error> {
         let addresses = own_addresses(interface)?;
         let open = |ip: IpAddr| listen(SocketAddr::new(ip, 0), &TcpSettings::default());
         let socket = match (interface, &addresses[..]) {
             (Some(_), [only, ..]) => open(*only),
-            // Of both families, where the host has both.
+            // For both address families, if the host has both.
             _ => open(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| open([0, 0, 0, 0].into())),
         };
         let socket = socket.map_err(unusable)?;
@@ -217,19 +216,19 @@ impl Network {
         added.map_err(|errno| LinkError::io("epoll_ctl", &errno.into()))
     }
 
-    /// Sleeps until something happens to connections of a purpose, or somebody calls; at most so long. What has happened since the caller
-    /// looked last counts.
+    /// Sleeps until something happens on connections of a purpose, or somebody calls, at most `limit`. What has happened since the caller's
+    /// last look counts.
     pub(in crate::group) fn wait(&self, purpose: Purpose, limit: Duration) {
         let mut events = [EpollEvent::empty(); 16];
         let limit = EpollTimeout::try_from(limit.max(Duration::from_millis(1))).unwrap_or(EpollTimeout::MAX);
-        // Whatever comes of it, all are looked at.
+        // Whatever the outcome, all are looked at.
         let _ = self.events[purpose as usize].wait(&mut events, limit);
     }
 
-    /// Connects counterparts with each other. **Blocks** until all have met, at most so long, while a `check` is passed.
+    /// Connects counterparts with each other. **Blocks** until all have met, at most `limit`, while `check` passes.
     ///
     /// # Errors
-    /// Unavailable, naming the first rank that cannot be reached, does not call, or has gone; as the check.
+    /// Unavailable, naming the first rank that cannot be reached, does not call, or has gone; the error of `check`.
     pub(in crate::group) fn meet(&self, limit: Duration, check: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
         let until = deadline(Some(limit));
         let mut partners: Vec<usize> = self.layout.counterparts().chain(self.layout.counterpart_of()).collect();
@@ -253,7 +252,7 @@ impl Network {
                 return Ok(());
             }
             check()?;
-            // One that has met all may have left again.
+            // One that has met everybody may have left already.
             let is_lost = |rank: &&usize| self.state().gone.get(*rank).is_some_and(|gone| !gone.has_left);
             if let Some(error) = partners.iter().find(is_lost).and_then(|rank| self.has_gone(*rank)) {
                 return Err(error);
@@ -272,7 +271,7 @@ impl Network {
         }
     }
 
-    /// What to say of a rank that was not reached.
+    /// The error for a rank that was not reached.
     pub(in crate::group) fn unreached(&self, one: &Dialing) -> Error {
         let sockets: Vec<String> = self.reaches[one.rank].sockets.iter().map(ToString::to_string).collect();
         let why = one.failure.as_ref().map_or("it does not answer".into(), ToString::to_string);
@@ -303,12 +302,12 @@ impl Network {
         }
     }
 
-    /// Goes on with it; the connection once it is open.
+    /// Continues a dial; returns the connection once it is open.
     ///
     /// # Errors
-    /// The rank is not reached at the address by which another one of its host was: it is gone.
+    /// The rank is not reached at the address where another one of its host was: it is gone.
     pub(in crate::group) fn advance(&self, one: &mut Dialing) -> Result<Option<Shared>, LinkError> {
-        // Where another rank of the host has answered, all are reached: who is busy answers later.
+        // An address where another rank of the host has answered is right for all: a busy rank answers later.
         let is_known = self.state().answered.get(&self.layout.host_of(one.rank)) == Some(&one.at);
         let failure = match one.pipe.take().map(CallingPipe::poll) {
             Some(Ok(Progress::Done((pipe, answer)))) => {
@@ -323,7 +322,7 @@ impl Network {
             }
             Some(Ok(Progress::Pending(_))) => LinkError::io("connect", &io::ErrorKind::TimedOut.into()),
             Some(Err(DialError::Link(error))) => error,
-            // The rank answers, and says no.
+            // The rank answers, and refuses.
             Some(Err(error)) => LinkError::io("handshake", &io::Error::other(error.to_string())),
             None => match &one.failure {
                 // Nobody listens there any more.
@@ -349,12 +348,12 @@ impl Network {
         pipe
     }
 
-    /// The connection by which a rank gives something, once it has called.
+    /// The connection by which a rank sends, once it has called.
     pub(in crate::group) fn incoming(&self, rank: usize, purpose: Purpose) -> Option<Shared> {
         self.state().incoming.get(&(rank, purpose)).cloned()
     }
 
-    /// Takes in who calls.
+    /// Accepts callers.
     pub(in crate::group) fn accept(&self) {
         let mut state = self.state();
         let State { listener, called: waiting, .. } = &mut *state;
@@ -374,7 +373,7 @@ impl Network {
             match pipe.poll() {
                 Ok(Progress::Pending(pipe)) => {
                     let left = left.saturating_sub(looked.elapsed().min(2 * GROUP_LOOK));
-                    // Strangers that say nothing are let go of.
+                    // Strangers that say nothing are dropped.
                     if !left.is_zero() {
                         state.called.push(Called { pipe, left, looked: Instant::now() });
                     }
@@ -383,9 +382,9 @@ impl Network {
                     let Some((rank, purpose)) = self.caller(&said) else { continue };
                     let answer = opening(self.reaches[rank].token, self.layout.rank(), purpose);
                     let Ok(pipe) = caller.answer(&answer) else { continue };
-                    // Those who wait for the other purpose need not wake; where it was not watched, they do not.
+                    // Waiters for the other purpose need not wake for it; if that fails, it was not watched there.
                     let _ = self.events[1 - purpose as usize].delete(&pipe);
-                    // One that comes again has given up its first try.
+                    // A rank that calls again has given up its first try.
                     state.incoming.insert((rank, purpose), Arc::new(Mutex::new(pipe)));
                 }
                 Err(_) => {}
@@ -393,7 +392,7 @@ impl Network {
         }
     }
 
-    /// Who has called, if it is a rank of this group on another host.
+    /// Who has called: a rank of this group on another host, or nobody.
     fn caller(&self, said: &[u8; OPENING_BYTES]) -> Option<(usize, Purpose)> {
         let rank = usize::try_from(u64::from_le_bytes(said[8..16].try_into().ok()?)).ok()?;
         let purpose = [Purpose::Collectives, Purpose::Messages].into_iter().find(|known| *known as u8 == said[16])?;
@@ -401,7 +400,7 @@ impl Network {
         (is_far && *said == opening(self.token, rank, purpose)).then_some((rank, purpose))
     }
 
-    /// The connection has ended before anything came by it.
+    /// Forgets a connection that has ended before anything came by it.
     pub(in crate::group) fn forget(&self, rank: usize, purpose: Purpose, pipe: &Shared) {
         let mut state = self.state();
         if state.incoming.get(&(rank, purpose)).is_some_and(|known| Arc::ptr_eq(known, pipe)) {
@@ -409,7 +408,7 @@ impl Network {
         }
     }
 
-    /// Tells all who give this rank something that it has ended.
+    /// Tells all who send to this rank that it has ended.
     pub(in crate::group) fn tell(&self, notice: Notice, reason: &str) {
         let reason = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
         let mut told = vec![notice as u8];
@@ -420,14 +419,14 @@ impl Network {
             return;
         }
         for pipe in state.incoming.values() {
-            // Nothing but an answer was written there, so there is room; who does not hear it hears the end of the connection.
+            // Only an answer was written there before, so there is room; a rank that misses the notice sees the connection end.
             let _ = lock(pipe).write([&told, &[]]);
         }
-        // Nothing more is given, nor heard; who calls is refused.
+        // Nothing more is sent or heard; callers are refused.
         state.outgoing.drain(..).for_each(|one| lock(&one.pipe).end());
         state.called.clear();
         if let Some(listener) = state.listener.take() {
-            // It ends also where a forked child has it. Where that fails, it has ended.
+            // This also ends the socket that a forked child has. If it fails, it has ended already.
             let _ = listener.shutdown(std::net::Shutdown::Both);
         }
         drop(state);
@@ -442,7 +441,7 @@ impl Network {
         let mut state = self.state();
         let State { outgoing, gone, .. } = &mut *state;
         for one in outgoing.iter_mut().filter(|one| !one.is_over) {
-            // Whoever holds it looks itself.
+            // A thread that holds it looks itself.
             let pipe = one.pipe.clone();
             let mut pipe = match pipe.try_lock() {
                 Ok(pipe) => pipe,
@@ -456,7 +455,7 @@ impl Network {
                         let reason = format!("it has ended the group: {reason}");
                         return Err(Error::unavailable(&format!("rank {}", one.rank), reason));
                     }
-                    // Another of its connections may have ended before.
+                    // Another connection of that rank may have ended before.
                     Some(Notice::Left) => drop(gone.insert(one.rank, Gone::left())),
                     None => {
                         gone.entry(one.rank).or_insert(Gone { has_left: false, reason: reason.into() });
@@ -494,7 +493,7 @@ fn ended(error: &LinkError) -> String {
 }
 
 impl Outgoing {
-    /// The notice, or why there will be none, with its reason.
+    /// The notice with its reason, or why there will be none.
     fn hear(&mut self, pipe: &mut Pipe) -> Option<(Option<Notice>, String)> {
         let mut bytes = [0; REASON_BYTES + 3];
         loop {

@@ -1,5 +1,5 @@
-//! What a rank gives to others in collectives, until it has left. Written by the thread that does them; pushed out also while it waits in
-//! memory, for those that wait for these bytes may be what it waits for.
+//! What a rank sends to others in collectives, until it has left this process. Filled by the thread in a collective; also pushed out while
+//! that waits in memory, since it may be waiting for ranks that wait for these bytes.
 
 use std::{
     collections::HashMap,
@@ -14,25 +14,24 @@ use sealane_transport::LinkError;
 use super::network::{Connection, Network, Purpose, Shared, lock};
 use crate::group::limits::{GROUP_COMPACT_BYTES, GROUP_UNSENT_BYTES_MAX};
 
-/// See the module.
 pub(in crate::group) struct Outbox {
-    /// `None` once this rank has ended: nothing more is given.
+    /// `None` once this rank has ended: nothing more is sent.
     outgoing: Mutex<Option<HashMap<usize, Outgoing>>>,
-    /// Something waits.
+    /// Something waits to be sent.
     waits: AtomicBool,
     /// Connections are being made.
     dials: AtomicBool,
 }
 
-/// Where bytes go to a rank.
+/// The connection to a rank, and what waits for it.
 struct Outgoing {
     connection: Connection,
-    /// What has not left, from `head` on.
+    /// Bytes not yet sent, from `head` on.
     queue: Vec<u8>,
     head: usize,
-    /// The number of the last call that it was told of.
+    /// The number of the last call that was announced to it.
     told: Option<u32>,
-    /// The rank is not reached. Nothing was to be given to it.
+    /// The rank cannot be reached. There was nothing to send to it.
     is_lost: bool,
 }
 
@@ -46,7 +45,7 @@ impl Outbox {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// With connections that are open.
+    /// Adds open connections.
     pub(in crate::group) fn add(&self, open: HashMap<usize, Shared>) {
         let open = open.into_iter().map(|(rank, pipe)| (rank, Outgoing::new(Connection::Open(pipe))));
         if let Some(all) = self.outgoing().as_mut() {
@@ -54,7 +53,7 @@ impl Outbox {
         }
     }
 
-    /// Sees to it that there is a connection to a rank.
+    /// Makes sure that there is a connection to a rank.
     pub(in crate::group) fn connect(&self, network: &Network, rank: usize) {
         if let Some(all) = self.outgoing().as_mut() {
             self.to(all, network, rank);
@@ -69,7 +68,7 @@ impl Outbox {
         all.entry(rank).or_insert_with(dial)
     }
 
-    /// Gives a rank bytes, and before the first of the call of that number what `words` says. True if so much waits that its owner is to
+    /// Queues bytes for a rank, and before the first of the call of that number also `words`. True if so much waits that the caller is to
     /// wait too.
     ///
     /// # Errors
@@ -110,13 +109,13 @@ impl Outbox {
         Ok(outgoing.queue.len() - outgoing.head > GROUP_UNSENT_BYTES_MAX)
     }
 
-    /// True if something waits.
+    /// True if something waits to be sent.
     #[inline]
     pub(in crate::group) fn waits(&self) -> bool {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// Writes what waits.
+    /// Sends what waits.
     ///
     /// # Errors
     /// A connection has ended, and with which rank.
@@ -129,7 +128,7 @@ impl Outbox {
         for (rank, outgoing) in all.iter_mut().flatten().filter(|(_, outgoing)| !outgoing.is_lost) {
             match outgoing.push_out(network) {
                 Ok(_) => {}
-                // What it has given may still be read.
+                // What it has sent may still be read.
                 Err(error) if outgoing.is_empty() => {
                     outgoing.is_lost = true;
                     network.has_ended(*rank, &error);
@@ -144,7 +143,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// True if less waits for a rank than its owner may leave.
+    /// True if less waits for a rank than may be left waiting.
     pub(in crate::group) fn has_room(&self, rank: usize) -> bool {
         let all = self.outgoing();
         let outgoing = all.as_ref().and_then(|all| all.get(&rank));
@@ -158,7 +157,7 @@ impl Outbox {
         owed.map(|(rank, _)| *rank).collect()
     }
 
-    /// Lets go of all connections: nothing more is given.
+    /// Drops all connections: nothing more is sent.
     pub(in crate::group) fn close(&self) {
         *self.outgoing() = None;
         self.waits.store(false, Ordering::Relaxed);
@@ -175,7 +174,7 @@ impl Outgoing {
         self.head == self.queue.len()
     }
 
-    /// True once nothing waits, and the connection is open.
+    /// True once everything was sent, and the connection is open.
     fn push_out(&mut self, network: &Network) -> Result<bool, LinkError> {
         let Some(pipe) = self.connection.open(network)? else { return Ok(false) };
         while self.head < self.queue.len() {

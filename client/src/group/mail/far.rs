@@ -1,5 +1,5 @@
-//! Messages between ranks of different hosts: by a connection for each direction, made when it is first needed. A message is a head and its
-//! bytes, which are written from where they lie and read to where they belong. What nobody here wants stays in the connection, so its
+//! Messages between ranks of different hosts: over a connection for each direction, made on first use. A message is a head and its
+//! bytes, which are written from and read to their final places. What nobody here wants stays in the connection, so its
 //! sender waits, as with a mailbox.
 
 use sealane_transport::{Error, LinkError};
@@ -18,13 +18,13 @@ const HEAD: usize = 16;
 pub(super) struct Line {
     outgoing: Option<Connection>,
     incoming: Option<Shared>,
-    /// The head of the next message, as far as it has come.
+    /// The head of the next message, as far as received.
     head: [u8; HEAD],
     heard: usize,
     has_ended: HasEnded,
 }
 
-/// Which direction carries nothing any more.
+/// Which directions have ended.
 #[derive(Clone, Copy, Default)]
 struct HasEnded {
     outgoing: bool,
@@ -32,12 +32,12 @@ struct HasEnded {
 }
 
 impl Line {
-    /// True if nothing can come any more.
+    /// True if nothing can arrive any more.
     pub(super) fn is_drained(&self) -> bool {
         self.incoming.is_none() || self.has_ended.incoming
     }
 
-    /// This rank gives nothing more: the other one sees the end of the connection.
+    /// This rank sends nothing more: the other sees the end of the connection.
     pub(super) fn close(&mut self) {
         self.outgoing = None;
         self.has_ended.outgoing = true;
@@ -45,7 +45,7 @@ impl Line {
 }
 
 impl Mail {
-    /// True while something is under way with ranks of other hosts.
+    /// True while messages with ranks of other hosts are in progress.
     pub(in crate::group) fn is_busy_far(&self) -> bool {
         let layout = self.members.layout();
         let is_far = |rank: usize| layout.local(rank).is_none();
@@ -55,7 +55,7 @@ impl Mail {
                 || layout.far().any(|rank| !self.peers[rank].sends.is_empty() || self.peers[rank].arriving.is_some()))
     }
 
-    /// The same with ranks of this host.
+    /// True while messages with ranks of this host are in progress.
     pub(in crate::group) fn is_busy_here(&self) -> bool {
         let layout = self.members.layout();
         let is_wanted = |from: Option<usize>| from.is_none_or(|rank| layout.local(rank).is_some());
@@ -63,7 +63,7 @@ impl Mail {
         self.wanted.iter().any(|wanted| is_wanted(wanted.from)) || layout.neighbours().iter().any(|rank| here(&rank))
     }
 
-    /// Takes in who calls, if a rank is waited for that has not called yet.
+    /// Accepts callers, if a rank is awaited that has not called yet.
     pub(super) fn accept_awaited(&self) {
         let Some(network) = self.members.network() else { return };
         let has_not_called = |wanted: &super::Wanted| match wanted.from {
@@ -75,7 +75,7 @@ impl Mail {
         }
     }
 
-    /// Moves what can be moved to and from a rank of another host. True if anything was.
+    /// Moves what can be moved to and from a rank of another host. True if anything moved.
     pub(super) fn advance_far(&mut self, rank: usize) -> bool {
         let HasEnded { outgoing, incoming } = self.peers[rank].line.has_ended;
         let sent = if outgoing { Ok(false) } else { self.send_far(rank) };
@@ -97,14 +97,14 @@ impl Mail {
         let Some(network) = self.members.network().cloned() else { return Ok(false) };
         let waits = |wanted: &super::Wanted| wanted.from.is_none_or(|from| from == to);
         let peer = &mut self.peers[to];
-        // Whoever waits for a rank connects to it, too: so it hears if that goes.
+        // A rank that waits for another connects to it, too, so that it notices if that goes.
         if peer.line.outgoing.is_none() && peer.sends.is_empty() && !self.wanted.iter().any(waits) {
             return Ok(false);
         }
         let begin = || Connection::begin(&network, to, Purpose::Messages);
         let Some(pipe) = peer.line.outgoing.get_or_insert_with(begin).open(&network)? else { return Ok(false) };
         let (mut sent, mut over) = (0, Vec::new());
-        // Not without end, so that the lock is held for a moment.
+        // Bounded, so that the lock is held only for a moment.
         while sent < GROUP_FAR_STEP_BYTES
             && let Some(sending) = peer.sends.front_mut()
         {
@@ -177,7 +177,7 @@ impl Mail {
         Ok(true)
     }
 
-    /// Ends sends to ranks of other hosts that are gone, whatever may still come of them.
+    /// Ends sends to ranks of other hosts that are gone, whatever may still arrive from them.
     pub(super) fn end_sends_to_gone(&mut self) {
         let Some(network) = self.members.network().cloned() else { return };
         let waits = |rank: &usize| !self.peers[*rank].sends.is_empty();
@@ -191,19 +191,19 @@ impl Mail {
         }
     }
 
-    /// The error of what needs a rank of another host which is gone. What it said before counts.
+    /// The error of a call that needs a rank of another host which is gone. What it sent before counts.
     pub(super) fn has_gone_far(&self, rank: usize) -> Option<Error> {
         self.members.network()?.has_gone(rank).filter(|_| self.peers[rank].line.is_drained())
     }
 }
 
-/// Reads bytes of a message to where they belong, `at` which `left` are still to come.
+/// Reads bytes of a message to their places, from `at` on; `left` are still to come.
 fn read_into(
     pipe: &mut sealane_transport::tcp::Pipe,
     into: &mut Into,
     (at, left): (usize, usize),
 ) -> Result<usize, LinkError> {
-    /// What is read at once of a message that has no place yet.
+    /// Most bytes read at once of a message that has no place yet.
     const STEP: usize = 64 << 10;
     match into {
         Into::Wanted(_, room) => pipe.read(&mut (**room).as_mut()[at..at + left]),

@@ -1,4 +1,4 @@
-//! Groups whose ranks are on several hosts, which are all this one: they share no memory, and are connected over loopback.
+//! Groups whose ranks are on several simulated hosts: they share no memory, and connect over loopback.
 
 use std::{
     io::{Read, Write},
@@ -20,16 +20,16 @@ use crate::group::{
     hosts::address::{Reach, decode, encode},
 };
 
-/// Two alone, two equal hosts, three of which one has fewer and ranks that are not in order, and more.
+/// The host of each rank: two single ranks, two equal hosts, three hosts with uneven and unordered ranks, and more.
 const HOSTS: [&[usize]; 6] =
     [&[0, 1], &[0, 0, 1, 1], &[0, 1, 1, 0, 2], &[0, 1, 0, 0, 0], &[0, 1, 2, 3, 4], &[0, 0, 0, 1, 1, 1]];
 
-/// What each rank does, on the host of its number; what they return, by rank.
+/// Runs each rank on the host with its number; the results by rank.
 fn ranks_on<T: Send>(hosts: &[usize], each: impl Fn(Group) -> T + Sync) -> Vec<T> {
     ranks_with(hosts, |_, options| options, each).into_iter().map(Result::unwrap).collect()
 }
 
-/// The same with options that are changed for some ranks, of which some do not meet.
+/// Like [`ranks_on`], with options changed for some ranks. Some ranks may fail to meet.
 fn ranks_with<T: Send>(
     hosts: &[usize],
     change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
@@ -58,7 +58,7 @@ fn every_collective_of_every_size_gives_what_it_should() {
         ranks_on(hosts, |group| {
             assert_eq!((group.size(), group.hosts()), (hosts.len(), hosts.iter().max().unwrap() + 1));
             for (index, len) in super::SIZES.into_iter().enumerate() {
-                // Each rank is root of something.
+                // Each rank is the root of some collective.
                 for number in 0..9 {
                     collective(&group, 9 * (index + number % 5) + number, len);
                 }
@@ -98,7 +98,7 @@ fn sums_of_floats_are_the_same_bits_on_all_ranks_and_in_each_run() {
         let first = run(elements);
         assert!(first.iter().all(|rank| *rank == first[0]));
         assert_eq!(first, run(elements));
-        // An average is that of all ranks.
+        // An average is over all ranks.
         let mean = |index: usize| {
             (0..5).map(|rank| ((index * 7919 + rank * 104_729) % 1_000_003) as f64 * 1.000_1e-3).sum::<f64>() / 5.0
         };
@@ -109,7 +109,7 @@ fn sums_of_floats_are_the_same_bits_on_all_ranks_and_in_each_run() {
 
 #[test]
 fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
-    // Rank 2 has its counterpart on the other host, rank 1 is nobody's but its own host's.
+    // Rank 2's counterpart is on the other host; rank 1 has counterparts only on its own host.
     ranks_on(&[0, 0, 1], |group| {
         let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
         let mut sends = Vec::new();
@@ -118,7 +118,7 @@ fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
                 sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
             }
         }
-        // Those of the other tag have to wait in memory meanwhile.
+        // Messages with the other tag must wait in memory meanwhile.
         for tag in [2, 1] {
             for (number, len) in MESSAGES.into_iter().enumerate() {
                 let (from, came) = receive(&group, len, Some(before), tag);
@@ -166,7 +166,7 @@ fn messages_move_while_nobody_waits_and_collectives_go_on() {
 fn what_a_rank_has_sent_before_it_left_arrives() {
     ranks_on(&[0, 1], |group| {
         if group.rank() == 0 {
-            // More than any buffer of the system: sent once the other side has most of it.
+            // More than any system buffer holds: sent once the other side has most of it.
             group.send(bytes(8 << 20, 0, 0), 1, 3).unwrap().wait(LIMIT).unwrap();
         } else {
             assert_eq!(receive(&group, 8 << 20, Some(0), 3).1, bytes(8 << 20, 0, 0));
@@ -186,7 +186,7 @@ fn ranks_that_leave_after_their_last_call_disturb_nobody() {
     for hosts in [&[0, 1][..], &[0, 0, 1, 1], &[0, 1, 1, 1]] {
         for round in 0..30 {
             ranks_on(hosts, |group| match round % 3 {
-                // At once: the others may still be meeting.
+                // Leaves at once: the others may still be meeting.
                 0 => {}
                 1 => collective(&group, 6, 300_000),
                 _ => collective(&group, 7 + 9 * (round % hosts.len()), 300_000),
@@ -212,7 +212,7 @@ fn ranks_that_call_differently_all_hear_what_both_call() {
             );
         }
     }
-    // Neither reads the other: the next call finds it out.
+    // Neither reads from the other, so they notice only at the next call.
     let errors = ranks_on(&[0, 1], |group| {
         group.broadcast(&mut [0; 64], group.rank(), LIMIT).unwrap();
         group.barrier(LIMIT).unwrap_err().to_string()
@@ -246,7 +246,7 @@ fn a_send_ends_though_a_message_of_the_rank_that_left_is_still_there() {
     let left = Barrier::new(2);
     ranks_on(&[0, 1], |group| {
         if group.rank() == 1 {
-            // The second fits into the system's buffers, so it is sent, and nobody receives it.
+            // The second fits into the system's buffers, so it is sent although nobody receives it.
             group.send(vec![7; 8], 0, 2).unwrap().wait(LIMIT).unwrap();
             group.send(vec![7; 8], 0, 1).unwrap().wait(LIMIT).unwrap();
             drop(group);
@@ -262,7 +262,7 @@ fn a_send_ends_though_a_message_of_the_rank_that_left_is_still_there() {
 
 #[test]
 fn a_recv_hears_that_a_rank_left_which_it_has_no_other_connection_with() {
-    // Rank 1 and rank 2 are no counterparts.
+    // Ranks 1 and 2 are not counterparts.
     ranks_on(&[0, 0, 1], |group| {
         group.barrier(LIMIT).unwrap();
         if group.rank() == 1 {
@@ -317,7 +317,7 @@ fn ranks_with_one_secret_meet_and_others_do_not() {
     for outcome in ranks_with(&[0, 1, 1], with, |group| collective(&group, 2, 300_000)) {
         outcome.unwrap();
     }
-    // A wrong secret is tried again until the limit; one that is too short for this machine's load ends in another way.
+    // A wrong secret is retried until the limit; a limit too short for a loaded machine gives a different error.
     let mut limit = Duration::from_millis(250);
     loop {
         let with = |rank, options: GroupOptions| GroupOptions {
@@ -347,7 +347,7 @@ fn with_certificates_of_one_authority_every_collective_gives_what_it_should() {
     };
     let authority = Authority::new().unwrap();
     let with = |_, options| GroupOptions { authentication: certificate(&authority), ..options };
-    // No piece leaves at once, so each waits for what another has not sent yet.
+    // No piece leaves at once, so each waits for data that another has not sent yet.
     for hosts in [&[0, 0, 1, 1][..], &[0, 1, 1]] {
         let all = ranks_with(hosts, with, |group| {
             for (index, len) in super::SIZES.into_iter().enumerate() {
@@ -375,7 +375,7 @@ fn with_certificates_of_one_authority_every_collective_gives_what_it_should() {
     }
 }
 
-/// A store in which a rank's sockets are others than its own.
+/// A store that adds other sockets in front of a rank's own.
 struct Elsewhere(InMemory, Vec<std::net::SocketAddr>);
 
 impl Store for Elsewhere {
@@ -394,7 +394,7 @@ impl Store for Elsewhere {
     }
 }
 
-/// Passes on what comes at a new address, in small parts and by small buffers: senders find no room at any moment.
+/// Forwards a new address to `to`, in small parts and through small buffers: senders often find no room.
 fn narrow(to: std::net::SocketAddr) -> std::net::SocketAddr {
     fn pass_on(mut from: TcpStream, mut to: TcpStream) {
         let mut part = [0; 4096];
@@ -409,7 +409,7 @@ fn narrow(to: std::net::SocketAddr) -> std::net::SocketAddr {
     listener.listen(16).unwrap();
     let listener = std::net::TcpListener::from(listener);
     let address = listener.local_addr().unwrap();
-    // It ends with the test's process.
+    // Ends with the test process.
     thread::spawn(move || {
         while let Ok((from, _)) = listener.accept() {
             let there = TcpStream::connect(to).unwrap();
@@ -421,7 +421,7 @@ fn narrow(to: std::net::SocketAddr) -> std::net::SocketAddr {
     address
 }
 
-/// A store in which ranks are reached by narrow ways.
+/// A store in which ranks are reached through narrow connections.
 struct Narrow(InMemory);
 
 impl Store for Narrow {
@@ -457,7 +457,7 @@ fn what_has_no_room_to_leave_leaves_while_its_rank_waits_for_others() {
 
 #[test]
 fn addresses_at_which_nobody_or_somebody_else_answers_are_passed_over() {
-    // One says something else, and one has gone.
+    // One answers something else, and one is gone.
     let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let sockets = vec![nobody.local_addr().unwrap(), stranger.local_addr().unwrap()];
@@ -494,7 +494,7 @@ fn strangers_that_call_are_sent_away_and_disturb_nobody() {
                 stranger.write_all(call).unwrap();
                 if call.len() == 64 {
                     let mut answer = Vec::new();
-                    // An end, or a reset.
+                    // The end of the connection, or a reset.
                     let _ = stranger.read_to_end(&mut answer);
                     assert!(answer.is_empty(), "{answer:?}");
                 }
@@ -508,7 +508,7 @@ fn strangers_that_call_are_sent_away_and_disturb_nobody() {
             |_, options| options,
             |group| {
                 met.wait();
-                // Calls are taken while ranks wait for something that has not come.
+                // Calls can be made while ranks wait for a message that has not arrived.
                 let wanted = (group.rank() == 0).then(|| group.recv(vec![0; 8], Some(1), 3).unwrap());
                 met.wait();
                 if group.rank() == 1 {
@@ -540,7 +540,7 @@ fn who_does_not_come_is_named_and_an_interface_that_is_not_there_too() {
 #[test]
 fn groups_of_several_hosts_leave_nothing_behind() {
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    // Other tests run beside this one: those of this one would be thousands.
+    // Other tests open descriptors at the same time, but a leak here would leave thousands.
     for _ in 0..200 {
         ranks_on(&[0, 1], |group| group.barrier(LIMIT).unwrap());
     }

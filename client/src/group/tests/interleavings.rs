@@ -1,5 +1,5 @@
-//! Rounds in all orders: a small model of them, whose rules are those of `rounds.rs`. No slot is written while somebody may read it, each
-//! rank reads what was written for its round, and no order gets stuck.
+//! Rounds in all orders: a small model with the rules of `rounds.rs`. No slot is written while another rank may read it, each rank reads
+//! what was written for its round, and no order deadlocks.
 
 use std::collections::HashSet;
 
@@ -8,18 +8,18 @@ use crate::group::members::reaches;
 const RANKS: usize = 3;
 const ROUNDS: u32 = 5;
 
-/// Where the numbers of rounds go round the end of 32 bits on the way.
+/// Round numbers wrap around 32 bits during the test.
 const FIRST: u32 = u32::MAX - 1;
 
-/// One rank: its words, its slots with the round that each was written for, and what it does next.
+/// One rank: its words, its slots with the round that each was written for, and its next actions.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Rank {
     posted: u32,
     read: u32,
     slots: [u32; 2],
-    /// The round that it writes, and whether it has.
+    /// The round that it writes next.
     writes: u32,
-    /// Of the round that it reads: the ranks that it still has to.
+    /// The ranks that it still has to read in its current round, which is `reads`.
     unread: Vec<usize>,
     reads: u32,
 }
@@ -29,11 +29,11 @@ struct All(Vec<Rank>);
 
 #[derive(Clone, Copy)]
 enum Step {
-    /// Writes the slot, and posts it.
+    /// Write the slot and post it.
     Write,
-    /// Reads what another has posted.
+    /// Read what another rank has posted.
     Read(usize),
-    /// Says that it has read the round.
+    /// Report that the round is read.
     Done,
 }
 
@@ -55,7 +55,7 @@ impl All {
         let rank = &self.0[own];
         let end = FIRST.wrapping_add(ROUNDS);
         let mut steps = Vec::new();
-        // At most one round ahead of what it reads; once all have read what the slot had.
+        // A rank may be one round ahead of its reads, and only once all have read the slot's former content.
         let least = rank.writes.wrapping_sub(2);
         let is_free = (0..RANKS).filter(|other| *other != own).all(|other| reaches(self.0[other].read, least));
         if rank.writes != end && rank.writes.wrapping_sub(rank.reads) < 2 && is_free {
@@ -77,7 +77,7 @@ impl All {
             Step::Write => {
                 let round = all.0[own].writes;
                 let had = all.0[own].slots[round as usize & 1];
-                // Nobody still has to read what is written over.
+                // No other rank still has to read what is overwritten.
                 for (other, rank) in all.0.iter().enumerate() {
                     let reads_it = rank.reads == had && rank.unread.contains(&own);
                     assert!(other == own || had == 0 || !reads_it, "rank {own} writes over what rank {other} reads");

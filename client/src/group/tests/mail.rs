@@ -1,4 +1,4 @@
-//! Two ranks' messages without threads: each moves when the test says so.
+//! Messages of two ranks without threads: each rank advances when the test says so.
 
 use std::sync::{
     Arc,
@@ -40,7 +40,7 @@ fn a_recv_that_comes_while_its_message_is_moved_out_of_the_way_gets_it() {
     sender.send(Box::new(bytes(8, 0, 1)), 1, 1);
     sender.send(Box::new(bytes(8, 0, 2)), 1, 2);
     sender.advance();
-    // It waits for the third message, so the first begins to be moved away.
+    // It waits for the third message, so the first is moved out of the mailbox.
     let other = receiver.recv(Box::new(vec![0; 8]), Some(0), 2);
     receiver.advance();
     let [long, short] = [LONG, 8].map(|len| receiver.recv(Box::new(vec![0; len]), None, 1));
@@ -70,7 +70,7 @@ fn a_recv_that_is_given_up_while_it_arrives_is_written_to_no_more() {
     let before = writes.load(Ordering::Relaxed);
     while sender.advance() | receiver.advance() {}
     assert_eq!(writes.load(Ordering::Relaxed), before);
-    // The next message finds everything in order.
+    // The next message passes as usual.
     sender.send(Box::new(bytes(9, 0, 0)), 1, 1);
     let next = receiver.recv(Box::new(vec![0; 9]), Some(0), 1);
     while sender.advance() | receiver.advance() {}
@@ -96,7 +96,7 @@ fn a_rank_that_says_what_cannot_be_ends_the_group_and_nothing_else() {
             assert!(members.check().is_ok());
         }
     }
-    // Pieces of nothing.
+    // Empty pieces.
     let [(hostile, _), (members, mut mail)] = two();
     let recv = mail.recv(Box::new(vec![0; 0]), Some(0), 0);
     hostile.own().store(Word::Sent(1), 1);

@@ -1,5 +1,5 @@
-//! Every order in which two owners use a stream, its pushes come, and an outage tells one end what it does not tell the
-//! other. Whatever the order: what `finish` says was delivered was taken in, nobody is left waiting, and nothing is left over.
+//! Every order in which two owners use a stream, its pushes arrive, and an outage tells one end what it does not tell the
+//! other. In every order: what `finish` says was delivered was taken in, nobody is left waiting, and nothing is left over.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -14,10 +14,10 @@ use super::{
     *,
 };
 
-/// Which side: the one that dials, and the other.
+/// The side that dials, and the other.
 const SIDES: [usize; 2] = [0, 1];
 
-/// Bytes that the dialer writes at most, and the other side in the first stream.
+/// Most bytes that the dialer writes, and the other side in the first stream.
 const BYTES: u64 = 1;
 
 const RESET: u64 = 14;
@@ -32,7 +32,7 @@ enum Frame {
 struct Push {
     id: Id,
     frame: Frame,
-    /// Its sender is told what becomes of it.
+    /// Its sender is told its outcome.
     is_heard_of: bool,
 }
 
@@ -59,11 +59,11 @@ struct World {
     sides: [Side; 2],
     faults: usize,
     dials: u64,
-    /// Streams that a fault may have ended, or an owner who left early.
+    /// Streams that a fault, or an owner who left early, may have ended.
     excused: u64,
 }
 
-/// Stream numbers are those of the dialer, side 0, which has them as dialed.
+/// Stream numbers are chosen by the dialer, side 0, for which they are dialed.
 fn id(side: usize, stream: u64) -> Id {
     (side == 0, stream)
 }
@@ -80,7 +80,7 @@ impl World {
         self.push(side, stream, Frame::Said(kind));
     }
 
-    /// Last words leave as soon as they can.
+    /// Pushes last words as soon as possible.
     fn tell_untold(&mut self) {
         for side in SIDES {
             while let Some(((_, stream), serial, word)) = self.sides[side].untold.next() {
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// The first push of a side is taken in by the other.
+    /// The other side takes in the first push of a side.
     fn deliver(&mut self, from: usize, now: Instant) {
         let Push { id: (_, stream), frame, is_heard_of } = self.sides[from].pushed.pop_front().expect("there is one");
         if is_heard_of && let Frame::Word(serial, _) = frame {
@@ -172,7 +172,7 @@ impl World {
         self.settle_rest(to, stream, now);
     }
 
-    /// The pushes of a side end in its eyes, although the first `kept` may still come.
+    /// A side considers its pushes ended, although the first `kept` may still arrive.
     fn interrupt(&mut self, side: usize, kept: usize, is_told: bool, now: Instant) {
         let pushed: Vec<Push> = self.sides[side].pushed.iter().filter(|push| push.is_heard_of).cloned().collect();
         self.sides[side].pushed.truncate(kept);
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// A side takes the other for gone. What it has pushed may yet come.
+    /// A side takes the other for gone. What it has pushed may still arrive.
     fn lose(&mut self, side: usize, now: Instant) {
         self.sides[side].pushed.iter_mut().for_each(|push| push.is_heard_of = false);
         self.sides[side].untold.interrupt();
@@ -199,7 +199,7 @@ impl World {
         streams.into_iter().for_each(|stream| self.fail(side, stream, now));
     }
 
-    /// What may come next, each in a world of its own.
+    /// Every possible next world.
     fn next(&self, now: Instant) -> Vec<World> {
         let mut all = Vec::new();
         let mut may = |what: &dyn Fn(&mut World)| {
@@ -262,14 +262,14 @@ impl World {
         for side in SIDES {
             // A local limit, refused credentials: nothing else happens.
             may(&|world, now| world.lose(side, now));
-            // An outage that this side gives up in: of what it has pushed, some has left, and may come.
+            // An outage in which this side gives up: some of what it has pushed was sent, and may arrive.
             for kept in 0..=self.sides[side].pushed.len() {
                 may(&|world, now| {
                     world.interrupt(side, kept, true, now);
                     world.lose(side, now);
                 });
             }
-            // This side's daemon has restarted: nothing that was under way comes, and the other side need not notice at once.
+            // This side's daemon has restarted: nothing in flight arrives, and the other side may not notice at once.
             for is_noticed in [true, false] {
                 may(&|world, now| {
                     world.interrupt(side, 0, false, now);
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    /// Nothing is under way any more.
+    /// Checks the state when nothing is in flight any more.
     fn check_at_rest(&self) {
         for side in SIDES {
             assert!(self.sides[side].untold.is_empty(), "words are left: {self:#?}");

@@ -1,5 +1,5 @@
-//! By what a hub learns that a peer is gone: a recv that is never answered, and ends when the peer's process does, or when it can
-//! be reached no more. The other end need not learn of that: it is told.
+//! How a hub learns that a peer is gone: a recv that is never answered, and ends when the peer's process does, or when it can
+//! no longer be reached. The other end may not notice: it is told.
 
 use std::{
     sync::Arc,
@@ -16,17 +16,17 @@ use crate::{Receiving, limits::STREAM_RETRY_MAX};
 #[derive(Default)]
 pub(super) struct Life {
     recv: Option<Receiving>,
-    /// When that was begun; and since when each ended soon for want of something.
+    /// When it was begun, and since when each has soon ended for lack of something.
     begun: Option<Instant>,
     starved: Option<Instant>,
 }
 
 impl Hub {
-    /// From now on, the peer's end ends its streams.
+    /// From now on, the end of the peer ends its streams.
     pub(super) fn watch(&self, state: &mut State, name: &Arc<str>) {
         let peer = self.meet(state, name);
         if peer.life.recv.is_none() {
-            // Of a peer that has left before, too.
+            // Also if the peer has left before.
             let options = RecvOptions { fail_if_gone: true, ..RecvOptions::default() };
             peer.life.recv = Some(self.task.recv_with(name, NEVER, QUEUE, options));
             peer.life.begun = Some(Instant::now());
@@ -45,13 +45,13 @@ impl Hub {
             peer.life.recv = None;
             let error = match ended {
                 Err(unreceived) => unreceived.error,
-                // A peer that answers is none of ours; that must not keep this thread.
+                // Such a peer does not follow the protocol; it must not keep this thread busy.
                 Ok(_) => Error::unavailable(name, "it has answered what is never answered"),
             };
             let since = peer.life.starved.take().filter(|_| is_brief);
             match error.code() {
                 Code::DeadlineExceeded => has_waited = true,
-                // The peer is there; a limit is in the way, here or there.
+                // The peer is there; some limit was reached, here or there.
                 Code::ResourceExhausted if since.is_none_or(|since| since.elapsed() < STREAM_RETRY_MAX) => {
                     peer.life.starved = since.or_else(|| Some(Instant::now()));
                     self.pausing(state, name).is_unwatched = true;

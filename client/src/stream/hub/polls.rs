@@ -1,4 +1,4 @@
-//! What callers wait for: a stream to accept, one that is dialed, bytes, and room for some. Each leaves its waker where it is not ready.
+//! What callers wait for: a stream to accept, a dialed stream, bytes, and room for bytes. Each leaves its waker if it is not ready.
 
 use std::{
     sync::atomic::Ordering,
@@ -18,7 +18,7 @@ use super::{
 impl Hub {
     pub(in crate::stream) fn poll_accept(&self, name: &str, context: &Context<'_>) -> Poll<Result<Key, Error>> {
         self.poll_with(|state| {
-            // Of a daemon that has gone, callers are told once.
+            // Callers are told only once that a daemon has gone.
             let Some(listener) = state.listeners.get_mut(name) else {
                 return Poll::Ready(Err(Error::invalid(format!("the listener of '{name}' was closed"))));
             };
@@ -38,7 +38,7 @@ impl Hub {
                 return Poll::Ready(Err(error));
             }
             if state.is_down {
-                // Likewise, of a listener that is newer than the loss.
+                // Likewise for a listener that is newer than the loss.
                 self.has_news.store(true, Ordering::SeqCst);
             }
             listener.wake_too(context.waker(), &mut state.wakers);
@@ -48,7 +48,7 @@ impl Hub {
 
     pub(in crate::stream) fn poll_open(&self, key: &Key, context: &Context<'_>) -> Poll<Result<(), Error>> {
         self.poll(key, |connection| match &connection.error {
-            // It may have ended since: what came before is to be read.
+            // It may have ended since: what came before can still be read.
             _ if connection.end.is_open() => Poll::Ready(Ok(())),
             Some(error) => Poll::Ready(Err(error.clone())),
             None => {
@@ -84,7 +84,7 @@ impl Hub {
                     }
                     return Poll::Ready(Ok(count));
                 }
-                // All that was pushed was read.
+                // Everything that was pushed has been read.
                 let has_all = connection.end.has_all();
                 match connection.direct.read_or_wait(into, context.waker(), waits) {
                     Ok(Came::Bytes(count)) => return Poll::Ready(Ok(count)),
@@ -96,7 +96,7 @@ impl Hub {
                 let connection = connection_of(state, key);
                 return match &connection.error {
                     _ if connection.end.has_all() => Poll::Ready(Ok(0)),
-                    // The word that the other end has closed it may have overtaken its last bytes.
+                    // The frame that says that the other end has closed it may have overtaken its last bytes.
                     Some(error) if !connection.is_arriving() => Poll::Ready(Err(error.clone())),
                     _ => {
                         connection.reader = Some(context.waker().clone());

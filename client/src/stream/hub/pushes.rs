@@ -1,4 +1,4 @@
-//! Pushes on their way to a peer, in order, and streams that wait for their turn. What the peer has no memory for is pushed again,
+//! Pushes in flight to a peer, in order, and streams that wait for their turn. What the peer has no memory for is pushed again,
 //! in order, for a while.
 
 use std::{
@@ -27,26 +27,26 @@ use crate::{
     limits::{STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_TELL_PAUSE},
 };
 
-/// A task that there are streams with, or that is to be told of some.
+/// A task with which there are streams, or that is still to be told of some.
 pub(super) struct Peer {
     pub(super) life: Life,
     pub(super) bell: Waker,
-    /// Pushes that it has not taken yet, in order.
+    /// Pushes in flight, in order.
     pushes: VecDeque<Posted>,
-    /// Somebody waits to hear that it has taken so many of the first of them.
+    /// How many of the first of them somebody waits for.
     awaited: usize,
-    /// Streams that have bytes to push, in turn.
+    /// Streams with bytes to push, in turn.
     queued: VecDeque<Key>,
-    /// Streams that it is asked about, in turn.
+    /// Streams to ask the peer about, in turn.
     pub(super) asked: VecDeque<Key>,
-    /// Streams whose pushes were refused, and what ends when they are pushed again.
+    /// Streams with refused pushes, and the pause after which these are pushed again.
     refused: Vec<Key>,
     pause: Option<Receiving>,
-    /// The recv that ends with the peer is to be begun again after the pause.
+    /// The recv that ends with the peer is to be renewed after the pause.
     pub(super) is_unwatched: bool,
     pub(super) supply: Supply,
     pub(super) untold: Untold,
-    /// Ends when last words are pushed again that were pushed in vain.
+    /// The pause after which failed last words are pushed again.
     untold_pause: Option<Receiving>,
     pub(super) streams: usize,
 }
@@ -70,19 +70,19 @@ impl Peer {
         }
     }
 
-    /// It is gone, or cannot be reached: of all that was about streams with it, only what it is to be told is left.
+    /// The peer is gone, or cannot be reached: drops everything about its streams, except what it is to be told.
     pub(super) fn lose(&mut self) {
         let (bell, mut untold) = (self.bell.clone(), std::mem::take(&mut self.untold));
         untold.interrupt();
         *self = Peer { untold, ..Peer::new(bell) };
     }
 
-    /// Somebody waits to hear that it has taken pushes: what comes before a retry or is one, last words, or for room.
+    /// Somebody waits for pushes to be taken: for a retry, for last words, or for room.
     fn is_awaited(&self) -> bool {
         self.awaited > 0 || self.pushes.len() >= STREAM_PUSHES_AWAITED
     }
 
-    /// From now on, all that are on their way are waited for.
+    /// From now on, all pushes in flight are waited for.
     pub(super) fn await_all(&mut self) {
         let was_awaited = self.is_awaited();
         self.awaited = self.pushes.len();
@@ -91,17 +91,17 @@ impl Peer {
         }
     }
 
-    /// Its pushes are heard of for nobody's sake but that of what is left to do: no stream is, or last words wait for room.
+    /// The outcomes of pushes matter only for what is left to do: there are no streams, or last words wait for room.
     fn is_behind(&self) -> bool {
         self.streams == 0 || self.untold.has_due()
     }
 
-    /// There are no streams with it, and nothing is to be heard of what was pushed.
+    /// There are no streams with it, and no push or last word is pending.
     pub(super) fn is_idle(&self) -> bool {
         self.streams == 0 && self.pushes.is_empty() && self.untold.is_empty()
     }
 
-    /// Pushes that have ended, in order.
+    /// Takes the pushes that have ended, in order.
     fn ended(&mut self, context: &mut Context<'_>) -> Vec<(Posted, Result<(), Error>)> {
         let (is_awaited, mut ended) = (self.is_awaited(), Vec::new());
         while let Some(posted) = self.pushes.front_mut()
@@ -117,11 +117,11 @@ impl Peer {
     }
 }
 
-/// What is pushed of a stream.
+/// A pushed frame of a stream.
 pub(in crate::stream) struct Pushed {
-    /// It has bytes of the stream, or their end.
+    /// It carries bytes of the stream, or their end.
     carries: bool,
-    /// It is a last word, of that serial number.
+    /// It is a last word, with that serial number.
     word: Option<u64>,
     tensor: Tensor,
 }
@@ -132,7 +132,7 @@ impl Pushed {
     }
 }
 
-/// A push on its way.
+/// A push in flight.
 struct Posted {
     stream: u64,
     is_dialed: bool,
@@ -142,13 +142,13 @@ struct Posted {
     push: Sending,
 }
 
-/// What a peer had no memory for, and what came behind it, which the peer does not keep. Pushed again one by one.
+/// Frames that a peer had no memory for, and those behind them, which the peer does not keep. Pushed again one by one.
 #[derive(Default)]
 pub(in crate::stream) struct Refused {
     frames: VecDeque<Pushed>,
-    /// Pushes on their way that are to be heard of first.
+    /// Pushes in flight whose outcomes are awaited first.
     on_way: usize,
-    /// One of `frames` is on its way again.
+    /// One of `frames` is being pushed again.
     is_trying: bool,
     /// They wait for a pause to end.
     is_paused: bool,
@@ -157,27 +157,27 @@ pub(in crate::stream) struct Refused {
 }
 
 impl Refused {
-    /// Nothing else of the stream's bytes leaves.
+    /// True if no other bytes of the stream may be sent.
     pub(in crate::stream) fn holds(&self) -> bool {
         self.is_trying || !self.frames.is_empty()
     }
 
-    /// All that was pushed was taken, as far as it was heard.
+    /// True if everything pushed was taken, as far as is known.
     pub(in crate::stream) fn is_over(&self) -> bool {
         self.on_way == 0 && !self.holds()
     }
 
-    /// The stream has ended: nothing is pushed again, but where its ring is, when its owner has left it.
+    /// The stream has ended: nothing is pushed again, except its ring's place when its owner has left it.
     pub(in crate::stream) fn give_up(&mut self) {
         self.frames.retain(Pushed::is_ring);
     }
 
-    /// What says where its ring is, if it was to be pushed again.
+    /// The frame with its ring's place, if that was to be pushed again.
     pub(super) fn into_ring(self) -> Option<Pushed> {
         self.frames.into_iter().find(Pushed::is_ring)
     }
 
-    /// A push has ended; gives it back if it has not to be pushed again.
+    /// Handles the end of a push; returns the frame unless it is to be pushed again.
     fn settle(&mut self, frame: Pushed, is_again: bool, refusal: Option<Error>, now: Instant) -> Option<Pushed> {
         self.on_way -= usize::from((frame.carries || is_again) && self.on_way > 0);
         let is_refused = refusal.is_some();
@@ -191,7 +191,7 @@ impl Refused {
                 self.frames.push_front(frame);
                 return None;
             }
-            // What is behind bytes that are missing there was not kept.
+            // The peer does not keep what is behind missing bytes.
             (false, _) if is_refused || frame.carries && self.holds() => {
                 self.frames.push_back(frame);
                 return None;
@@ -203,7 +203,7 @@ impl Refused {
 }
 
 impl Hub {
-    /// Something about a peer has ended: pushes that it took, or its process.
+    /// Handles what has ended of a peer: pushes that it took, or its process.
     pub(super) fn look_after(&self, state: &mut State, name: &Arc<str>) {
         let Some(peer) = state.peers.get_mut(name) else { return };
         let bell = peer.bell.clone();
@@ -232,14 +232,14 @@ impl Hub {
         }
     }
 
-    /// A push has ended.
+    /// Handles the end of a push.
     fn settle(&self, state: &mut State, key: &Key, frame: Pushed, is_again: bool, outcome: Result<(), Error>) {
         if let Some(serial) = frame.word {
             let untold = &mut self.meet(state, &key.peer).untold;
             return untold.settle((key.is_dialed, key.stream), serial, outcome.is_ok(), Instant::now());
         }
         let refusal = outcome.as_ref().err().filter(|error| error.code() == Code::ResourceExhausted).cloned();
-        // Of one that is no more, the other end was told all that it had to hear.
+        // If the stream is gone, the other end was told all that it had to hear.
         let Some(connection) = state.connections.get_mut(key) else { return };
         if !connection.end.is_failed() && (outcome.is_ok() || refusal.is_some()) {
             let settled = connection.refused.settle(frame, is_again, refusal, Instant::now());
@@ -250,7 +250,7 @@ impl Hub {
                 self.send_waiting(state, key);
             }
             if !is_taken {
-                // It is pushed again when all that was pushed before has been heard of.
+                // It is pushed again once the outcomes of all earlier pushes are known.
                 self.meet(state, &key.peer).await_all();
                 return;
             }
@@ -259,7 +259,7 @@ impl Hub {
         if is_again {
             state.wakers.extend(connection.writer.take());
         }
-        // What it carried is missing there, and nothing says so but this; unless the other end has all of it after all.
+        // The other end misses what it carried, and only this says so; unless the other end has everything after all.
         if let Err(error) = outcome
             && !connection.end.is_delivered()
         {
@@ -268,7 +268,7 @@ impl Hub {
         self.settle_rest(state, key, "");
     }
 
-    /// Pushes what was refused of a stream, after a pause where the last was refused as well.
+    /// Pushes again what was refused of a stream: at once if `is_next`, else after a pause.
     fn push_later(&self, state: &mut State, key: &Key, is_next: bool) {
         if is_next {
             return self.push_again(state, key);
@@ -278,7 +278,7 @@ impl Hub {
         }
     }
 
-    /// The peer's entry; what it refused is pushed again after a pause.
+    /// The peer's entry, with the pause begun after which refused frames are pushed again.
     pub(super) fn pausing<'a>(&self, state: &'a mut State, name: &Arc<str>) -> &'a mut Peer {
         let peer = self.meet(state, name);
         if peer.pause.is_none() {
@@ -288,7 +288,7 @@ impl Hub {
         peer
     }
 
-    /// What ends after that time: nobody sends what it waits for.
+    /// A recv that ends after that time, since nobody sends what it waits for.
     fn pause(&self, name: &str, what: &str, time: Duration) -> Receiving {
         let options = RecvOptions { timeout: Some(time), ..RecvOptions::default() };
         self.task.recv_with(self.task.name(), NEVER, &format!("{QUEUE}.{what}.{name}"), options)
@@ -315,7 +315,7 @@ impl Hub {
         }
     }
 
-    /// Lets streams push that waited for their turn.
+    /// Lets waiting streams push, in turn.
     pub(super) fn serve(&self, state: &mut State, name: &Arc<str>) {
         while let Some(peer) = state.peers.get_mut(name)
             && peer.pushes.len() < STREAM_PUSHES_MAX
@@ -333,7 +333,7 @@ impl Hub {
             let Some(connection) = state.connections.get_mut(&key) else { continue };
             state.wakers.extend(connection.writer.take());
             if !connection.outgoing.waiting.is_empty() {
-                // More came back from a connection that broke than one push holds, or the other end allows.
+                // More came back from a broken connection than one push holds, or the other end allows.
                 if connection.outgoing.allowed_now() > 0 {
                     connection.outgoing.is_queued = true;
                     self.meet(state, name).queued.push_back(key);
@@ -349,7 +349,7 @@ impl Hub {
         self.ask(state, name);
     }
 
-    /// Asks the peer about streams, by saying what it knows: it answers where it takes one for ended.
+    /// Asks the peer about streams by repeating their windows: it answers where it takes one for ended.
     fn ask(&self, state: &mut State, name: &Arc<str>) {
         while let Some(peer) = state.peers.get_mut(name)
             && peer.pushes.len() < STREAM_PUSHES_MAX
@@ -362,9 +362,9 @@ impl Hub {
         }
     }
 
-    /// Pushes last words, as many as there may be on their way.
+    /// Pushes last words, as many as may be in flight.
     pub(super) fn tell_untold(&self, state: &mut State, name: &Arc<str>, context: &mut Context<'_>) {
-        // Without a daemon, nothing leaves; the peer is looked after when there is one.
+        // Without a daemon nothing is sent; the peer is looked after when there is one.
         if state.is_down || self.task.poll_daemon(context).is_pending() {
             return;
         }
@@ -373,7 +373,7 @@ impl Hub {
             && let Poll::Ready(ended) = std::pin::pin!(pause).poll(context)
         {
             peer.untold_pause = None;
-            // Another reason is no time that has passed: it is tried again when something else happens.
+            // After any other error the time has not passed: tried again when something else happens.
             if ended.is_err_and(|unreceived| unreceived.error.code() == Code::DeadlineExceeded) {
                 peer.untold.again();
             }
@@ -396,7 +396,7 @@ impl Hub {
         }
     }
 
-    /// Pushes what waits in a stream, now or in its turn.
+    /// Pushes a stream's waiting bytes, now or in turn.
     pub(super) fn send_waiting(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Connection { outgoing, refused, end, .. } = connection;
@@ -409,7 +409,7 @@ impl Hub {
         self.serve(state, &key.peer);
     }
 
-    /// Takes bytes to send: pushes them where the stream has its turn, else keeps them. How many; none where there is no room.
+    /// Takes bytes to send: pushes them if it is the stream's turn, else keeps them. Returns how many; none if there is no room.
     pub(super) fn write(&self, state: &mut State, key: &Key, bytes: &[u8]) -> usize {
         let Some(connection) = state.connections.get_mut(key) else { return 0 };
         let Connection { outgoing, refused, .. } = connection;
@@ -436,23 +436,23 @@ impl Hub {
         self.goes_by_daemon(state, key, bytes.len());
     }
 
-    /// Pushes a frame of a stream. What becomes of it is heard in its turn.
+    /// Pushes a frame of a stream. Its outcome is handled in order.
     pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
-        // What is said of a connection comes behind the word that there is one.
+        // Frames about a connection stay behind the frame that announced it.
         let carries =
             matches!(kind, Kind::Data(_) | Kind::Finish(_) | Kind::Ring(_) | Kind::Socket(_) | Kind::Broken(_));
         let tensor = self.tensor(key, kind, bytes);
         self.post(state, key, Pushed { carries, word: None, tensor }, false);
     }
 
-    /// Has the other end of a stream told the last of it.
+    /// Tells the other end of a stream a last word.
     pub(super) fn tell(&self, state: &mut State, key: &Key, word: Word) {
         let peer = self.meet(state, &key.peer);
         peer.untold.tell((key.is_dialed, key.stream), word, Instant::now());
         self.told_soon(state, key);
     }
 
-    /// Answers who has sent something of a stream that is not known here.
+    /// Answers a peer that has sent something of an unknown stream.
     pub(super) fn answer(&self, state: &mut State, key: &Key, word: Word) {
         let peer = self.meet(state, &key.peer);
         peer.untold.answer((key.is_dialed, key.stream), word, Instant::now());
@@ -485,7 +485,7 @@ impl Hub {
         }
     }
 
-    /// A frame, whose memory is shared with its push.
+    /// A frame as a tensor, whose memory is shared with its push.
     pub(super) fn tensor(&self, key: &Key, kind: Kind, bytes: &[u8]) -> Tensor {
         let frame = Frame { kind, is_from_dialer: key.is_dialed, stream: key.stream }.to_bytes();
         let memory = self.source.filled(&frame, bytes);

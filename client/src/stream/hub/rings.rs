@@ -1,4 +1,4 @@
-//! When a direction of a stream goes by a ring of a direct lane, and how its writer has the ring back. Bounded by the rings of a lane.
+//! When a direction of a stream moves to a ring of a direct lane, and how its writer gets the ring back. Bounded by the rings of a lane.
 
 use sealane_transport::Error;
 
@@ -9,7 +9,7 @@ use super::{
 use crate::{attachment::RingReader, limits::STREAM_RING_WINDOW_MIN};
 
 impl Hub {
-    /// Has what is written from now on go by a ring, where there is one and all that was written before has left.
+    /// Moves writes to a ring, if there is one and everything written before has been sent.
     pub(super) fn write_by_ring(&self, state: &mut State, key: &Key, bytes: usize) {
         let connection = connection_of(state, key);
         let Connection { outgoing, direct, .. } = &*connection;
@@ -23,12 +23,12 @@ impl Hub {
         }
     }
 
-    /// What the other end writes from now on comes by a ring.
+    /// Moves reads to a ring: what the other end writes from now on comes by it.
     pub(super) fn goes_on_by_ring(&self, state: &mut State, key: &Key, from: u64, place: &[u8]) {
         let State { connections, wakers, .. } = state;
         let Some(connection) = connections.get_mut(key) else { return };
         if connection.direct.is_read_at(place) {
-            // Something before it was refused, and all behind that are pushed again.
+            // Something before it was refused, and everything behind that is pushed again.
             return;
         }
         let taken_up = match connection.incoming.goes_on_directly(from) {
@@ -41,11 +41,11 @@ impl Hub {
                 }
             }
             Ok(false) if connection.end.is_left() => {
-                // Its writer has it back.
+                // Gives the ring back to its writer.
                 drop(self.ring_of(&key.peer, place));
                 Ok(())
             }
-            // It comes again, if the stream does not end before.
+            // It is announced again, unless the stream ends before.
             Ok(false) => {
                 connection.ring_ahead = Some(place.into());
                 Ok(())
@@ -62,7 +62,7 @@ impl Hub {
         self.task.ring_from(peer, parse_place(place)?)
     }
 
-    /// A stream is no more: the writer of a ring that was not taken up in the end has it back. What said where it is need not come again.
+    /// The stream is gone: gives a ring that was announced and never read back to its writer. The announcement need not come again.
     pub(super) fn give_back_ring(&self, connection: &Connection, peer: &str) {
         if let Some(place) = &connection.ring_ahead {
             drop(self.ring_of(peer, place));

@@ -1,13 +1,13 @@
 //! When a stream gets a TCP connection of its own, and what becomes of it when that breaks.
 //!
-//! The end that has dialed the stream asks its daemon for one, and offers it to the other ([`Kind::Offer`]), which asks its own daemon for
-//! the other end of it ([`Kind::Have`]). Nothing goes by it before both have it: what is in the kernel of a host has come. Then each
-//! direction goes by it as soon as all has left that was written before: its writer says behind which byte ([`Kind::Socket`]). A direction
-//! is never given up by one end alone. The writer that finds the connection broken says so ([`Kind::Broken`]), and writes nothing until
-//! the reader has said how far it came ([`Kind::Lost`]), which that does as well when it finds out first; what is behind that is pushed,
-//! out of what was kept.
+//! The end that has dialed the stream asks its daemon for a connection, and offers it to the other end ([`Kind::Offer`]), which asks its
+//! own daemon for its side of it ([`Kind::Have`]). Nothing is sent over it before both have it, so that what is in a host's kernel has
+//! arrived. Then each direction moves to it as soon as everything written before has been sent: its writer says behind which byte
+//! ([`Kind::Socket`]). A direction is never given up by one end alone. A writer that finds the connection broken says so
+//! ([`Kind::Broken`]), and writes nothing until the reader has said how far it came ([`Kind::Lost`]), as a reader also does that finds out
+//! first; what is behind that is pushed, out of what was kept.
 //!
-//! What is known of that at each end is [`Switch`](super::super::switch::Switch). Daemons are asked on threads of their own, for they
+//! What each end knows of that is in [`Switch`](super::super::switch::Switch). Daemons are asked on separate threads, since they
 //! answer after a round trip or later. Bounded by [`SOCKETS_MAX`], [`SOCKET_OPENERS_MAX`], and one question for each stream.
 
 use std::{
@@ -34,24 +34,24 @@ use crate::{
     limits::{DIRECT_AFTER, SOCKET_OPENERS_MAX, SOCKET_RETRY, SOCKET_RETRY_MAX, SOCKETS_MAX, STREAM_RING_WINDOW_MIN},
 };
 
-/// Connections that daemons are asked for.
+/// Connections to ask daemons for.
 #[derive(Default)]
 pub(super) struct Openings {
     wanted: VecDeque<Opening>,
     openers: usize,
 }
 
-/// A connection for a stream: a new one, or the one of that number, which the other end has.
+/// A connection for a stream: a new one, or that of a number, which the other end has.
 struct Opening {
     key: Key,
     number: Option<u64>,
 }
 
-/// When connections with a peer are asked for.
+/// When to ask for connections with a peer.
 #[derive(Default)]
 pub(super) struct Supply {
     is_never: bool,
-    /// Nobody waits for a pause, in tests.
+    /// Skips pauses, in tests.
     is_impatient: bool,
     not_before: Option<Instant>,
     pause: Duration,
@@ -62,7 +62,7 @@ impl Supply {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    /// There is none for now, or the last one broke, as both directions of several streams may say.
+    /// Begins a pause: there is no connection for now, or the last one broke, which both directions of several streams may report.
     fn wait(&mut self, now: Instant) {
         if self.is_impatient || !self.may_ask(now) {
             return;
@@ -73,14 +73,14 @@ impl Supply {
     }
 
     fn refused(&mut self, code: Code, now: Instant) {
-        // Streams with that peer go by the daemon.
+        // Streams with that peer always go through the daemon.
         let is_never = matches!(code, Code::PermissionDenied | Code::Unimplemented | Code::InvalidArgument);
         self.is_never |= is_never;
         self.wait(now);
     }
 }
 
-/// Has a hub look at the connection of one stream.
+/// Makes a hub look at the connection of one stream.
 struct SocketBell {
     hub: Weak<Hub>,
     key: Key,
@@ -95,13 +95,12 @@ impl Wake for SocketBell {
     }
 }
 
-/// The sockets that there are.
 #[derive(Default)]
 pub(super) struct Sockets {
-    /// Waits for them, with the first.
+    /// Waits for them; started with the first.
     poller: Option<Poller>,
     open: Vec<Weak<Connected>>,
-    /// Of streams that are no more: until the other host has what was sent, which a socket that is closed may keep from it.
+    /// Sockets of streams that are gone, kept until the other host has what was sent: closing a socket may lose that.
     lingering: Vec<Arc<Connected>>,
 }
 
@@ -112,7 +111,7 @@ impl Sockets {
         self.open.len()
     }
 
-    /// Takes over the socket that a daemon has given.
+    /// Takes over a socket from the daemon.
     fn add(
         &mut self,
         (number, socket): (u64, OwnedFd),
@@ -132,7 +131,7 @@ impl Sockets {
         Ok(connected)
     }
 
-    /// A stream is no more.
+    /// Handles the end of a stream.
     pub(super) fn let_go(&mut self, connection: &Connection) {
         self.lingering.retain(|connected| connected.has_unsent());
         if self.lingering.len() < SOCKETS_MAX && !connection.end.is_failed() {
@@ -146,14 +145,14 @@ impl Hub {
         Waker::from(Arc::new(SocketBell { hub: self.itself.clone(), key: key.clone() }))
     }
 
-    /// So many bytes of a stream go or have come by the daemon: with enough of them, it is asked for a connection.
+    /// Counts bytes of a stream that go through the daemon, either way; after enough of them, asks for a connection.
     pub(super) fn goes_by_daemon(&self, state: &mut State, key: &Key, bytes: usize) {
-        /// As a push with them.
+        /// Bytes that count as much as one push.
         const BYTES_PER_PUSH: usize = 4096;
         let Some(connection) = state.connections.get_mut(key) else { return };
         connection.by_daemon = connection.by_daemon.saturating_add(1 + (bytes / BYTES_PER_PUSH) as u32);
         let is_wanted = key.is_dialed && connection.by_daemon >= DIRECT_AFTER && connection.may_have_socket();
-        // Most often there is nothing to ask for, or no use in it.
+        // Usually there is nothing to ask for, or no use in asking.
         let supply = if is_wanted { &mut self.meet(state, &key.peer).supply } else { return };
         if supply.is_never || !supply.may_ask(Instant::now()) {
             return;
@@ -171,7 +170,7 @@ impl Hub {
             let hub = self.itself.clone();
             match std::thread::Builder::new().name("sealane-open".into()).spawn(move || open_all(&hub)) {
                 Ok(_) => state.openings.openers += 1,
-                // Another one is at work.
+                // Another opener will take it.
                 Err(_) if state.openings.openers > 0 => {}
                 Err(error) => {
                     let error = Error::full("the system's threads", error.to_string());
@@ -182,7 +181,7 @@ impl Hub {
         state.openings.wanted.push_back(opening);
     }
 
-    /// A daemon has given a connection, or not.
+    /// Handles the daemon's answer: a connection, or none.
     fn opened_socket(
         &self,
         state: &mut State,
@@ -222,14 +221,14 @@ impl Hub {
         }
     }
 
-    /// The other end has a connection for the stream.
+    /// Handles the other end's offer of a connection.
     pub(super) fn offered_socket(&self, state: &mut State, key: &Key, number: u64) {
         let count = state.sockets.count();
         let Some(connection) = state.connections.get_mut(key) else { return };
         if key.is_dialed || connection.end.is_left() || count >= SOCKETS_MAX {
             return self.push(state, key, Kind::Broken(number), &[]);
         }
-        // It offers another when it has heard of this one.
+        // Another offer comes only when the other end has heard of this one.
         if connection.switch.ask() {
             self.open(state, Opening { key: key.clone(), number: Some(number) });
         }
@@ -242,7 +241,7 @@ impl Hub {
         self.write_by_socket(state, key);
     }
 
-    /// Has what is written from now on go by a connection, where there is one and all that was written before has left.
+    /// Moves writes to a connection, if there is one and everything written before has been sent.
     pub(super) fn write_by_socket(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let is_open = !connection.end.is_finished() && !connection.end.is_failed() && connection.is_next();
@@ -258,18 +257,18 @@ impl Hub {
         }
     }
 
-    /// What the other end writes from now on comes by a connection.
+    /// Moves reads to a connection: what the other end writes from now on comes by it.
     pub(super) fn goes_on_by_socket(&self, state: &mut State, key: &Key, from: u64, rest: &[u8]) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some((number, serial)) = parse_socket(rest) else { return };
         let is_read = !connection.incoming.is_discarded();
-        // Something before it was refused, and all behind that are pushed again.
+        // Something before it was refused, and everything behind that is pushed again.
         if is_read && from > connection.incoming.came() {
             return;
         }
         let begun = match connection.switch.comes_by(number, serial, is_read) {
             Coming::Again => return,
-            // It stays where it is.
+            // Nobody reads: the bytes stay in the socket.
             Coming::Begins if !is_read => return,
             Coming::Begins => connection.incoming.goes_on_directly(from).and_then(|_| {
                 let connected = connection.numbered(number).ok_or("its bytes come by a connection that has gone")?;
@@ -284,7 +283,7 @@ impl Hub {
         }
     }
 
-    /// The other end can write no more to a connection.
+    /// The other end cannot write to a connection any more.
     pub(super) fn broke_there(&self, state: &mut State, key: &Key, number: u64) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let is_read = connection.switch.is_broken_there(number);
@@ -294,8 +293,8 @@ impl Hub {
         }
     }
 
-    /// The connection by which a stream comes is of no more use: the other end is told what has come.
-    /// False if it does not matter, or none is read.
+    /// Gives up the connection that a stream is read from, and tells the other end what has come. False if it does not matter, or none
+    /// is read.
     pub(super) fn lose_socket(&self, state: &mut State, key: &Key) -> bool {
         let Some(connection) = state.connections.get_mut(key) else { return false };
         if connection.end.is_failed() || connection.end.has_all() {
@@ -313,7 +312,7 @@ impl Hub {
         true
     }
 
-    /// The other end has come so far, and reads no more from a connection: what is behind that is pushed.
+    /// The other end has come so far, and reads no more from a connection: pushes what is behind that.
     pub(super) fn lost_there(&self, state: &mut State, key: &Key, has: u64, rest: &[u8]) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some(number) = parse_number(rest) else { return };
@@ -330,7 +329,7 @@ impl Hub {
         }
     }
 
-    /// Something has happened to the connection of a stream: it is over, or all has come.
+    /// Something has happened to a stream's connection: it is over, or everything has come.
     pub(super) fn look_at_socket(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         if let Some(number) = connection.direct.writer_broke()
@@ -341,7 +340,7 @@ impl Hub {
         self.look_for_finish(state, key);
     }
 
-    /// Looks whether all has come that the other end has written, where it has said how much that is and some came by a connection.
+    /// Checks whether everything has come, if the other end has said how much it has written and some of it comes by a connection.
     pub(super) fn look_for_finish(&self, state: &mut State, key: &Key) {
         let Some(connection) = state.connections.get_mut(key) else { return };
         let Some(finish_at) = connection.finish_at else { return };
@@ -355,7 +354,7 @@ impl Hub {
                 self.tell(state, key, Word::Taken(finish_at));
                 self.settle_rest(state, key, "");
             }
-            // It says so again behind what it pushes.
+            // The other end says it again behind what it pushes.
             Ok(false) if is_over => {
                 self.lose_socket(state, key);
             }
@@ -366,7 +365,7 @@ impl Hub {
 }
 
 impl State {
-    /// Connections may be asked for at once, though the last one broke.
+    /// Lets connections be asked for at once, even after the last one broke.
     #[cfg(feature = "fuzzing")]
     pub(in crate::stream) fn asks_at_once(&mut self, key: &Key) {
         if let Some(peer) = self.peers.get_mut(&key.peer) {
@@ -383,7 +382,7 @@ impl Connection {
     }
 }
 
-/// Asks the daemon for one connection after the other, as long as there are any to ask for.
+/// Asks the daemon for one connection after the other, as long as any are wanted.
 fn open_all(hub: &Weak<Hub>) {
     loop {
         let Some(at) = hub.upgrade() else { return };
@@ -393,7 +392,7 @@ fn open_all(hub: &Weak<Hub>) {
             next
         });
         let Some(opening) = next else { return };
-        // Neither the hub nor the task is kept meanwhile: who drops them does not wait.
+        // Neither the hub nor the task is held meanwhile, so that whoever drops them does not wait.
         let ask = at.task.opener();
         drop(at);
         let given = ask(&opening.key.peer, opening.number);

@@ -1,17 +1,16 @@
-//! Bytes that were given to a socket, as far as the other host's kernel may not have them: should the connection break, they leave another
+//! Bytes that were given to a socket and that the other host's kernel may not have: if the connection breaks, they are sent another
 //! way. A ring whose memory is taken as it is used.
 
-/// See the module.
 pub(super) struct Kept {
     ring: Vec<u8>,
     most: usize,
-    /// Bytes that were sent and that were let go of, since the connection is used.
+    /// Bytes sent, and bytes released, since the connection is used.
     sent: u64,
     released: u64,
 }
 
 impl Kept {
-    /// Room for so many.
+    /// With room for so many bytes.
     pub(super) fn new(most: usize) -> Kept {
         Kept { ring: Vec::new(), most, sent: 0, released: 0 }
     }
@@ -24,18 +23,18 @@ impl Kept {
         (self.sent - self.released) as usize
     }
 
-    /// So many bytes were sent, for which there must be room: [`keep`](Self::keep) says which.
+    /// Counts sent bytes, for which there must be room: [`keep`](Self::keep) gets their contents.
     pub(super) fn note(&mut self, count: usize) {
         debug_assert!(count <= self.room());
         self.sent += count as u64;
     }
 
-    /// Only the last so many may be wanted again.
+    /// Releases all but the last so many bytes.
     pub(super) fn keep_last(&mut self, count: u64) {
         self.released = self.released.max(self.sent.saturating_sub(count));
     }
 
-    /// Keeps of the last bytes that were noted those that may be wanted again.
+    /// Keeps those of the last counted bytes that may be needed again.
     pub(super) fn keep(&mut self, last: &[u8]) {
         let bytes = &last[last.len() - last.len().min(self.len())..];
         if bytes.is_empty() {
@@ -51,14 +50,14 @@ impl Kept {
         self.ring[..later.len()].copy_from_slice(later);
     }
 
-    /// The bytes behind the first so many; `None` if not all of them are here.
+    /// The bytes behind the first so many; `None` if not all of them are kept.
     pub(super) fn behind(&self, first: u64) -> Option<Vec<u8>> {
         if first < self.released || first > self.sent {
             return None;
         }
         let (at, len) = ((first % self.most as u64) as usize, (self.sent - first) as usize);
         let now = len.min(self.most - at);
-        // Without a byte there is no memory.
+        // If there are no bytes, there may be no memory.
         Some(if len == 0 { Vec::new() } else { [&self.ring[at..at + now], &self.ring[..len - now]].concat() })
     }
 }
@@ -91,7 +90,7 @@ mod tests {
     #[test]
     fn what_has_arrived_before_it_is_kept_is_not_copied() {
         let mut kept = Kept::new(8);
-        // Twenty bytes by one call, of which the last three may be missing.
+        // One call wrote twenty bytes, of which the last three may be missing.
         for count in [8, 8, 4] {
             kept.keep_last(0);
             kept.note(count);
@@ -99,7 +98,7 @@ mod tests {
         kept.keep_last(3);
         kept.keep(b"abcdefghijklmnopqrst");
         assert_eq!((kept.room(), kept.behind(17), kept.behind(16)), (5, Some(b"rst".to_vec()), None));
-        // And some of an earlier call.
+        // Together with some of an earlier call.
         kept.note(4);
         kept.keep_last(6);
         kept.keep(b"uvwx");

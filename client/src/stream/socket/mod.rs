@@ -1,7 +1,7 @@
-//! A stream by a TCP socket of its own: what two tasks of two hosts have once the daemons have made the connection and given each task its
-//! end (`hub/sockets.rs`). The kernel's buffers are the window, and its acknowledgements say what a broken connection may have lost, which
-//! is kept until then ([`kept`]) and leaves another way. Each direction has a writer here and a reader there; each under a lock of its
-//! own, without the hub's.
+//! A stream over a TCP socket of its own: what two tasks of two hosts have once the daemons have made the connection and given each task
+//! its end (`hub/sockets.rs`). The kernel's buffers are the window, and its acknowledgements say what a broken connection may have lost;
+//! until then sent bytes are kept ([`kept`]), to be sent another way. Each direction has a writer at one end and a reader at the other;
+//! each under its own lock, without the hub's.
 
 mod kept;
 mod poller;
@@ -23,20 +23,20 @@ use crate::{
     limits::{SOCKET_ASK_BYTES, SOCKET_BUFFER_BYTES_MAX, SOCKET_BYTES_AT_ONCE, SOCKET_PIECE_BYTES, SOCKET_SLACK_BYTES},
 };
 
-/// A connection that one stream has.
+/// A connection of one stream.
 pub(super) struct Connected {
     number: u64,
     watched: Arc<Watched>,
-    /// What went by it, for the daemon.
+    /// Counts what goes over it, for the daemon.
     streamed: Arc<Streamed>,
 }
 
 impl Connected {
-    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is no more. What goes by it is
-    /// added to `streamed`.
+    /// Takes over the socket that the daemon has given for a number; `at_break` is woken when the connection is gone. Bytes over it are
+    /// counted in `streamed`.
     ///
     /// # Errors
-    /// It is none, or the system has no room for it.
+    /// It is not a connected socket, or the system has no room for it.
     pub(super) fn new(
         number: u64,
         socket: OwnedFd,
@@ -53,19 +53,19 @@ impl Connected {
         self.number
     }
 
-    /// True if the other host's kernel does not have all that was sent, and may get it.
+    /// True if the other host's kernel does not have everything that was sent, but may still get it.
     pub(super) fn has_unsent(&self) -> bool {
         let socket = self.watched.socket();
         socket.unacknowledged().is_ok_and(|count| count > 0) && !socket.is_closed()
     }
 
-    /// True if the connection is no more, and the other host's kernel may not have all that was sent or was to be.
+    /// True if the connection is gone, and the other host's kernel may not have everything that was sent or was to be.
     fn is_cut(&self, is_finished: bool) -> bool {
         let socket = self.watched.socket();
         socket.is_closed() && !(is_finished && socket.unacknowledged().is_ok_and(|count| count == 0))
     }
 
-    /// Breaks the connection, for tests of what comes of that.
+    /// Breaks the connection, to test the recovery.
     #[cfg(feature = "fuzzing")]
     pub(super) fn break_off(&self) {
         self.watched.socket().break_off();
@@ -78,13 +78,13 @@ impl AsFd for Connected {
     }
 }
 
-/// The end that writes.
+/// The writing end.
 pub(super) struct SocketWriter {
     connected: Arc<Connected>,
     written: u64,
     kept: Kept,
     is_broken: bool,
-    /// And the other end was asked what it has.
+    /// It is broken, and the other end was asked what it has.
     is_told: bool,
 }
 
@@ -109,23 +109,23 @@ impl SocketWriter {
         self.written
     }
 
-    /// It takes nothing any more: what it took and the other end does not have is to leave another way.
+    /// It takes nothing any more: what it took and the other end does not have is to be sent another way.
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// Nothing more is given to a connection that is over, unless all was and has come.
+    /// Stops writing to a connection that is gone, unless everything was sent and has arrived.
     pub(super) fn give_up_if_cut(&mut self, is_finished: bool) {
         self.is_broken |= self.connected.is_cut(is_finished);
     }
 
-    /// Its number, once, when the other end is to be asked what it has.
+    /// Its number, once, when it is broken and the other end is to be asked what it has.
     pub(super) fn take_break(&mut self) -> Option<u64> {
         let is_news = self.is_broken && !std::mem::replace(&mut self.is_told, self.is_broken);
         is_news.then(|| self.connected.number())
     }
 
-    /// Takes as many bytes as the kernel has room for; how many. Of many, those that the other host's kernel has by then are not copied.
+    /// Writes as many bytes as the kernel has room for; returns how many. Bytes that the other host's kernel already has are not copied.
     pub(super) fn write(&mut self, bytes: &[u8]) -> usize {
         let mut taken = 0;
         while taken < bytes.len().min(SOCKET_BYTES_AT_ONCE) && !self.is_broken {
@@ -163,37 +163,37 @@ impl SocketWriter {
         }
     }
 
-    /// Has somebody woken when there may be room.
+    /// Has the waker woken when there may be room.
     pub(super) fn wait(&self, waker: &Waker) {
         self.connected.watched.wait(For::Room, waker);
     }
 
-    /// Nothing more is written: the other end hears when all has come.
+    /// Ends writing: the other end hears it once everything has come.
     pub(super) fn finish(&self) {
         self.connected.watched.socket().finish();
     }
 
-    /// The bytes behind the first so many that were written; `None` if they are not here any more, or were not written.
+    /// The bytes written behind the first so many; `None` if they are not kept any more, or were not written.
     pub(super) fn behind(&self, first: u64) -> Option<Vec<u8>> {
         self.kept.behind(first)
     }
 }
 
-/// The end that reads.
+/// The reading end.
 pub(super) struct SocketReader {
     connected: Arc<Connected>,
     read: u64,
-    /// The other end sends nothing more by it, for it is broken.
+    /// The other end sends nothing more over it; `is_broken` if that is because it broke.
     is_at_end: bool,
     is_broken: bool,
 }
 
-/// What a read came to.
+/// The outcome of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Came {
     Bytes(usize),
     Nothing,
-    /// Nothing more comes, for the other end has finished, or the connection broke there.
+    /// Nothing more comes: the other end has finished, or the connection is broken.
     End,
     Broken,
 }
@@ -220,7 +220,7 @@ impl SocketReader {
         self.is_at_end
     }
 
-    /// No more comes than has: the other end has finished, or the connection is broken.
+    /// Nothing more arrives: the other end has finished, or the connection is broken.
     pub(super) fn is_over(&self) -> bool {
         self.is_at_end || self.connected.watched.has_end()
     }
@@ -230,7 +230,7 @@ impl SocketReader {
         self.read
     }
 
-    /// Bytes that have come and were not read: they can be, whatever becomes of the connection.
+    /// Bytes received and not read: they can be read whatever becomes of the connection.
     pub(super) fn unread(&self) -> u64 {
         self.connected.watched.socket().unread().unwrap_or(0)
     }
@@ -255,19 +255,19 @@ impl SocketReader {
             }
             Ok(None) => Came::Nothing,
             Err(_) => {
-                // Whoever looks next hears it, too: not everyone can do something about it.
+                // Later reads report it too: not every caller can handle it.
                 (self.is_at_end, self.is_broken) = (true, true);
                 Came::Broken
             }
         }
     }
 
-    /// Has somebody woken when something may have come.
+    /// Has the waker woken when something may have come.
     pub(super) fn wait(&self, waker: &Waker) {
         self.connected.watched.wait(For::Bytes, waker);
     }
 
-    /// Has somebody woken when all has come, or the connection is broken.
+    /// Has the waker woken when everything has come, or the connection is broken.
     pub(super) fn wait_for_end(&self, waker: &Waker) {
         self.connected.watched.wait(For::End, waker);
     }

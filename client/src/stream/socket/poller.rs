@@ -1,5 +1,5 @@
-//! The thread of a task that waits for the sockets of its streams, on behalf of executors: threads that block wait themselves.
-//! Bounded by the sockets that there are; started with the first.
+//! A task's thread that waits for the sockets of its streams, on behalf of executors: threads that block wait themselves.
+//! Bounded by the number of sockets; started with the first.
 
 use std::{
     collections::HashMap,
@@ -19,16 +19,16 @@ use nix::sys::{
 };
 use sealane_transport::byte_socket::ByteSocket;
 
-/// Events that are taken from the kernel at once.
+/// Most events taken from the kernel at once.
 const EVENTS_AT_ONCE: usize = 64;
 
-/// How often connections are looked at that have ended both ways and may break before all has come: the kernel does not tell.
+/// How often to check connections that have ended both ways and may break before everything has arrived: the kernel does not report that.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The event that ends the thread.
 const END: u64 = 0;
 
-/// See the module. Its thread ends when it is dropped.
+/// The module's poller. Its thread ends when it is dropped.
 pub(in crate::stream) struct Poller(Arc<Set>);
 
 struct Set {
@@ -43,18 +43,18 @@ struct Waiting {
     last: u64,
 }
 
-/// Who waits for a socket.
+/// Wakers of those who wait for a socket.
 #[derive(Default)]
 struct Wakers {
     reader: Option<Waker>,
     writer: Option<Waker>,
-    /// For the end of what comes.
+    /// For the end of received bytes.
     at_end: Option<Waker>,
-    /// For a connection that is no more, always.
+    /// For the end of the connection, always.
     at_break: Option<Waker>,
 }
 
-/// What somebody waits for.
+/// What a waker waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
     Bytes,
@@ -77,7 +77,7 @@ impl Wakers {
         flags
     }
 
-    /// Whom an event concerns.
+    /// Takes the wakers that an event concerns.
     fn of(&mut self, event: EpollFlags) -> Vec<Waker> {
         let is_over = event.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         let has_end = is_over || event.contains(EpollFlags::EPOLLRDHUP);
@@ -92,12 +92,12 @@ impl Wakers {
     }
 }
 
-/// A socket that may be waited for.
+/// A socket that can be waited for.
 pub(super) struct Watched {
     number: u64,
     socket: ByteSocket,
     wakers: Mutex<Wakers>,
-    /// The kernel has said that no more comes.
+    /// The kernel has reported that nothing more arrives.
     has_end: AtomicBool,
     set: Arc<Set>,
 }
@@ -107,10 +107,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Watched {
-    /// Adds a socket; `at_break` is woken once when the connection is no more.
+    /// Adds a socket; `at_break` is woken once when the connection is gone.
     ///
     /// # Errors
-    /// It is no connected socket, or the system has no memory left.
+    /// It is not a connected socket, or the system has no memory left.
     pub(super) fn add(socket: OwnedFd, at_break: Waker, to: &Poller) -> io::Result<Arc<Watched>> {
         let (set, socket) = (to.0.clone(), ByteSocket::new(socket)?);
         let mut waiting = lock(&set.waiting);
@@ -127,7 +127,7 @@ impl Watched {
         &self.socket
     }
 
-    /// Has somebody woken for that, in place of who waited before; at once if it is so already.
+    /// Has the waker woken for that, replacing an earlier one; at once if it is so already.
     pub(super) fn wait(&self, what: For, waker: &Waker) {
         let mut wakers = lock(&self.wakers);
         let place = match what {
@@ -141,12 +141,12 @@ impl Watched {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// No more comes than has.
+    /// Nothing more arrives than has.
     pub(super) fn has_end(&self) -> bool {
         self.has_end.load(Ordering::Acquire)
     }
 
-    /// Has the kernel tell of what is waited for, once. If it does not, whoever waits looks again.
+    /// Has the kernel report once what is waited for. If it cannot, whoever waits looks again.
     fn arm(&self, wakers: &mut Wakers) -> Vec<Waker> {
         match self.set.epoll.modify(&self.socket, &mut EpollEvent::new(wakers.flags(), self.number)) {
             Ok(()) => Vec::new(),
@@ -154,7 +154,7 @@ impl Watched {
         }
     }
 
-    /// True if it is to be looked at again: it has ended both ways, and what was sent may not have come.
+    /// True if it must be checked again: it has ended both ways, and what was sent may not have arrived.
     fn happened(&self, event: EpollFlags) -> bool {
         let is_over = event.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         if is_over || event.contains(EpollFlags::EPOLLRDHUP) {
@@ -162,7 +162,7 @@ impl Watched {
         }
         let mut wakers = lock(&self.wakers);
         let mut woken = wakers.of(event);
-        // Who waits then is told at once, and the end of the connection otherwise.
+        // Waiters are told at once then; otherwise only the end of the connection is reported.
         if wakers.is_waited_for() || !is_over {
             woken.extend(self.arm(&mut wakers));
         }
@@ -171,7 +171,7 @@ impl Watched {
         is_over && self.is_doubtful()
     }
 
-    /// True until the connection is no more, or all has come that was sent.
+    /// True until the connection is gone, or everything sent has arrived.
     fn is_doubtful(&self) -> bool {
         if !self.socket.is_closed() && self.socket.unacknowledged().is_ok_and(|count| count > 0) {
             return true;
@@ -189,7 +189,7 @@ impl Drop for Watched {
 }
 
 impl Poller {
-    /// One with its thread.
+    /// Starts a poller with its thread.
     ///
     /// # Errors
     /// The system has no descriptor or thread left.
@@ -206,7 +206,7 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        // One that was not rung for has room.
+        // If this fails, it was rung before.
         let _ = self.0.end.write(1);
     }
 }
@@ -218,7 +218,7 @@ impl Set {
         loop {
             let timeout =
                 if doubtful.is_empty() { EpollTimeout::NONE } else { EpollTimeout::from(LOOK.as_millis() as u8) };
-            // Interrupted, nothing has happened.
+            // If interrupted, nothing has happened.
             let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
             for event in &events[..count] {
                 if event.data() == END {

@@ -1,5 +1,5 @@
-//! All that two ends of a stream can go through with their connections: each order in which pushes are taken, refused and made again,
-//! bytes come by connections, these break, and each end notices.
+//! Everything that two ends of a stream can go through with their connections: every order in which pushes are taken, refused and
+//! repeated, bytes come by connections, these break, and each end notices.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -7,7 +7,7 @@ use super::{Coming, Switch};
 
 /// Bytes that each end writes.
 const BYTES: [u64; 2] = [2, 1];
-/// Connections that there are in all, times that one breaks, and pushes that are refused.
+/// Number of connections, of breaks, and of refused pushes in all.
 const CONNECTIONS: u64 = 2;
 const BREAKS: u32 = 2;
 const REFUSALS: u32 = 1;
@@ -23,29 +23,29 @@ enum Push {
 }
 
 impl Push {
-    /// It comes again, if one before it was refused.
+    /// It is repeated if one before it was refused.
     fn carries(self) -> bool {
         matches!(self, Push::Data(_) | Push::Socket { .. } | Push::Broken(_))
     }
 }
 
-/// One end, and the way from it to the other.
+/// One end, and its pushes to the other.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct End {
     switch: Switch,
-    /// Its daemon is asked for that connection, or for a new one.
+    /// Its daemon has been asked for that connection, or for a new one.
     asks: Option<Option<u64>>,
-    /// Bytes that its owner has written, and that have left by pushes or are behind them.
+    /// Bytes that the owner has written, and that were sent by pushes or come behind them.
     written: u64,
     sent: u64,
     /// It has said that the connection is broken.
     is_told: bool,
-    /// Bytes that came, but for those of the connection that is read.
+    /// Bytes received, except those of the connection being read.
     came: u64,
     pushes: VecDeque<Push>,
-    /// Some of these were refused: nothing else leaves that carries bytes.
+    /// Number of refused pushes: nothing else that carries bytes is sent.
     holds: usize,
-    /// Bytes on their way by the connection that is written, and in the other end's kernel.
+    /// Bytes in flight on the connection being written, and in the other end's kernel.
     flying: u64,
     arrived: u64,
 }
@@ -67,7 +67,7 @@ impl End {
         self.may_push() && self.sent == self.written
     }
 
-    /// What does not carry bytes does not wait for what was refused.
+    /// What does not carry bytes does not wait for refused pushes.
     fn push_now(&mut self, push: Push) {
         match self.holds {
             0 => self.pushes.push_back(push),
@@ -100,7 +100,7 @@ impl Both {
         end.push_now(Push::Lost { has: end.came, number });
     }
 
-    /// An end takes what the other has pushed.
+    /// An end takes in what the other has pushed.
     fn take(&mut self, at: usize, push: Push) {
         let end = &mut self.ends[at];
         match push {
@@ -108,7 +108,7 @@ impl Both {
                 assert_eq!(end.switch.reads(), None, "it is pushed in the middle of a connection");
                 end.came += 1;
             }
-            // It came before, or comes again.
+            // It came before, or will be repeated.
             Push::Data(_) => {}
             Push::Offer(number) => {
                 if end.switch.ask() {
@@ -136,7 +136,7 @@ impl Both {
             }
             Push::Lost { has, number } => {
                 if end.switch.is_given_up(number) {
-                    // What the other kernel has acknowledged is not kept here.
+                    // Bytes that the other kernel has acknowledged are not kept here.
                     assert_eq!(has, end.sent + end.arrived, "bytes are lost: {end:?}");
                     end.sent = has;
                 }
@@ -144,7 +144,7 @@ impl Both {
         }
     }
 
-    /// All that can happen next.
+    /// Every possible next state.
     fn next(&self) -> Vec<Both> {
         let mut all = Vec::new();
         let mut may = |f: &dyn Fn(&mut Both)| {
@@ -154,7 +154,7 @@ impl Both {
         };
         for at in [0, 1] {
             let end = &self.ends[at];
-            // The daemons.
+            // The daemons answer.
             if at == 0 && end.switch.wants() && self.made < CONNECTIONS {
                 may(&|both| {
                     both.ends[0].switch.ask();
@@ -191,7 +191,7 @@ impl Both {
                 }
                 None => {}
             }
-            // The owner writes, or what waits leaves.
+            // The owner writes, or waiting bytes are sent.
             let by = end.switch.writes;
             match by {
                 None if end.may_push() && end.sent < end.written => may(&|both| {
@@ -218,7 +218,7 @@ impl Both {
                         (end.flying, end.arrived) = (end.flying - 1, end.arrived + 1);
                     });
                 }
-                // The writer notices that it is broken; there is no hurry.
+                // The writer notices the break, sooner or later.
                 if self.is_broken(number) && !end.is_told {
                     may(&|both| {
                         let end = &mut both.ends[at];
@@ -227,16 +227,16 @@ impl Both {
                     });
                 }
             }
-            // The reader does.
+            // The reader notices it.
             if end.switch.reads().is_some_and(|number| self.is_broken(number)) {
                 may(&|both| both.give_up(at));
             }
-            // A push is taken, or refused and made again, with those behind it.
+            // A push is taken, or refused and repeated, with those behind it.
             if !end.pushes.is_empty() {
                 may(&|both| {
                     let end = &mut both.ends[at];
                     let push = end.pushes.pop_front().unwrap();
-                    // Those that were pushed meanwhile are not among them.
+                    // Pushes made meanwhile are not among them.
                     end.holds = end.holds.min(end.pushes.len());
                     if end.holds == 0 {
                         end.take_up();

@@ -1,4 +1,4 @@
-//! Many streams between two tasks, which have only so many rings.
+//! Many streams between two tasks, which have a limited number of rings.
 
 use std::{
     io::{Read, Write},
@@ -34,19 +34,19 @@ fn streams_beyond_the_rings_go_by_the_daemon_and_all_carry_what_was_written() {
             });
         }
     });
-    // One that is there already gets the rings of another that goes.
+    // A waiting stream gets the rings of a stream that goes.
     drop(first.pop());
     until_direct(&mut others[0]);
     assert!(others[1..].iter().flatten().all(|end| !end.is_direct()));
 }
 
-/// Ends a stream in one of several ways, in whose rings both ends have left bytes.
+/// Ends a stream in one of several ways while both of its rings still hold unread bytes.
 fn end(way: u64, [one, other]: [Stream; 2], unread: &[u8]) {
     let context = &mut Context::from_waker(Waker::noop());
     let finishes = |end: &Stream| end.poll_finish(&mut Context::from_waker(Waker::noop()));
     match way {
         0 => {
-            // Each end has all, and knows that the other has.
+            // Each end has everything, and knows that the other has too.
             thread::scope(|scope| {
                 for end in [&one, &other] {
                     scope.spawn(|| end.finish().wait().unwrap());
@@ -71,7 +71,7 @@ fn end(way: u64, [one, other]: [Stream; 2], unread: &[u8]) {
             assert!(one.poll_write(&[1], context).is_ready() && other.poll_write(&[1], context).is_ready());
         }
         5 => {
-            // Both leave what the other wrote.
+            // Both leave bytes unread.
             let _polled = (finishes(&one), finishes(&other));
             drop((one, other));
         }
@@ -82,7 +82,7 @@ fn end(way: u64, [one, other]: [Stream; 2], unread: &[u8]) {
             assert!(came == unread && error.is_none(), "{error:?}");
         }
         _ => {
-            // In the middle of what it reads.
+            // Midway through reading.
             let _polled = finishes(&other);
             (&one).read_exact(&mut vec![0; unread.len() / 2]).unwrap();
             drop(one);

@@ -1,4 +1,4 @@
-//! How streams end whose rings hold bytes that were not read.
+//! How streams end while their rings hold unread bytes.
 
 use std::{
     io::Write,
@@ -10,7 +10,7 @@ use sealane::{Code, Stream};
 use super::{Neighbours, code, read_all};
 use crate::fixture::bytes;
 
-/// How an end's owner parts with it.
+/// How an end's owner gives it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parting {
     Finishes,
@@ -24,7 +24,7 @@ use Parting::{Finishes, FinishesAndGoes, Goes, Resets};
 const PARTINGS: [Parting; 4] = [Finishes, FinishesAndGoes, Resets, Goes];
 const UNREAD: usize = 150_000;
 
-/// What is left of the end: nothing, if it has gone.
+/// Ends this end as told; returns it unless it is dropped.
 fn part(end: Stream, parting: Parting, reason: &str) -> Option<Stream> {
     match parting {
         Finishes | FinishesAndGoes => {
@@ -36,7 +36,7 @@ fn part(end: Stream, parting: Parting, reason: &str) -> Option<Stream> {
     matches!(parting, Finishes | Resets).then_some(end)
 }
 
-/// Reads what one end left for the other, which has parted, too.
+/// Reads what the other end left, after both have been given up.
 fn check(end: &Stream, own: Parting, there: Parting, reason: &str, sent: &[u8]) {
     let (came, error) = read_all(end);
     assert!(came == sent, "{} of {} bytes came: {own:?} {there:?}", came.len(), sent.len());
@@ -46,7 +46,7 @@ fn check(end: &Stream, own: Parting, there: Parting, reason: &str, sent: &[u8]) 
         (Finishes, Finishes | FinishesAndGoes) => assert_eq!(said, "", "{there:?}"),
         (Finishes, Resets) => assert!(said.contains(reason), "{said}"),
         (Finishes, Goes) => assert!(said.contains("dropped unfinished"), "{said}"),
-        // It has heard of the other's end, or not.
+        // It may or may not have heard of the other's end.
         _ => {}
     }
     assert!(own != Finishes || there != Finishes || end.finish().wait().is_ok(), "the other end has all");

@@ -1,4 +1,4 @@
-//! A forked child of a process whose streams go by rings.
+//! A forked child of a process whose streams use rings.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +13,7 @@ use sealane::{Code, Error, Stream};
 use super::{Neighbours, PATIENT, echo, read_all, until_direct};
 use crate::{fixture::bytes, fork::in_a_child};
 
-/// A child that hangs ends with this, as a failure.
+/// Kills a hanging child, which fails the test.
 const CHILD_SECONDS: u32 = 10;
 
 fn told<T>(outcome: Poll<Result<T, Error>>) -> bool {
@@ -26,7 +26,7 @@ fn a_child_is_told_and_what_it_drops_stays_in_the_rings_of_its_parent() {
     let mut ends = neighbours.direct_stream();
     let sent = [1, 2].map(|seed| bytes(100_000, seed));
     ends.iter_mut().zip(&sent).for_each(|(end, sent)| end.write_all(sent).unwrap());
-    // Dropped the other way round.
+    // Listed so that they are dropped in reverse order.
     let Neighbours { directory: _directory, daemon: _daemon, tasks, streams, listener } = neighbours;
     let mut inherited = Some((ends, listener, streams, tasks));
     for is_finished in [false, true] {
@@ -52,7 +52,7 @@ fn a_child_is_told_and_what_it_drops_stays_in_the_rings_of_its_parent() {
         }
     }
     let ([one, other], listener, streams, tasks) = inherited.unwrap();
-    // Others find the rings in use that the child seemed to leave.
+    // For other streams the rings are still in use, though the child seemed to leave them.
     for seed in 0..20 {
         let dialed = streams[0].connect(tasks[1].name(), "bytes", PATIENT).wait().unwrap();
         let mut more = [dialed, listener.accept().wait().unwrap()];
@@ -65,7 +65,7 @@ fn a_child_is_told_and_what_it_drops_stays_in_the_rings_of_its_parent() {
     }
 }
 
-/// Runs children while a thread of their parent uses both ends of a ring nearly all the time; true if each of them returned true.
+/// Runs children while a thread of the parent uses both ends of a ring nearly all the time; true if each returned true.
 fn beside_a_busy_thread(child: impl Fn(&[Stream; 2]) -> bool) -> bool {
     let neighbours = Neighbours::new();
     let ends = neighbours.direct_stream();

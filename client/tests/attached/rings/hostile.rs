@@ -1,5 +1,5 @@
-//! A neighbour that writes what it likes into the rings that it shares with a task, and says what it likes of them: at most the stream that
-//! it is about ends, and nothing else of the task notices.
+//! A neighbour that writes anything into the rings it shares with a task, and announces anything about them: at most the affected
+//! stream ends, and nothing else of the task is harmed.
 
 use std::{
     io::Read,
@@ -34,7 +34,7 @@ const SIZE: u64 = LANE_RING_BYTES as u64;
 struct Besieged {
     own: Streams,
     listener: StreamListener,
-    /// It goes by rings both ways.
+    /// Uses rings both ways.
     honest: [Stream; 2],
     hostile: Task,
     acceptor: Acceptor,
@@ -46,11 +46,11 @@ struct Besieged {
     _directory: TempDir,
 }
 
-/// A stream that the hostile neighbour has dialed.
+/// A stream dialed by the hostile neighbour.
 struct Attacked {
     stream: Stream,
     number: u64,
-    /// Bytes that were pushed.
+    /// Bytes pushed so far.
     pushed: u64,
 }
 
@@ -66,7 +66,7 @@ impl Besieged {
         let dialed = thirds.connect(TASK, "bytes", PATIENT).wait().unwrap();
         let mut honest = [dialed, listener.accept().wait().unwrap()];
         until_direct(&mut honest);
-        // Which it asks for once, and only here.
+        // The lane is requested once, and only here.
         let lane = attach::lane(&daemon.socket, peer, TASK, Instant::now() + LONG).unwrap();
         lane.lane.arrive();
         let acceptor = hostile.acceptor(QUEUE, AcceptOptions::default());
@@ -86,7 +86,7 @@ impl Besieged {
         besieged.has_lane()
     }
 
-    /// Once enough bytes have come for the task to ask for its end.
+    /// Sends enough bytes for the task to ask for its end of the lane.
     fn has_lane(mut self) -> Besieged {
         let mut first = self.dial();
         let deadline = Instant::now() + LONG;
@@ -118,13 +118,13 @@ impl Besieged {
         Attacked { stream, number: self.last, pushed: 0 }
     }
 
-    /// What a stream says of its ring.
+    /// The payload that announces a stream's ring.
     fn place(&self, lane: u64, ring: u8) -> Vec<u8> {
-        // The first use of it.
+        // The ring's first use.
         [&lane.to_le_bytes()[..], &1_u64.to_le_bytes(), &[ring]].concat()
     }
 
-    /// The stream goes on by that ring, whose words are as new.
+    /// Switches the stream to that ring, whose words are reset.
     fn goes_on_by(&self, attacked: &Attacked, ring: usize) -> LaneBytes {
         let words = self.lane.lane.bytes_to(ring);
         for word in
@@ -142,14 +142,14 @@ impl Besieged {
         self.lane.bell.ring();
     }
 
-    /// What the task has pushed to its neighbour.
+    /// What the task has pushed to the hostile neighbour.
     fn accept(&self) -> Vec<Accepted> {
         let mut all = Vec::new();
         self.acceptor.try_accept(64, &mut all).unwrap();
         all
     }
 
-    /// The task goes on with another, and with the hostile one where that keeps the rules.
+    /// The task still serves the honest neighbour, and the hostile one where that keeps the rules.
     fn check(&mut self) {
         echo(&mut self.honest, &bytes(300_000, 1));
         self.honest.swap(0, 1);
@@ -162,7 +162,7 @@ impl Besieged {
     }
 }
 
-/// Looks until that is ready, without being woken.
+/// Polls until it is ready, without being woken.
 fn until_ready<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, Error>>) -> Result<T, Error> {
     let deadline = Instant::now() + LONG;
     loop {
@@ -174,7 +174,7 @@ fn until_ready<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, Error
     }
 }
 
-/// Reads to the end, which is to be an error that says so; how many bytes came.
+/// Reads to the end, which must be an error that contains `why`; how many bytes came.
 fn ends(stream: &Stream, why: &str) -> usize {
     let (mut into, mut count) = (vec![0; 100_000], 0);
     loop {
@@ -197,7 +197,7 @@ fn a_writer_whose_ring_is_written_as_cannot_be_loses_its_stream() {
         let attacked = besieged.dial();
         let words = besieged.goes_on_by(&attacked, ring);
         words.copy_in(0, &bytes(1000, 1));
-        // Words that are the reader's, or that it only hears.
+        // Words that only the reader writes, or that are mere hints to it.
         [words.writer_waits(), words.left()].into_iter().for_each(|word| word.store(u64::MAX, Ordering::SeqCst));
         words.written().store(first, Ordering::SeqCst);
         words.tell_reader();
@@ -226,7 +226,7 @@ fn a_reader_whose_ring_is_read_as_cannot_be_loses_its_stream() {
             written += until_ready(|context| attacked.stream.poll_write(&sent[..1], context)).unwrap();
         }
         super::fill(&attacked.stream, &sent);
-        // The ring that was announced: the last bytes of the frame.
+        // The number of the announced ring: the last byte of the frame.
         let mut ring = None;
         while ring.is_none() {
             assert!(Instant::now() < deadline, "it is not announced");
@@ -246,7 +246,7 @@ fn a_reader_whose_ring_is_read_as_cannot_be_loses_its_stream() {
         words.reader_waits().store(u64::MAX, Ordering::SeqCst);
         let error = until_ready(|context| attacked.stream.poll_write(&sent, context)).unwrap_err();
         assert!(error.to_string().contains("read beyond what was written, or backwards"), "{error}");
-        // For another stream.
+        // Frees the ring for another stream.
         words.left().store(1, Ordering::SeqCst);
         drop(attacked);
         besieged.check();
@@ -273,12 +273,12 @@ fn rings_that_do_not_exist_or_are_announced_where_none_can_be_end_their_stream()
         assert_eq!(ends(&attacked.stream, none), 0);
         besieged.check();
     }
-    // In the middle of bytes that have come, which are read.
+    // Announced in the middle of bytes that have arrived: these are read.
     let mut attacked = besieged.dial();
     besieged.push_data(&mut attacked, &[1; 10]);
     besieged.push(RING, attacked.number, 9, &besieged.place(lane, 0));
     assert_eq!(ends(&attacked.stream, "in the middle of bytes"), 10);
-    // Behind bytes that have not come: it is announced again when they have.
+    // Announced behind bytes that have not arrived yet: it is announced again once they have.
     let mut attacked = besieged.dial();
     for from in [1, 10, u64::MAX] {
         besieged.push(RING, attacked.number, from, &besieged.place(lane, 1));
@@ -287,19 +287,19 @@ fn rings_that_do_not_exist_or_are_announced_where_none_can_be_end_their_stream()
     let words = besieged.goes_on_by(&attacked, 1);
     words.written().store(1, Ordering::SeqCst);
     (&attacked.stream).read_exact(&mut [0; 11]).unwrap();
-    // Once more, as when something before it was refused.
+    // Announced again, as after an earlier frame was refused.
     besieged.push(RING, attacked.number, 10, &besieged.place(lane, 1));
-    // One that is another stream's, which goes on.
+    // A ring that another stream uses; that stream goes on.
     let other = besieged.dial();
     besieged.push(RING, other.number, 0, &besieged.place(lane, 1));
     assert_eq!(ends(&other.stream, none), 0);
     words.written().store(2, Ordering::SeqCst);
     (&attacked.stream).read_exact(&mut [0; 1]).unwrap();
-    // And two of one.
+    // Two rings for one stream.
     besieged.lane.lane.bytes_to(2).used().store(1, Ordering::SeqCst);
     besieged.push(RING, attacked.number, 10, &besieged.place(lane, 2));
     assert_eq!(ends(&attacked.stream, "two rings"), 0);
-    // Of a stream that there is not.
+    // For a stream that does not exist.
     besieged.push(RING, u64::MAX, 0, &besieged.place(lane, 3));
     besieged.check();
 }

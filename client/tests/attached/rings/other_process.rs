@@ -1,4 +1,4 @@
-//! The process at the other end stops, or is gone: what it has written is read, nobody hangs, and others go on.
+//! The process at the other end stops or is gone: what it has written can be read, nobody hangs, and other streams go on.
 
 use std::{
     io::{Read, Write},
@@ -20,8 +20,8 @@ use crate::{
 const LEFT: usize = 200_000;
 const SEED: u64 = 77;
 
-/// What the other process does: it dials, and says whenever it is asked whether what it says goes by a ring. Then it writes, stops, and
-/// gives back what comes after it was continued.
+/// What the other process does: it dials, and answers each question whether it writes by a ring. Then it writes, stops, and echoes what
+/// comes after it was continued.
 #[test]
 #[ignore = "it is the other process of the tests here"]
 fn what_it_does() {
@@ -120,7 +120,7 @@ fn a_process_that_stops_holds_up_its_own_streams_alone_and_goes_on_where_it_was(
     let written = fill(stream, &sent);
     assert!(written < MORE);
 
-    // Streams with another task, by rings and by pushes.
+    // Streams with another task, over rings and over pushes.
     let third = to_as(daemon, &peers()[1]).attach().unwrap();
     let thirds = Streams::of(&third);
     for options in [PATIENT, NARROW] {

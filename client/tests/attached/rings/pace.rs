@@ -13,10 +13,10 @@ use super::{Neighbours, Random};
 use crate::fixture::{block_on, bytes};
 
 const LEN: usize = 1_500_000;
-/// Bytes of one read and of one write, at most: either is the slower one.
+/// The most bytes of one read and of one write: either side may be the slower one.
 const PACES: [(usize, usize); 3] = [(100, 4000), (4000, 100), (100_000, 70_000)];
 
-/// What one end has read, and written, by so much at once as its numbers say.
+/// What one end has read and written, in pieces of random sizes up to its pace.
 struct Half<'a> {
     stream: &'a Stream,
     written: usize,
@@ -35,7 +35,7 @@ impl Half<'_> {
         &sent[self.written..self.written + count]
     }
 
-    /// Ready when all has come, and all was delivered.
+    /// Ready once everything has been read, and everything written was delivered.
     fn poll(&mut self, sent: &[u8], context: &mut Context<'_>) -> Poll<()> {
         let wrote = loop {
             if self.written == sent.len() {
@@ -105,12 +105,12 @@ fn futures_that_no_thread_attends_have_all_bytes_both_ways() {
                 block_on(poll_fn(|context| half.poll(sent, context)));
                 assert!(half.came == expected, "{} bytes came with {polling:?} and {pace:?}", half.came.len());
             };
-            // A thread for each end, and one waker for both of its directions.
+            // One thread per end, with one waker for both of its directions.
             thread::scope(|scope| {
                 scope.spawn(|| run(Half::new(&ends[0], round, pace), &sent[0], &sent[1]));
                 scope.spawn(|| run(Half::new(&ends[1], round + 50, pace), &sent[1], &sent[0]));
             });
-            // And one waker for all of it.
+            // One waker for everything.
             let ends = neighbours.direct_stream();
             let (mut one, mut other) = (Half::new(&ends[0], round, pace), Half::new(&ends[1], round, pace));
             block_on(poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Pushes that have not been read, or were refused for want of memory, just when the stream takes up a ring.
+//! Pushes that are still unread, or were refused for lack of memory, just when the stream switches to a ring.
 
 use std::{
     io::Write,
@@ -18,13 +18,13 @@ use crate::{
 
 const PIECE: usize = 2 << 10;
 
-/// A stream whose ring was announced behind bytes that are refused, and what was written.
+/// A stream whose ring was announced behind refused bytes, and all bytes written to it.
 struct Pressed {
     ends: [Stream; 2],
     sent: Vec<u8>,
-    /// They fill the memory that its bytes come into.
+    /// They fill the memory that the stream's bytes are received into.
     others: Vec<Tensor>,
-    /// Of all rings but that of this stream.
+    /// They use all rings but this stream's.
     _kept: Vec<[Stream; 2]>,
     _acceptor: Acceptor,
     _neighbours: Neighbours,
@@ -35,7 +35,7 @@ impl Pressed {
         let neighbours = Neighbours::new();
         let mut kept: Vec<_> = (0..LANE_RINGS).map(|_| neighbours.direct_stream()).collect();
         let mut ends = neighbours.stream();
-        // By now, the dialer knows that the other end's window is wide enough.
+        // After this, the dialer knows that the other end's window is wide enough.
         for _ in 0..10 {
             echo(&mut ends, b"the rings are taken");
             ends.swap(0, 1);
@@ -93,7 +93,7 @@ fn a_ring_that_was_announced_twice_is_not_taken_from_a_reader_who_has_not_read_i
     others.clear();
     one.finish().wait().unwrap();
     drop(one);
-    // It would have the same ring, and write into it.
+    // The next stream would get the same ring and write into it.
     let mut next = neighbours.stream();
     for seed in 0..20 {
         echo(&mut next, &bytes(10_000, seed));
@@ -115,7 +115,7 @@ fn what_was_pushed_and_not_read_comes_before_what_a_ring_brings() {
         ends.swap(0, 1);
     }
     let [one, other] = &ends;
-    // Somebody waits when nothing has come, and then does something else.
+    // A reader waits while nothing has come, and then does something else.
     assert!(other.poll_read(&mut [0], &mut Context::from_waker(Waker::noop())).is_pending());
     let received = || neighbours.streams[1].figures()[0].1.bytes_received;
     let (before, sent) = (received(), bytes(20_000, 5));

@@ -1,4 +1,4 @@
-//! Daemons that die: their streams end with them at both ends, and later ones go by rings again. And lanes that end, by which they go on.
+//! Daemons that die: their streams end at both ends, and later ones use rings again. And lanes that end: their streams go on.
 
 use std::{
     io::{Read, Write},
@@ -9,7 +9,7 @@ use sealane_transport::shm::attach;
 
 use super::*;
 
-/// A stream by the daemon that there is, of whose coming both tasks hear when they call.
+/// A stream by the current daemon, of which both tasks hear when they make a call.
 fn again(streams: &Streams, peer: &str, listener: &StreamListener) -> [Stream; 2] {
     thread::scope(|scope| {
         let accepting = scope.spawn(|| {
@@ -39,7 +39,7 @@ fn again(streams: &Streams, peer: &str, listener: &StreamListener) -> [Stream; 2
 #[test]
 fn streams_end_with_their_daemon_and_those_of_the_next_get_rings_again() {
     let neighbours = Neighbours::new();
-    // Dropped the other way round.
+    // Listed so that they are dropped in reverse order.
     let Neighbours { directory, mut daemon, tasks, streams, listener } = neighbours;
     for round in 0..3 {
         let mut ends = again(&streams[0], tasks[1].name(), &listener);
@@ -69,7 +69,7 @@ fn streams_end_with_their_daemon_and_those_of_the_next_get_rings_again() {
     }
 }
 
-/// The two have another lane, as when one has lost its end of the first: streams go on by that, and new ones by the other.
+/// The two get another lane, as when one has lost its end of the first: old streams keep the first, new ones use the second.
 #[test]
 fn streams_outlive_their_lane() {
     let neighbours = Neighbours::new();

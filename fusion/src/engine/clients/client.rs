@@ -34,14 +34,14 @@ use queues::Queues;
 use receiving::{Receiving, Receivings};
 use traffic::Traffic;
 
-/// A peer that the client has named.
+/// A peer that the client has named by number.
 struct Peer {
     name: Box<str>,
-    /// The pair with it, once it is known.
+    /// The pair with this peer, once it is known.
     pair: Option<u32>,
 }
 
-/// What all calls of one record have in common.
+/// What all calls of one record share.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     peer: u16,
@@ -50,9 +50,9 @@ struct Asked<'a> {
     deadline: Instant,
 }
 
-/// See the module.
+/// A client as one shard sees it; see the module.
 pub(in crate::engine) struct Client {
-    /// The node's name for its calls.
+    /// The node's handle for its calls.
     pub(super) handle: Handle,
     pub(super) task: u16,
     pub(super) pid: i32,
@@ -61,7 +61,7 @@ pub(in crate::engine) struct Client {
     bell: ClientBell,
     arena: ClientArena,
     area: Rc<ReceiveArea>,
-    /// What the client's numbers stand for.
+    /// The peers, indexed by the client's numbers.
     peers: Vec<Peer>,
     receiving: Receivings,
     kinds: LastKind,
@@ -71,54 +71,55 @@ pub(in crate::engine) struct Client {
     together: Vec<Publication>,
     /// The call that the client just gave up.
     cancelled: Option<u32>,
-    /// What was asked in this turn may have taken long: a whole step was ended or freed, or all that waits in a queue was handed on.
+    /// Something submitted in this turn may have taken long: a whole step was ended or freed, or everything waiting in a queue was handed
+    /// on.
     swept: bool,
-    /// Calls whose outcome the node has not told.
+    /// Calls whose outcome the node has not reported yet.
     under_way: usize,
-    /// Small tensors that came in this turn, to be told together.
+    /// Small tensors that came in this turn, reported together.
     arrived: CallListBuf,
     /// Outcomes that found no room in the ring.
     backlog: VecDeque<Answer>,
-    /// Sends that ended well, to be told together.
+    /// Sends that succeeded, reported together.
     sent: Vec<u32>,
-    /// Publications of tensors in the arena that ended well, likewise.
+    /// Publications of tensors in the arena that succeeded, likewise.
     lent_to_peers: Vec<u32>,
-    /// Calls whose memory came back after they had failed, or after what was published was replaced.
+    /// Calls whose memory came back after they had failed, or after their publication was replaced.
     returned: Vec<u32>,
-    /// Calls that ended without the node's word, to be told before the next record is read.
+    /// Calls that ended without reaching the node, to be reported before the next record is read.
     refused: Vec<(u32, Error)>,
-    /// Queues that could not be opened, or are closed, likewise.
+    /// Queues that could not be opened, or are closed; reported likewise.
     queues_told: Vec<Answer>,
-    /// What was written into the ring since the client was last rung for.
+    /// The most urgent news written to the ring since the client was last woken.
     news: News,
-    /// Nothing more is read: the client said goodbye, or broke the rules.
+    /// Nothing more is read: the client said goodbye, or broke the protocol.
     closed: bool,
-    /// The ring had no room for all that there is to tell: when to look again.
+    /// When to retry, if the ring had no room for all answers.
     look_at: Option<Instant>,
     counters: ClientCounters,
     traffic: Traffic,
     pub(super) metrics: Arc<ClientMetrics>,
 }
 
-/// Who a client is: the task by its place in the greeting and by its name, and the process.
+/// A client's identity: its task, by index and by name, and its process.
 pub(super) struct Who {
     pub(super) task: u16,
     pub(super) name: String,
     pub(super) pid: i32,
-    /// Its arena, if others may view it and it may view theirs.
+    /// Its arena as other clients see it, if they may view it and it may view theirs.
     pub(super) shown: Option<Shown>,
 }
 
-/// What a client may have to be woken for.
+/// How urgently a client has to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum News {
     None,
-    /// Sends were released, or publications are known: a client that waits for something else need not know yet.
+    /// Sends were released, or publications are known: a client that waits for something else can learn of it later.
     Releases,
     Answers,
 }
 
-/// The client broke the rules; it is disconnected.
+/// The client broke the protocol; it is disconnected.
 #[derive(Debug)]
 struct Misconduct(String);
 
@@ -174,12 +175,12 @@ impl Client {
         &self.doorbell
     }
 
-    /// The memory in which tensors of this client lie: what it allocates from, and its receive area.
+    /// The memory in which tensors of this client lie: its arena, and its receive area.
     pub(super) fn memories(&self) -> [&SharedMemory; 2] {
         [self.arena.memory(), self.end.area()]
     }
 
-    /// The receive area, as the node uses it.
+    /// The receive area, as the node's pool.
     pub(super) fn pool(&self) -> Rc<dyn Pool> {
         self.area.clone()
     }
@@ -189,7 +190,7 @@ impl Client {
         self.under_way + self.arrived.as_list().len() + self.backlog.len()
     }
 
-    /// Shows other threads how things stand.
+    /// Updates the metrics for other threads.
     pub(super) fn show(&self, pinned_bytes: u64) {
         let under_way = self.under_way() as u64;
         let (views, views_refused) = self.area.count_views();
@@ -198,7 +199,7 @@ impl Client {
         self.traffic.show();
     }
 
-    /// Whether there is something to read that may be read.
+    /// True if there is something to read, and reading is allowed.
     #[inline]
     pub(super) fn has_submissions(&self) -> bool {
         !self.closed && !self.is_blocked() && !self.end.submissions.is_empty()
@@ -209,7 +210,7 @@ impl Client {
         self.look_at.is_some()
     }
 
-    /// Says that the shard goes to sleep; false if the client has written something meanwhile.
+    /// Announces that the shard goes to sleep; false if the client has written something meanwhile.
     pub(super) fn try_sleep(&self) -> bool {
         self.end.own_sleep().announce();
         !self.has_submissions()
@@ -225,12 +226,12 @@ impl Client {
         self.closed
     }
 
-    /// When a client that does not read its answers is looked after again.
+    /// When to retry a client that does not read its answers.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.look_at
     }
 
-    /// Takes in what the client asks, a bounded batch; how many records.
+    /// Reads a bounded batch of what the client submits; returns the number of records.
     pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
         let mut count = 0;
         let bytes_max = node.bytes_received() + CLIENT_BYTES_PER_TURN;
@@ -272,18 +273,18 @@ impl Client {
         count
     }
 
-    /// Reads nothing more from the client, and closes its socket.
+    /// Stops reading from the client, and closes its socket.
     pub(super) fn hang_up(&mut self, reason: &str) {
         if self.closed {
             return;
         }
         tracing::warn!(pid = self.pid, reason, "a client was disconnected");
         self.closed = true;
-        // The daemon sees the socket close, as it does when a client ends.
+        // The daemon sees the socket close, as when a client exits.
         self.bell.take_leave();
     }
 
-    /// Hangs up on the client, which nothing is asked of any more: serving it has panicked, and its books may be torn.
+    /// Disconnects the client without touching its state: serving it has panicked, and that may be inconsistent.
     pub(super) fn fail(&self, panic: &str) {
         tracing::error!(pid = self.pid, task = self.metrics.task, panic, "a client was disconnected");
         self.bell.take_leave();
@@ -339,7 +340,7 @@ impl Client {
             }
             Submission::Commit => self.commit(node),
             Submission::Withdraw { key } => {
-                // What was told before is withdrawn with it.
+                // Earlier publications are committed first, so that the withdrawal covers them.
                 self.commit(node);
                 node.withdraw(self.task, key);
             }
@@ -376,7 +377,7 @@ impl Client {
                 self.peers.push(Peer { name: name.into(), pair: None });
             }
             Submission::Cancel { call } => self.cancelled = Some(call),
-            // These look through all that waits, and so end the client's turn.
+            // These look through everything that waits, and so end the client's turn.
             Submission::Abort { step, reason } => {
                 self.swept = true;
                 node.abort(self.task, step, reason);
@@ -399,7 +400,6 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a tensor of one call.
     #[inline]
     fn send(
         &mut self,
@@ -423,7 +423,7 @@ impl Client {
         }
     }
 
-    /// Asks for the tensor of one call.
+    /// Requests the tensor of one call.
     #[inline]
     fn recv(
         &mut self,
@@ -452,7 +452,7 @@ impl Client {
         Ok(())
     }
 
-    /// By what a recv is cancelled that waits.
+    /// Keeps the ticket by which a waiting recv can be cancelled.
     #[inline]
     fn note_ticket(&mut self, call: u32, ticket: Option<Ticket>) {
         if ticket.is_some()
@@ -468,7 +468,7 @@ impl Client {
         Ok(peer.pair.map_or_else(|| node.pulling_pair(self.task, &peer.name), Ok))
     }
 
-    /// The pair with a peer. One that the endpoint map does not name is looked up again each time: a new map may.
+    /// The pair with a peer. A peer missing from the endpoint map is looked up again each time: a new map may have it.
     #[inline]
     fn pair(&mut self, node: &mut Node, peer: u16) -> Result<Result<u32, Error>, Misconduct> {
         let peer = self.peers.get_mut(usize::from(peer)).ok_or_else(|| unnamed(peer))?;
@@ -491,10 +491,10 @@ impl Client {
         Err(Error::full("client calls", reason))
     }
 
-    /// The tensor of a send. Its metadata is checked here, in private memory; its bytes are only ever copied.
+    /// The tensor of a send. Its metadata is checked in private memory; its bytes are only ever copied.
     fn tensor(&mut self, call: u32, meta: &[u8], payload: PayloadAt<'_>) -> Result<Tensor, Error> {
         let buffer = match payload {
-            // Not from the slab, which all share: at most 512 bytes a call are the client's own affair.
+            // Not from the shared slab: at most 512 bytes a call are charged to the client itself.
             PayloadAt::Inline(bytes) => Buffer::copy_of(bytes),
             PayloadAt::Arena(span) => {
                 self.arena.payload(call, span).map_err(|outside| Error::invalid(outside.to_string()))?
@@ -513,16 +513,16 @@ impl Client {
             return self.put(Answer::Failed { call, error: given_up(), memory_back: true }, record);
         }
         let Some(&mut Receiving { ticket: Some(ticket), has_destination, .. }) = self.receiving.get_mut(call) else {
-            // Its outcome is on its way.
+            // Its outcome is already on its way.
             return;
         };
         if !node.cancel(ticket) {
-            // It ended in this very turn, and its outcome is told at the end of it.
+            // It ended in this turn, and its outcome is reported at the end of the turn.
             return;
         }
         self.receiving.remove(call);
         self.under_way -= 1;
-        // A tensor that is arriving in it at this moment keeps the destination for a while.
+        // A tensor that is just arriving in the destination keeps it for a while.
         let destination_back = !has_destination || self.arena.has_returned(call);
         self.put(Answer::Failed { call, error: given_up(), memory_back: destination_back }, record);
     }
@@ -532,25 +532,25 @@ impl Client {
         self.arena.is_unused()
     }
 
-    /// The client is gone: the node forgets what it kept for it.
+    /// The client is gone: the node drops what it kept for it.
     pub(super) fn leave(&mut self, node: &mut Node) {
-        // Nobody reads these.
+        // Nobody would read these.
         self.arrived.clear();
         self.backlog.clear();
         self.together.clear();
-        // Places of the client's own are in the arena, which is unmapped when nothing uses it.
+        // The client's own destinations are in the arena, which is unmapped when nothing uses it.
         self.plans.forget();
         self.queues.close_all(node, self.task);
         self.area.end_views();
         self.arena.leave();
     }
 
-    /// The number of its arena, if others may view that.
+    /// The number of its arena, if others may view it.
     pub(super) fn shown(&self) -> Option<u64> {
         self.arena.shown().map(|shown| shown.number)
     }
 
-    /// The client of that arena has gone: views of it stay with this one, and keep nothing here.
+    /// The client of that arena has gone: views of it stay valid for this client, and hold nothing here.
     pub(super) fn forget_arena(&mut self, arena: u64, record: &mut Record) {
         if self.area.forget_arena(arena) {
             self.put(Answer::ArenaGone { arena }, record);
@@ -566,15 +566,15 @@ fn given_up() -> Error {
     Error::Aborted { step: 0, reason: "its caller cancelled it".into() }
 }
 
-/// Of the node's name for a call: the call's memory comes back by a word of its own, however the call ends.
+/// Marks a call's handle: the call's memory is given back by a message of its own, however the call ends.
 const LENDS: u64 = 1 << 32;
 
-/// The node's name for a call.
+/// The handle that the node gets for a call.
 fn name(call: u32) -> Handle {
     Handle::from_bits(u64::from(call))
 }
 
-/// The node's name for a call whose memory comes back by a word of its own.
+/// The handle that the node gets for a call whose memory is given back by a message of its own.
 fn lender(call: u32) -> Handle {
     Handle::from_bits(u64::from(call) | LENDS)
 }

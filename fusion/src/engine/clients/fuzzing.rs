@@ -16,9 +16,9 @@ use super::client::{Client, Who};
 use super::memory::Shown;
 use crate::node::{ClientCall, ClientOutcome, Node};
 
-/// What calls have that say nothing else, in milliseconds.
+/// Timeout of calls that give none, in milliseconds.
 const TIMEOUT_MS: u64 = 60_000;
-/// The node's name for the client's calls.
+/// The node's handle for the client.
 const CLIENT: Handle = Handle::NONE;
 
 /// A node and the client that is attached as one of its tasks.
@@ -31,7 +31,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches a client as the task number `task` of `node`; also, what the client gets.
+    /// Attaches a client as task `task` of `node`; also returns the client's end.
     ///
     /// # Errors
     /// There is no memory, or no descriptor, for it.
@@ -72,7 +72,7 @@ impl Attachment {
         client.leave(&mut node);
         node.set_pool(client.task, None);
         node.forget_client(client.task, reason);
-        // Of a client that is gone, nobody hears.
+        // Outcomes for a client that has gone are dropped.
         node.swap_client_outcomes(&mut outcomes);
         node
     }
@@ -83,22 +83,22 @@ pub struct Clients {
     /// The node.
     pub node: Node,
     clients: Arena<Client>,
-    /// Those that were dismissed while something of the node still used their memory.
+    /// Dismissed clients whose memory the node still used at the time.
     leaving: Vec<Client>,
-    /// So many were attached.
+    /// Number of clients attached so far.
     attached: u64,
     record: Record,
     outcomes: VecDeque<(ClientCall, ClientOutcome)>,
 }
 
 impl Clients {
-    /// Of a node that has none yet.
+    /// A node without clients.
     pub fn new(node: Node) -> Self {
         let (record, outcomes) = (Record::new(), VecDeque::new());
         Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, outcomes }
     }
 
-    /// Attaches a client as the task number `task`; its name here, and what it gets.
+    /// Attaches a client as task `task`; returns its handle, and its end.
     ///
     /// # Errors
     /// There is no memory, or no descriptor, for it.
@@ -127,7 +127,7 @@ impl Clients {
         }
         node.swap_client_outcomes(outcomes);
         for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
-            // One that is gone needs no answer.
+            // One that has gone needs no answer.
             if let Some(client) = clients.get_mut(client) {
                 client.answer(call, outcome, record);
             }
@@ -143,7 +143,7 @@ impl Clients {
         self.clients.get(client).map_or(0, Client::under_way)
     }
 
-    /// True if nothing more is read from a client: it has said goodbye, or has broken the rules.
+    /// True if nothing more is read from a client: it has said goodbye, or has broken the protocol.
     pub fn is_closed(&self, client: Handle) -> bool {
         self.clients.get(client).is_none_or(Client::is_closed)
     }
@@ -156,7 +156,7 @@ impl Clients {
         })
     }
 
-    /// Clients that were dismissed, and whose memory is still used.
+    /// Dismissed clients whose memory is still used.
     pub fn leaving(&self) -> usize {
         self.leaving.len()
     }
@@ -174,7 +174,7 @@ impl Clients {
     }
 }
 
-/// A client as the task number `task`, and what it gets. Others may view the arena by that number.
+/// A client as task `task`, and its end. Others may view its arena by `number`.
 fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result<(Client, Attached), ShmError> {
     let (arena, theirs) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
     let theirs = SharedMemory::open(&theirs, arena.len(), false)?;

@@ -1,6 +1,6 @@
-//! Direct lanes between clients: which pair has one, and which of the two was given its end. The engine makes a lane when the first of
-//! them asks, and ends it when one is dismissed, which the other sees in the lane itself. For any thread, under the lock of who is
-//! attached; bounded by [`DIRECT_LANES_MAX`] for each client.
+//! Direct lanes between clients: which pairs have one, and which of the two was given its end. The engine makes a lane when the first of
+//! the two asks, and ends it when one is dismissed; the other sees that in the lane itself. For any thread, under the lock of [`Attached`];
+//! bounded by [`DIRECT_LANES_MAX`] per client.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,40 +16,40 @@ use crate::limits::DIRECT_LANES_MAX;
 /// One client's end of a lane.
 #[derive(Debug)]
 pub struct LaneEnd {
-    /// The lane.
+    /// The lane's memory.
     pub lane: Arc<LaneKeeper>,
-    /// Which end of it is the client's.
+    /// The client's end of it.
     pub side: Side,
-    /// Where the client hears others.
+    /// Where the client is notified by others.
     pub ear: Arc<ClientEar>,
-    /// Wakes the other.
+    /// Wakes the other client.
     pub bell: ClientBell,
 }
 
-/// The lanes that there are.
+/// All direct lanes.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    /// By their two clients, the one that was admitted first first.
+    /// By their two clients, in the order of admission.
     lanes: HashMap<[ClientId; 2], Lane>,
-    /// By which others wake a client. The daemon does not: it rings by the client's own socket, which only the two have.
+    /// For other clients to wake a client. The daemon rings through the client's own socket instead, which only those two have.
     bells: HashMap<ClientId, (ClientBell, Arc<ClientEar>)>,
 }
 
 #[derive(Debug)]
 struct Lane {
     keeper: Arc<LaneKeeper>,
-    /// Which sides have theirs.
+    /// Which sides were given their ends.
     given: [bool; 2],
 }
 
 impl Lanes {
-    /// Those that both have been given.
+    /// The pairs of which both sides were given their ends.
     fn pairs(&self) -> impl Iterator<Item = [ClientId; 2]> {
         self.lanes.iter().filter(|(_, lane)| lane.given == [true; 2]).map(|(pair, _)| *pair)
     }
 
-    /// Gives a client its end of the lane with another one, which is made if there is none. Who asks twice has lost its first: that lane
-    /// ends, of which both are to be `told`, and the other asks for the next.
+    /// Gives a client its end of the lane with another one, which is made if there is none. A client that asks again has lost its end: that
+    /// lane ends, both are added to `told`, and the other asks for a new one.
     fn give(&mut self, asker: ClientId, other: ClientId, told: &mut Vec<ClientId>) -> Result<LaneEnd, Error> {
         let (pair, side) = match asker.0 < other.0 {
             true => ([asker, other], Side::First),
@@ -91,7 +91,7 @@ impl Lanes {
         self.lanes.keys().copied().filter(move |pair| pair.contains(&id))
     }
 
-    /// Ends a lane; those who are to be rung for.
+    /// Ends a lane; returns the clients to wake.
     fn end(&mut self, pair: [ClientId; 2], tell: fn(&LaneKeeper, Side), gone: Side) -> [ClientId; 2] {
         if let Some(lane) = self.lanes.remove(&pair) {
             tell(&lane.keeper, gone);
@@ -99,7 +99,7 @@ impl Lanes {
         pair
     }
 
-    /// A client has gone: its lanes end. Those who are to be rung for.
+    /// A client has gone: its lanes end. Returns the clients to wake.
     pub(super) fn dismiss(&mut self, id: ClientId) -> Vec<ClientId> {
         let mut told = Vec::new();
         for pair in self.of(id).collect::<Vec<_>>() {
@@ -116,11 +116,11 @@ fn no_memory(error: &ShmError) -> Error {
 }
 
 impl Engine {
-    /// The end that the process `asker`, attached as `task`, has of its direct lane with the one that is attached as `peer`.
+    /// The end that the process `asker`, attached as `task`, has of its direct lane with the client attached as `peer`.
     ///
     /// # Errors
-    /// NotFound if one of them is not attached; PermissionDenied if the asker is not who it says, or the other is another user's;
-    /// InvalidArgument if they are one; ResourceExhausted if one has as many lanes as may be, or the system has no memory or descriptor.
+    /// NotFound if one of them is not attached; PermissionDenied if the asker is not attached as `task`, or the other is another user's;
+    /// InvalidArgument if they are the same; ResourceExhausted if one has too many lanes, or the system has no memory or descriptor.
     pub fn direct_lane(&self, task: &str, peer: &str, asker: Credentials) -> Result<LaneEnd, Error> {
         let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         attached.check(task, asker)?;
@@ -183,13 +183,13 @@ mod tests {
         let (at_a, at_b) = (open(&of_a), open(&of_b));
         at_a.arrive();
         assert_eq!((at_b.other(), at_a.other()), (Standing::Here, Standing::Absent));
-        // It has lost its end: the other hears, and gets its end of the new one.
+        // b has lost its end: a is told, and gets its end of the new lane.
         let again = lanes.give(b, a, &mut told).unwrap();
         assert_eq!(told, [a, b]);
         assert!(!Arc::ptr_eq(&again.lane, &of_b.lane));
         assert_eq!((at_a.other(), at_b.other()), (Standing::Abandoned, Standing::Abandoned));
         assert!(Arc::ptr_eq(&again.lane, &lanes.give(a, b, &mut told).unwrap().lane));
-        // One that was left by a client is of no use to the other.
+        // A lane that one client has left is of no use to the other.
         open(&again).leave();
         assert!(!Arc::ptr_eq(&again.lane, &lanes.give(a, b, &mut told).unwrap().lane));
         assert_eq!(lanes.lanes.len(), 1);
@@ -202,7 +202,7 @@ mod tests {
         let mut told = lanes.dismiss(b);
         told.sort_unstable_by_key(|id| id.0);
         assert_eq!(told, [a, b, b, c]);
-        // The second is b's own.
+        // The second end is b's own.
         assert_eq!(ends.each_ref().map(DirectLane::other), [Standing::Gone, Standing::Absent, Standing::Absent]);
         assert_eq!((lanes.lanes.len(), lanes.bells.len()), (1, 2));
     }

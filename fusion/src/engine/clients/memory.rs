@@ -1,8 +1,8 @@
 //! Memory shared with a client, as the shard uses it: parts of its arena, and the receive area as a pool. Shard thread only,
 //! except for the lists in which dropped buffers record themselves.
 //!
-//! The client may write to all of it at any time, and refer to a part any number of times: buffers here are foreign and have no
-//! slice. Their bytes are only copied, or given to the kernel.
+//! The client may write to all of it at any time, and refer to a part any number of times: buffers here are foreign and have no slice.
+//! Their bytes are only copied, or passed to the kernel.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -19,25 +19,24 @@ use sealane_transport::{Arena, Error, Handle, Payload};
 use crate::limits::{VIEW_BYTES_MIN, VIEWS_MAX};
 use crate::node::Pool;
 
-/// Lends parts of the client's arena as destinations, and as payloads that many may read; where they are given back
-/// without a word of their own, keeps that for the client to be told.
+/// Lends parts of the client's arena as destinations, and as payloads that many may read. Parts given back without an outcome are listed
+/// here, for the client to be told.
 pub(super) struct ArenaMemory {
     memory: SharedMemory,
-    /// Who may view it.
     shown: Option<Shown>,
-    /// Its client has gone: nothing is written there any more, whether it is viewed or not.
+    /// The client has gone: nothing is written to the arena any more, whether it is viewed or not.
     left: AtomicBool,
     returned: Mutex<Vec<u64>>,
-    /// Spares a look under the lock in every turn.
+    /// True if `returned` is not empty; spares taking the lock in every turn.
     any: AtomicBool,
 }
 
 /// An arena that other clients may view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// Its number, by which they ask for it.
+    /// The number by which other clients ask for it.
     pub(super) number: u64,
-    /// The user of its client, and of those that may view it.
+    /// The user of its client; only clients of this user may view it.
     pub(super) uid: u32,
 }
 
@@ -49,13 +48,13 @@ fn arena_of(payload: &Payload) -> Option<(&ArenaMemory, Shown)> {
     arena.shown.map(|shown| (arena, shown))
 }
 
-/// Lends parts of the client's arena as payloads: the end of the send says that they are back.
+/// Lends parts of the client's arena as payloads. The end of the send tells the client that they are back.
 struct ArenaPayloads {
     _memory: SharedMemory,
 }
 
 impl ArenaMemory {
-    /// Where a payload that lies here begins, and how long it is.
+    /// Offset and length of a payload that lies here.
     fn span_of(&self, payload: &Payload) -> Span {
         let offset = payload.volatile().as_ptr().addr() - self.memory.base().as_ptr().addr();
         Span { offset: offset as u64, len: payload.len() as u64 }
@@ -73,7 +72,6 @@ impl Lender for ArenaPayloads {
     fn give_back(&self, _token: u64) {}
 }
 
-/// The client's arena.
 pub(super) struct ClientArena {
     destinations: Arc<ArenaMemory>,
     payloads: Arc<ArenaPayloads>,
@@ -87,12 +85,12 @@ impl ClientArena {
         Self { payloads, destinations: Arc::new(destinations) }
     }
 
-    /// Who may view it.
+    /// How other clients may view it, if they may.
     pub(super) fn shown(&self) -> Option<Shown> {
         self.destinations.shown
     }
 
-    /// Its client has gone: views that are told of from now on keep nothing here.
+    /// Its client has gone: leases for views granted from now on hold nothing here.
     pub(super) fn leave(&self) {
         self.destinations.left.store(true, Ordering::Relaxed);
     }
@@ -102,7 +100,6 @@ impl ClientArena {
         Arc::strong_count(&self.destinations) == 1 && Arc::strong_count(&self.payloads) == 1
     }
 
-    /// The memory itself.
     pub(super) fn memory(&self) -> &SharedMemory {
         &self.destinations.memory
     }
@@ -115,14 +112,14 @@ impl ClientArena {
         Ok(unsafe { Buffer::foreign(bytes.cast(), bytes.len(), u64::from(call), self.payloads.clone()) })
     }
 
-    /// Where the tensor of a recv is to go, or the bytes of a publication: the client hears when it is given back.
+    /// Where the tensor of a recv is to go, or the bytes of a publication: the client is told when it is given back.
     pub(super) fn destination(&self, call: u32, span: Span) -> Result<Buffer, OutOfRange> {
         let bytes = self.destinations.memory.bytes(span)?;
         // SAFETY: as in `payload`.
         Ok(unsafe { Buffer::foreign(bytes.cast(), bytes.len(), u64::from(call), self.destinations.clone()) })
     }
 
-    /// True if the buffer is a destination of this arena, which its call's outcome gives back.
+    /// True if the buffer is a destination of this arena, which the outcome of its call gives back.
     pub(super) fn is_destination(&self, buffer: &Buffer) -> bool {
         let lent_here =
             |lender: &Arc<dyn Lender>| std::ptr::addr_eq(Arc::as_ptr(lender), Arc::as_ptr(&self.destinations));
@@ -144,7 +141,7 @@ impl ClientArena {
         into.extend(returned.drain(..).map(|call| call as u32));
     }
 
-    /// Takes a call's destination off the list of those given back; false if it is not there.
+    /// Removes a call's destination from the list of those given back; false if it is not there.
     pub(super) fn has_returned(&self, call: u32) -> bool {
         let mut returned = self.destinations.returned.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.any_returned() {
@@ -157,22 +154,23 @@ impl ClientArena {
 
 /// What a token stands for.
 enum Lent {
-    /// A block of the receive area, and what lies in arenas of others and stays there as long as the client has the block: by the arena.
+    /// A block of the receive area, and leases on tensors in other arenas (by arena number), which stay in place as long as the client has
+    /// the block.
     Block(Block, Vec<(u64, Option<Payload>)>),
-    /// A tensor in the arena of that number, which its client leaves alone as long as this has a share of it.
+    /// A tensor in the arena of that number; the lease keeps its client from reusing the memory.
     View { arena: u64, lease: Option<Payload> },
 }
 
-/// Memory that the client may look at. It is free again when neither side has it.
+/// Memory that the client may look at. It is freed when neither side holds it.
 struct Out {
     memory: Lent,
-    /// A buffer lies over it.
+    /// A buffer refers to it.
     held: bool,
     /// The client has its token, and may give it back.
     told: bool,
 }
 
-/// Blocks that buffers gave back without going to the client.
+/// Takes back blocks from buffers that were dropped here instead of going to the client.
 struct AreaMemory {
     memory: SharedMemory,
     returned: Mutex<Vec<u64>>,
@@ -184,8 +182,8 @@ impl Lender for AreaMemory {
     }
 }
 
-/// A receive area: where tensors land that come without a destination. The books are private, so that nothing which the
-/// client writes can mislead them.
+/// A receive area: where tensors land that come without a destination. Its bookkeeping is in private memory, so that nothing the client
+/// writes can corrupt it.
 pub(super) struct ReceiveArea {
     memory: Arc<AreaMemory>,
     /// The client's user, if it may view arenas of others of that user.
@@ -195,11 +193,11 @@ pub(super) struct ReceiveArea {
 }
 
 struct Books {
-    /// Made for the first block, since they take about 1 % of what they are of: most clients bring memory of their own.
+    /// Created with the first block, since it takes about 1 % of the area's size, and most clients bring their own memory.
     extents: Option<Extents>,
     out: Arena<Out>,
     views: usize,
-    /// Arenas that the client was told of, of clients that have not gone.
+    /// Arenas, of clients that have not gone, that this client was told of.
     viewed: Vec<u64>,
 }
 
@@ -216,7 +214,7 @@ impl ReceiveArea {
         self.memory.memory.len()
     }
 
-    /// A block under a buffer.
+    /// Allocates a block, as a buffer.
     fn allocate_block(&self, len: usize) -> Result<Buffer, Error> {
         let mut books = self.books.borrow_mut();
         for token in self.memory.returned.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -250,13 +248,13 @@ impl ReceiveArea {
         Ok(unsafe { Buffer::foreign(bytes.cast(), len, token.to_bits(), self.memory.clone()) })
     }
 
-    /// The token of a buffer, if it is of this area.
+    /// The token of a buffer, if it belongs to this area.
     fn token_of(&self, buffer: &Buffer) -> Option<u64> {
         let (lender, token) = buffer.lender()?;
         std::ptr::addr_eq(Arc::as_ptr(lender), Arc::as_ptr(&self.memory)).then_some(token)
     }
 
-    /// What a buffer is to the client: where it is, and the token to give it back by; `None` if it is not of this area.
+    /// How the client sees a buffer: its position, and the token to give it back; `None` if it does not belong to this area.
     pub(super) fn place_of(&self, buffer: &Buffer) -> Option<(Span, u64)> {
         let token = self.token_of(buffer)?;
         let books = self.books.borrow();
@@ -265,15 +263,15 @@ impl ReceiveArea {
         Some((span_of(block, buffer.len()), token))
     }
 
-    /// True if something stays where it is until that block is given back.
+    /// True if tensors in other arenas are held in place until that block is given back.
     pub(super) fn lends_by(&self, token: u64) -> bool {
         let books = self.books.borrow();
         let out = books.out.get(Handle::from_bits(token));
         out.is_some_and(|out| matches!(&out.memory, Lent::Block(_, lent) if !lent.is_empty()))
     }
 
-    /// Lends the client a view of a published tensor that [`shares`](Pool::shares) has allowed: the number of its arena, where it is
-    /// there, and the token to give it back by. `None` if it lies elsewhere.
+    /// Lends the client a view of a published tensor that [`shares`](Pool::shares) has allowed: the number of its arena, its position
+    /// there, and the token to give it back. `None` if it lies elsewhere.
     pub(super) fn lend_view(&self, payload: &Payload) -> Option<(u64, Span, u64)> {
         let (arena, Shown { number, .. }) = arena_of(payload)?;
         let span = arena.span_of(payload);
@@ -284,7 +282,7 @@ impl ReceiveArea {
         Some((number, span, token.to_bits()))
     }
 
-    /// Lets go of what the client views.
+    /// Ends all views of the client.
     pub(super) fn end_views(&self) {
         let mut books = self.books.borrow_mut();
         for view in books.out.select(|out| matches!(out.memory, Lent::View { .. })) {
@@ -298,7 +296,7 @@ impl ReceiveArea {
         books.views = 0;
     }
 
-    /// The client of that arena has gone, which needs nothing of it any more. True if this one was told of the arena.
+    /// The client of that arena has gone and needs nothing in it any more. True if this client was told of the arena.
     pub(super) fn forget_arena(&self, number: u64) -> bool {
         let mut books = self.books.borrow_mut();
         for (_, out) in books.out.iter_mut() {
@@ -314,22 +312,22 @@ impl ReceiveArea {
         place.map(|place| books.viewed.swap_remove(place)).is_some()
     }
 
-    /// Views that the client has now, and those that it asked for in vain.
+    /// The client's current views, and the number that were refused.
     pub(super) fn count_views(&self) -> (u64, u64) {
         (self.books.borrow().views as u64, self.views_refused.get())
     }
 
-    /// The client has been told of a buffer that is kept here: it may look at it, and must give it back as well.
+    /// The client has been told of a buffer that is kept here: it may look at it, and must also give it back.
     pub(super) fn told(&self, token: u64) {
         if let Some(out) = self.books.borrow_mut().out.get_mut(Handle::from_bits(token)) {
             out.told = true;
         }
     }
 
-    /// The client has been told of this buffer, and it is the client's alone from now on.
+    /// The client has been told of this buffer, which belongs to it alone from now on.
     pub(super) fn hand_over(&self, buffer: Buffer) {
         let Some(token) = self.token_of(&buffer) else {
-            // A destination of the client's own: the record that told of it has given it back.
+            // A destination of the client's own: the record that reported it has given it back.
             let _the_clients_again = buffer.into_token();
             return;
         };
@@ -339,7 +337,7 @@ impl ReceiveArea {
         let _owned_by_the_client = buffer.into_token();
     }
 
-    /// Takes a block back from the client, which may name anything: only what it was told of counts.
+    /// Takes a block back from the client. The client may name anything, so only tokens it was told of count.
     pub(super) fn free(&self, token: u64) {
         let mut books = self.books.borrow_mut();
         let handle = Handle::from_bits(token);
@@ -350,7 +348,8 @@ impl ReceiveArea {
 }
 
 impl Books {
-    /// One more view of what lies in the arena of another: its number, and what keeps it there, if its client has not gone.
+    /// Records one more view of a tensor in another's arena: the arena's number and, unless its client has gone, what keeps the tensor
+    /// there.
     fn lease(&mut self, payload: Payload) -> Option<(u64, Option<Payload>)> {
         let (arena, Shown { number, .. }) = arena_of(&payload)?;
         let has_left = arena.left.load(Ordering::Relaxed);
@@ -426,7 +425,7 @@ impl Pool for ReceiveArea {
 
     fn allocate(&self, len: usize) -> Result<Buffer, Error> {
         if len <= INLINE_BYTES_MAX {
-            // It travels in the ring, and until then is in no memory that others share.
+            // It travels in the ring, and is in no shared memory until then.
             return Ok(Buffer::of_len(len));
         }
         self.allocate_block(len)
@@ -471,7 +470,7 @@ mod tests {
         let span = Span { offset: 8, len: 100 };
         let buffers = [arena.payload(1, span).unwrap(), arena.destination(2, span).unwrap(), whole(&area()).unwrap()];
         assert!(buffers.iter().all(|buffer| buffer.memory() == sealane_runtime::MemoryKind::Foreign));
-        // Named twice, it is copied onto itself.
+        // One span given as source and destination is copied onto itself.
         let [from, mut to, _] = buffers;
         to.volatile_mut().copy_from(from.volatile());
     }
@@ -497,7 +496,7 @@ mod tests {
         area.free(token);
         assert!(area.shares(&payload));
         assert_eq!(area.count_views(), (VIEWS_MAX as u64 - 1, 2));
-        // Its client goes first, and then the one that views.
+        // The client that owns the memory goes first, then the client that views it.
         drop(payload);
         assert!(!arena.is_unused() && area.forget_arena(7) && !area.forget_arena(7));
         assert!(arena.is_unused());
@@ -522,7 +521,7 @@ mod tests {
         let at = |offset, len| Span { offset, len };
         assert_eq!(place, Place { arena: 7, rows: at(64, 6400), locks: at(8192, 512) });
         assert_eq!(area.place_of_table(&rows, None).unwrap().locks, Span::default());
-        // Another user's, or partly.
+        // Memory of another user, or partly elsewhere.
         let heap = Payload::from(vec![0; 6400]).into_shared();
         assert_eq!(area.place_of_table(&part(&others, 64, 6400), None), None);
         assert_eq!(area.place_of_table(&rows, Some(&part(&others, 0, 512))), None);
@@ -541,7 +540,7 @@ mod tests {
         area.free(tokens[0]);
         area.free(tokens[0]);
         assert_eq!((area.count_views().0, own.is_unused()), (4, false));
-        // Its client goes, which needs nothing of it any more; then the one that reads.
+        // First the owner goes, whose memory is then unused; then the reader.
         assert!(area.forget_arena(7) && own.is_unused());
         area.free(tokens[1]);
         assert_eq!(area.count_views().0, 2);
@@ -555,7 +554,7 @@ mod tests {
         let area = area();
         let buffer = whole(&area).unwrap();
         let (_, token) = area.place_of(&buffer).unwrap();
-        // The client was not told of it, whatever it says.
+        // The client was not told of the block, so its free is ignored.
         area.free(token);
         drop(buffer);
         let buffer = whole(&area).unwrap();

@@ -11,13 +11,13 @@ use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory, ShmE
 
 use super::{ClientEnds, SharedArena};
 
-/// Bytes of a welcome that name tasks: half of what a message may have.
+/// Bytes of a welcome that may name tasks: half of what a message may have.
 const NEIGHBOURS_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
 
-/// What a name costs there besides: quotes and a comma.
+/// What each name costs there in addition: quotes and a comma.
 const JSON_BYTES: usize = 3;
 
-/// Memory is made in whole pages.
+/// Shared memory is allocated in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
 /// The resources of every client of an engine.
@@ -31,20 +31,19 @@ pub struct Portion {
     pub request_timeout: Duration,
     /// Largest tensor accepted.
     pub tensor_bytes_max: u64,
-    /// Clients of one user may view in each other's arenas what they publish.
+    /// Clients of one user may view each other's published tensors in the arenas.
     pub views: bool,
-    /// Clients of one user may send each other small tensors by a lane of their own.
+    /// Clients of one user may send each other small tensors through a lane of their own.
     pub direct_lanes: bool,
 }
 
-/// Arenas that were made before their clients attach: those of an engine whose place another one takes, and whose clients it
-/// expects.
+/// Arenas made before their clients attach: those of an engine that another one replaces, and whose clients it expects.
 #[derive(Debug, Default)]
 pub struct SpareArenas(Vec<(SharedMemory, OwnedFd)>);
 
 impl SpareArenas {
-    /// Makes arenas of these sizes, in bytes, which [`Engine::arenas`](crate::Engine::arenas) tells of another engine. Where memory
-    /// is short, fewer: clients then wait until theirs is made.
+    /// Makes arenas of these sizes, in bytes, as reported by [`Engine::arenas`](crate::Engine::arenas) of another engine. If memory is
+    /// short it makes fewer: clients then wait until theirs is made.
     pub fn make(bytes: impl IntoIterator<Item = u64>) -> SpareArenas {
         SpareArenas(bytes.into_iter().map_while(|bytes| arena(bytes).ok()).collect())
     }
@@ -65,8 +64,8 @@ fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
 }
 
 impl Portion {
-    /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one on its way to the client at `socket`. The tasks of this
-    /// host are those with which it may have direct lanes.
+    /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one to be sent to the client at `socket`. `tasks` are the tasks of
+    /// this host, with which it may have direct lanes.
     ///
     /// # Errors
     /// The system is out of memory or descriptors; everything created is freed again.
@@ -78,7 +77,7 @@ impl Portion {
         spares: &mut SpareArenas,
         tasks: &[TaskName],
     ) -> Result<(ClientEnds, Welcoming), ShmError> {
-        // An empty arena would be no memory at all: a client that only receives has one page.
+        // An empty arena cannot be allocated: a client that only receives gets one page.
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
         let (arena, arena_fd) = spares.take(arena_bytes).map_or_else(|| arena(arena_bytes), Ok)?;
@@ -111,7 +110,7 @@ impl Portion {
         Ok((ends, Welcoming::new(welcome, arena_fd, descriptors)))
     }
 
-    /// The tasks with which `task` may have direct lanes, as many as a welcome has room for.
+    /// The tasks with which `task` may have direct lanes, as many as fit in a welcome.
     fn neighbours(&self, task: &str, tasks: &[TaskName]) -> Vec<String> {
         let mut room = if self.direct_lanes { NEIGHBOURS_BYTES_MAX } else { 0 };
         let others = tasks.iter().map(|name| name.as_str()).filter(|name| *name != task);

@@ -1,4 +1,4 @@
-//! Clients that the shard fails to serve. The failures are made here: no record is known that leads to one.
+//! Clients that the shard fails to serve. The failures are injected: no record is known to cause one.
 
 mod views;
 
@@ -19,10 +19,10 @@ use sealane_transport::{Code, TensorMeta};
 use super::*;
 use crate::engine::EngineSettings;
 
-/// Serving the withdrawal of this key panics, and so does telling how this call ended.
+/// The shard panics when it withdraws this key, and when it reports the end of this call.
 const TRAP: &str = "a trap";
 const TRAP_CALL: u32 = 0xDEAD;
-/// Letting this process in panics.
+/// The shard panics when it admits this process.
 const TRAP_PID: i32 = 0xDEAD;
 
 /// Longer than any answer takes.
@@ -40,7 +40,7 @@ pub(super) fn fall_into_trap_of_process(pid: i32) {
     assert!(pid != TRAP_PID, "a trap of the tests'");
 }
 
-/// An engine of one shard that serves two tasks.
+/// An engine with one shard that serves two tasks.
 fn engine() -> Engine {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -52,7 +52,7 @@ fn engine() -> Engine {
     Engine::start(settings).unwrap()
 }
 
-/// A client process, whose peers are both tasks in their order.
+/// A client process whose peers are both tasks, in their order.
 struct Process {
     end: ClientEnd,
     doorbell: Doorbell,
@@ -71,7 +71,7 @@ impl Process {
         (id, process)
     }
 
-    /// What the daemon has of it, and itself.
+    /// The daemon's end of a client, and the client process.
     fn ends(task: &str, pid: i32) -> (ClientEnds, Process) {
         let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
         let (daemons, segment) = DaemonEnd::create(1 << 20, false).unwrap();
@@ -88,7 +88,7 @@ impl Process {
         (ends, process)
     }
 
-    /// Writes all of them before the shard is woken.
+    /// Writes all submissions before waking the shard.
     fn submit(&mut self, submissions: &[Submission<'_>]) {
         for submission in submissions {
             submission.encode(&mut self.record).unwrap();
@@ -97,15 +97,15 @@ impl Process {
         self.doorbell.ring();
     }
 
-    /// The next completion, as it is printed; nothing if the shard hangs up first.
+    /// The next completion, formatted; `None` if the shard hangs up first.
     fn next(&mut self) -> Option<String> {
         self.next_as(|completion| format!("{completion:?}"))
     }
 
-    /// The same, as `look` has it.
+    /// Like [`Process::next`], converted by `look`.
     fn next_as<T>(&mut self, look: impl Fn(&Completion<'_>) -> T) -> Option<T> {
         loop {
-            // Each time anew: the shard rings once for each sleep.
+            // Announced anew each time: the shard rings once per sleep.
             self.end.own_sleep().announce();
             if self.end.completions.pop(&mut self.record).unwrap() {
                 self.end.completions.publish();
@@ -135,7 +135,7 @@ fn is_arrived(completion: &str, call: u32) -> bool {
     completion.starts_with(&format!("Arrived {{ calls: CallList {{ heads: [Head {{ call: {call}, "))
 }
 
-/// A tensor that the client, which is its own peer of that number, sends to itself: all that it asked before has been read.
+/// The client sends itself a tensor; `peer` is its own number. Once that arrives, all earlier submissions have been read.
 fn is_served(process: &mut Process, peer: u16, meta: &TensorMeta) -> bool {
     process.submit(&[recv(20, peer), send(21, peer, meta)]);
     let mut ended = [process.next().unwrap(), process.next().unwrap()];
@@ -143,7 +143,7 @@ fn is_served(process: &mut Process, peer: u16, meta: &TensorMeta) -> bool {
     is_arrived(&ended[0], 20) && ended[1] == "Sent { calls: [21] }"
 }
 
-/// Sends and recvs of that step by one key for each of so many calls, which count up from `first`.
+/// Sends and recvs of `count` tensors, each pair with a key of its own; call numbers count up from `first`.
 fn lists(first: u32, count: u32, meta: &TensorMeta) -> [CallListBuf; 2] {
     let mut lists = <[CallListBuf; 2]>::default();
     for number in 0..count {
@@ -189,7 +189,7 @@ fn a_client_that_sleeps_deeply_is_woken_for_answers_alone() {
         receiver.submit(&[recv(1, 1)]);
         let received = receiver.next().unwrap();
         assert!(is_arrived(&received, 1), "{received}");
-        // Turns later, so that the shard has rung if it does.
+        // Some turns later, so the shard has rung if it is going to.
         assert!(is_served(&mut receiver, 0, meta));
         assert_eq!(sender.ear.wait(Some(Duration::ZERO)).unwrap(), woken);
         assert_eq!(sender.next().unwrap(), "Sent { calls: [1] }");
@@ -245,7 +245,7 @@ fn what_comes_for_a_client_that_does_not_read_comes_later_and_once() {
         for submission in [recv_many(step.into(), &recvs), send_many(step.into(), &sends)] {
             submission.encode(&mut process.record).unwrap();
             let record = process.record.clone();
-            // As late as can be, and no more than one: the shard finds its ring full.
+            // Pushed as late as possible, with only one record of room: the shard finds its ring full.
             while process.end.submissions.push(&record).is_err() {
                 process.doorbell.ring();
                 read(&mut process);
@@ -269,7 +269,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         let engine = engine();
         let (id, mut failing) = Process::attach(&engine, "ps:1");
         let (_, mut neighbour) = Process::attach(&engine, "worker:1");
-        // It leaves behind what others may come upon: a publication, a queue, a plan that is being pulled.
+        // It leaves behind what others may depend on: a publication, a queue, a plan that is being pulled.
         let (key, payload) = ("w", PayloadAt::Inline(&[3; 8]));
         let publish = Submission::Publish { call: 1, version: 1, key, meta: meta.as_wire(), payload, more: false };
         let mut packed = Vec::new();
@@ -294,7 +294,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         assert!(is_served(&mut neighbour, 1, meta));
         failing.submit(&trap);
         assert_eq!(failing.next(), None);
-        // What came in that very turn, and all that comes later.
+        // What arrived in that same turn, and everything later.
         let received = neighbour.next().unwrap();
         assert!(is_arrived(&received, 1), "{received}");
         assert!(is_served(&mut neighbour, 1, meta));
@@ -302,7 +302,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         let counters = engine.counters().unwrap()[0];
         assert_eq!((counters.clients_failed, counters.published), (1, 0));
 
-        // The task is free when the owner of the socket has seen it close.
+        // The task is free once the socket's owner has seen it close.
         assert!(engine.attached("ps:1").is_some());
         engine.dismiss(id, "it was hung up on");
         let (_, mut next) = Process::attach(&engine, "ps:1");
@@ -330,7 +330,7 @@ fn a_panic_while_a_client_is_let_in_costs_nobody_else_anything() {
 #[test]
 fn clients_come_and_go_no_faster_than_links_let_go_of_their_memory() {
     let engine = engine();
-    // As a shard does while a link has something of the client's.
+    // As a shard does while a link still uses memory of the client.
     let mut held = Vec::new();
     let mut come_and_go = || {
         let (ends, _) = Process::ends("ps:1", 7);

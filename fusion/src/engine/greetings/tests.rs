@@ -1,4 +1,4 @@
-//! Greetings without their shard's turns: the test takes them, at the times that it wants.
+//! Greetings without the shard's own turns: the test runs them when it wants.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::*;
 use crate::limits::ACCEPT_PAUSE;
 use crate::node::{RecvRequest, RecvWaiter};
 
-/// Longer than a node waits before it calls again, shorter than it waits for a call.
+/// Longer than a node waits before it calls again, and shorter than it waits for a call.
 const BACKOFF: Duration = Duration::from_secs(2);
 
 fn on_a_shard(test: impl FnOnce(&Rc<ShardEngine>) + Send + 'static) {
@@ -41,7 +41,7 @@ fn listening(engine: &Rc<ShardEngine>, socket: Socket) -> Greetings {
     Greetings::new(engine)
 }
 
-/// Has the node call its peer.
+/// Makes the node call its peer.
 fn call(engine: &ShardEngine) -> (Handle, Hello) {
     engine.with_node(|node, now| {
         let pair = node.pair(0, "worker:1").unwrap();
@@ -66,7 +66,7 @@ fn call(engine: &ShardEngine) -> (Handle, Hello) {
     (peer, hello)
 }
 
-/// True if the node has heard that its call failed.
+/// Whether the node wants to repeat the call, because it knows that it failed.
 fn is_called_again(engine: &ShardEngine, called: Handle) -> bool {
     engine.with_node(|node, now| node.turn(now + BACKOFF));
     let again = |order: &ConnectOrder| matches!(order, ConnectOrder::Dial { peer, .. } if *peer == called);
@@ -76,7 +76,7 @@ fn is_called_again(engine: &ShardEngine, called: Handle) -> bool {
 #[test]
 fn a_listener_that_cannot_accept_rests_and_is_asked_again() {
     on_a_shard(|engine| {
-        // Before it listens, accepting fails as it does without descriptors: for a reason that stays.
+        // A socket that does not listen cannot accept, for a lasting reason, as without descriptors.
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SockAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))).unwrap();
         let address = socket.local_addr().unwrap().as_socket().unwrap();
@@ -135,7 +135,7 @@ fn a_call_whose_socket_cannot_be_watched_has_failed() {
         )
         .unwrap();
         let source = engine.greetings_source.get().unwrap();
-        // A descriptor is watched once only.
+        // A descriptor can be watched only once.
         engine.shard.watch(source, dial.descriptor(), 7, Interest::READ).unwrap();
         greetings.add(Greeting::Calling { dial, peer, more: Vec::new(), hello });
         assert!(greetings.pending.is_empty());
@@ -170,7 +170,7 @@ fn an_address_that_does_not_answer_in_time_is_followed_by_the_next() {
 #[test]
 fn a_call_without_a_connection_is_begun_anew_soon_and_one_with_it_has_its_time() {
     on_a_shard(|engine| {
-        // No room in the backlog for more than one: the others' calls are not heard.
+        // The backlog has room for one connection: the other calls are not answered.
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SockAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))).unwrap();
         socket.listen(0).unwrap();

@@ -1,8 +1,8 @@
-//! Small tensors that are sent ahead of their requests: who sent them, until they are taken or back.
+//! Small tensors that are sent ahead of their requests, and their senders, until the tensors are taken or back.
 //!
-//! A pair's tensors go ahead on the link on which its consumer has asked for one: so it is no stranger, this shard serves the pair, and
-//! the consumer holds its further requests back for a moment. One that cannot go ahead waits in the table for its request, as one does
-//! that comes back. Bounded by the credit of its session and by `fusion.pending_sends_max`.
+//! A pair's tensors go ahead on a link on which the consumer has requested one before: so it is no stranger, this shard serves the pair,
+//! and the consumer delays its further requests for a moment. A tensor that cannot go ahead, or that comes back, waits in the table for its
+//! request. Bounded by the session's credit and by `fusion.pending_sends_max`.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -25,32 +25,32 @@ use crate::node::peers::Peers;
 use crate::node::settings::Fuse;
 use crate::rendezvous::MatchKey;
 
-/// Tensors that were sent together: several only if a group waits for them, or nobody.
+/// Tensors that were sent together: several only if their waiter is a group or nobody.
 struct Ahead {
-    /// Taken when they have ended.
+    /// Taken when all of them have ended.
     waiter: SendWaiter,
     since: Instant,
-    /// `None` once their sender was told that it has passed.
+    /// `None` once the sender was told that it has passed.
     deadline: Option<Instant>,
-    /// When they are to come back; `None` once that was said.
+    /// When they are recalled; `None` once they were.
     revoke_at: Option<Instant>,
     pair: u32,
     step: i64,
     session: Handle,
-    /// The first in the session; the others follow.
+    /// The session's number for the first; the others follow.
     number: u64,
     count: u32,
-    /// Those that have not ended.
+    /// How many have not ended.
     left: u32,
-    /// Of those that are not back.
+    /// Bytes of those that are not back.
     bytes: usize,
     is_lent: bool,
-    /// What their sender hears if they come back, instead of their waiting on.
+    /// The error that their sender gets if they come back; they then do not wait any longer.
     barred: Option<Box<Error>>,
 }
 
 impl Ahead {
-    /// What a place begins with.
+    /// An unused entry.
     #[cold]
     fn nothing() -> Self {
         Ahead {
@@ -70,7 +70,7 @@ impl Ahead {
         }
     }
 
-    /// When something is to be done about it.
+    /// When it next needs attention.
     #[inline]
     fn due(&self) -> Option<Instant> {
         self.revoke_at.or(self.deadline)
@@ -81,25 +81,25 @@ impl Ahead {
     }
 }
 
-/// See the module.
+/// What was sent ahead; see the module.
 pub(in crate::node) struct SentAhead {
     sends: Arena<Ahead>,
-    /// Tensors of all of them that have not ended.
+    /// All tensors that have not ended.
     tensors: usize,
-    /// `sends` by pair and step, for those who end a step.
+    /// `sends` by pair and step, for ending a step.
     steps: Chains,
-    /// Lent memory, which is its owner's again when the send has ended, and no sooner.
+    /// Lent memory, which goes back to its owner exactly when the send ends.
     lent: HashMap<Handle, Payload>,
-    /// No deadline is earlier; it may be later than the truth says, never earlier.
+    /// A lower bound of the earliest due time.
     deadlines: Sweep,
-    /// The last deadline, and when what has it is to come back: most often the next has the same.
+    /// The last deadline and its recall time: usually the next send has the same deadline.
     last: Option<(Instant, Instant)>,
-    /// Keys of which consumers were told that a tensor waits for its request.
+    /// Keys for which consumers were told that a tensor waits for its request.
     held: LargeKeys,
-    /// The last pair and step of which the consumer was told, on that link, that a tensor waits for want of credit, and others may. None
-    /// once there was credit for it again.
+    /// The last pair, step and link for which the consumer was told that a tensor, and perhaps others, waits for want of credit. `None`
+    /// once there was credit for the pair again.
     short: Option<(u32, i64, (Handle, u32))>,
-    /// Sessions of which some were told to come back: those that have not left are back already.
+    /// Sessions in which some were recalled; tensors that had not left yet are back at once.
     revoked: Vec<Handle>,
 }
 
@@ -121,7 +121,7 @@ impl SentAhead {
         self.deadlines.next()
     }
 
-    /// When a send of that deadline is to come back.
+    /// When a send with that deadline is recalled.
     #[inline]
     fn revoke_at(&mut self, since: Instant, deadline: Instant) -> Instant {
         match self.last {
@@ -134,7 +134,8 @@ impl SentAhead {
         }
     }
 
-    /// So many of those that were sent together have ended: who is to hear how, and with the last the bytes of all that are not back.
+    /// `count` of the tensors sent together have ended: returns who is told how, and with the last one the bytes of all that did not come
+    /// back.
     #[inline]
     pub(in crate::node) fn ended(&mut self, pending: Handle, count: u32) -> Option<(Sender, usize)> {
         let ahead = self.sends.get_mut(pending)?;
@@ -151,13 +152,13 @@ impl SentAhead {
             self.deadlines.clear();
         }
         if is_lent {
-            // Its owner's again, before anybody hears of it.
+            // Back with its owner before anybody hears of it.
             self.lent.remove(&pending);
         }
         Some((sender, bytes))
     }
 
-    /// A place for tensors that end together, with the first.
+    /// Opens an entry for tensors that end together, with the first of them.
     #[inline(always)]
     fn open(
         &mut self,
@@ -177,7 +178,7 @@ impl SentAhead {
         pending
     }
 
-    /// Keeps the memory of one, which is lent.
+    /// Keeps the lent memory of a tensor.
     #[cold]
     fn lend(&mut self, pending: Handle, tensor: Tensor) {
         if let Some(ahead) = self.sends.get_mut(pending) {
@@ -186,7 +187,7 @@ impl SentAhead {
         }
     }
 
-    /// Has those come back that were not told so before.
+    /// Recalls those that were not recalled before.
     fn revoke(&mut self, pending: Handle, peers: &mut Peers) {
         let Some(ahead) = self.sends.get_mut(pending) else { return };
         if ahead.revoke_at.take().is_some()
@@ -203,7 +204,7 @@ impl SentAhead {
 
 #[cfg(any(test, feature = "fuzzing"))]
 impl SentAhead {
-    /// Panics unless what is counted is what its sessions have, and ends in time.
+    /// Panics unless the counts agree with the sessions, and every send has its deadline in the sweep.
     pub(super) fn check_invariants(&self, peers: &Peers) {
         let left: usize = self.sends.iter().map(|(_, ahead)| ahead.left as usize).sum();
         assert_eq!(self.tensors, left, "fusion.pending_sends_max would bound something else than tensors");
@@ -221,19 +222,19 @@ impl SentAhead {
         }
     }
 
-    /// Who waits, and for how many.
+    /// The waiters, and how many sends each waits for.
     pub(super) fn waiters(&self) -> impl Iterator<Item = (&SendWaiter, u32)> {
         self.sends.iter().map(|(_, ahead)| (&ahead.waiter, ahead.left))
     }
 }
 
-/// What a trace calls it: not what it calls an entry of the table.
+/// The handle that traces use; distinct from that of any table entry.
 pub(in crate::node) fn traced(pending: Handle) -> Handle {
     Handle::from_bits(pending.to_bits() | 1 << 63)
 }
 
 impl Exchange {
-    /// Sends those ahead that can be; the first that cannot, which is to be kept for its request.
+    /// Sends tensors ahead as far as possible; returns the first that cannot go ahead and must wait for its request.
     #[inline]
     pub(super) fn send_ahead<K: AsRef<str>, T: IntoTensor>(
         &mut self,
@@ -258,7 +259,7 @@ impl Exchange {
             let is_new = room > 0 && key.len() <= KEY_BYTES_MAX && self.table.is_free(MatchKey { pair, step, key });
             let bytes = payload.host_bytes().filter(|bytes| bytes.len() <= AHEAD_TENSOR_BYTES);
             let (true, Some(bytes)) = (is_new, bytes) else {
-                // Of a large one its consumer remembers it for how long it has this link.
+                // The consumer remembers a large tensor's key as long as it has this link, so it is told once.
                 let is_small = payload.len() <= AHEAD_TENSOR_BYTES;
                 break (is_new && (is_small || self.ahead.held.insert((handle, epoch, pair), key)), Some(next));
             };
@@ -267,7 +268,7 @@ impl Exchange {
                 let short = (pair, step, (handle, epoch));
                 break (self.ahead.short.replace(short) != Some(short), Some(next));
             }
-            // Lent memory goes back by itself, and a trace names each tensor.
+            // Lent memory is given back individually, and a trace names each tensor.
             let is_single = payload.is_lent() || is_traced;
             let pending = match open.filter(|_| !is_single) {
                 Some(pending) => {
@@ -321,7 +322,7 @@ impl Exchange {
         reporter.outcomes.finish_sends(sender.waiter, count, Ok(()));
     }
 
-    /// One that was sent ahead is back, and waits for its request, unless it has nothing to wait for.
+    /// A tensor that was sent ahead is back. It waits for its request, unless an error bars that.
     pub(in crate::node) fn back_from_ahead(&mut self, back: AheadBack<Handle>, context: &mut Context) {
         let Some(ahead) = self.ahead.sends.get_mut(back.pending) else { return };
         ahead.bytes -= back.buffer.len();
@@ -345,8 +346,8 @@ impl Exchange {
         self.keep(MatchKey { pair, step, key }, tensor, deadline, sender, context);
     }
 
-    /// Has those come back whose deadlines are near, so that they wait for a request until then, and their senders hear for certain that
-    /// nobody has asked. Of one that is not back by its deadline its sender hears that its delivery is unknown.
+    /// Recalls tensors whose deadlines are near, so that they wait here for a request until then, and their senders hear for certain that
+    /// nobody asked. If one is not back by its deadline, its sender hears that its delivery is unknown.
     pub(super) fn expire_ahead(&mut self, now: Instant, context: &mut Context) {
         if !self.ahead.deadlines.is_due(now) {
             return;
@@ -358,7 +359,7 @@ impl Exchange {
             if ahead.deadline.is_none_or(|deadline| deadline > now) {
                 continue;
             }
-            // One that has never left is back by now, and its end is a certain one.
+            // One that had never left is back by now, and its outcome is certain.
             let session = context.peers.session(ahead.session);
             let key = session.and_then(|session| ahead.numbers().find_map(|number| session.key_ahead(number)));
             let Some(key) = key else { continue };
@@ -375,7 +376,7 @@ impl Exchange {
         self.ahead.deadlines.extend(self.ahead.sends.iter().filter_map(|(_, ahead)| ahead.due()));
     }
 
-    /// Those of a pair's step are to come back, and end with `error` then.
+    /// Recalls what was sent ahead for a pair's step; it ends with `error` when it comes back.
     pub(super) fn end_ahead_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
         for pending in self.ahead.steps.of((pair, step)) {
             if self.ahead.sends.get(pending).is_some_and(|ahead| (ahead.pair, ahead.step) == (pair, step)) {
@@ -384,7 +385,7 @@ impl Exchange {
         }
     }
 
-    /// The same for all of a local task.
+    /// Like [`end_ahead_of`](Self::end_ahead_of), for all steps of a local task.
     pub(super) fn end_ahead_of_task(&mut self, local: u16, error: &Error, context: &mut Context) {
         let pairs = &context.pairs;
         for pending in self.ahead.sends.select(|ahead| pairs[ahead.pair].local == local) {
@@ -399,7 +400,7 @@ impl Exchange {
         }
     }
 
-    /// The peer of a pair has moved: what was sent ahead to where it was comes back, to wait for its request, and what came from there
+    /// The peer of a pair has moved: what was sent ahead to its old address is recalled, to wait for its request, and what came from there
     /// goes back.
     pub(in crate::node) fn leave_ahead(&mut self, pair: u32, context: &mut Context) {
         for pending in self.ahead.sends.select(|ahead| ahead.pair == pair) {
@@ -408,15 +409,15 @@ impl Exchange {
         self.give_back_of_pair(pair, context);
     }
 
-    /// All are to come back, and to wait for their requests: the engine drains.
+    /// The engine drains: recalls everything, to wait for requests.
     pub(in crate::node) fn revoke_all_ahead(&mut self, context: &mut Context) {
         for pending in self.ahead.sends.select(|_| true) {
             self.ahead.revoke(pending, &mut context.peers);
         }
     }
 
-    /// The engine stops: those that come back before it has end with this. Of the others it is not known whether they are taken, as of a
-    /// tensor that is lent.
+    /// The engine stops: tensors that come back before it has stopped end with this error. For the others it is unknown whether they were
+    /// taken, as for a lent tensor.
     pub(super) fn end_all_ahead(&mut self, reason: &str, context: &mut Context) {
         for pending in self.ahead.sends.select(|_| true) {
             let step = self.ahead.sends.get(pending).map_or(0, |ahead| ahead.step);
@@ -424,13 +425,13 @@ impl Exchange {
         }
     }
 
-    /// A session of which some were told to come back, whose events are to be settled: its link may take nothing for long.
+    /// A session with recalled tensors, whose events must be settled now: its link may accept nothing for long.
     #[inline]
     pub(in crate::node) fn next_revoked(&mut self) -> Option<Handle> {
         self.ahead.revoked.pop()
     }
 
-    /// True if [`next_revoked`](Self::next_revoked) has one.
+    /// True if [`next_revoked`](Self::next_revoked) returns one.
     pub(in crate::node) fn has_revoked(&self) -> bool {
         !self.ahead.revoked.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Fused receives: many recvs of one step that are asked for together and end together, each in its own way.
+//! Fused receives: many recvs of one step that are requested together, and end individually.
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
@@ -10,7 +10,7 @@ use sealane_transport::{Arena, Handle, RecvOutcome};
 use super::received::{Brought, ReceivedBatch};
 use crate::node::cells::Ticket;
 
-/// Many recvs, as a task of this shard asks them.
+/// Many recvs, as a task of this shard requests them.
 #[derive(Debug)]
 pub struct FusedRequest<K, D> {
     /// The pair, from [`Node::pair`](crate::node::Node::pair).
@@ -19,11 +19,11 @@ pub struct FusedRequest<K, D> {
     pub step: i64,
     /// The tensors' names within the step.
     pub keys: K,
-    /// The caller's memory for each in turn, as far as it brings any.
+    /// The caller's memory for the first of them, in order, if it brings any.
     pub destinations: D,
-    /// When those that are not there end with DeadlineExceeded.
+    /// When those that have not arrived end with DeadlineExceeded.
     pub deadline: Instant,
-    /// Who is told.
+    /// Who gets the outcomes.
     pub waiter: BatchWaiter,
 }
 
@@ -32,11 +32,11 @@ pub struct FusedRequest<K, D> {
 pub enum BatchWaiter {
     /// A future on this shard, with its waker once it was polled.
     Future(Option<Waker>),
-    /// A future on this shard that reads the tensors where they lie: it brings no memory.
+    /// A future on this shard that reads the tensors in place: it brings no memory.
     Views(Option<Waker>),
 }
 
-/// What has come of a batch.
+/// The outcomes of a batch so far.
 enum Come {
     Each(Vec<Option<RecvOutcome>>),
     Views(ReceivedBatch),
@@ -44,7 +44,7 @@ enum Come {
 
 struct Batch {
     outcomes: Come,
-    /// Those that ended and were not taken one by one.
+    /// Recvs that have ended and were not taken one by one.
     arrived: VecDeque<u32>,
     tickets: Vec<Option<Ticket>>,
     left: usize,
@@ -59,7 +59,7 @@ impl Batch {
         }
     }
 
-    /// So many more have ended.
+    /// `count` more recvs have ended.
     fn ended(&mut self, count: usize, wakers: &mut Vec<Waker>) {
         self.left -= count;
         match &mut self.waiter {
@@ -80,7 +80,7 @@ impl Default for Batches {
 }
 
 impl Batches {
-    /// So many recvs that are about to be asked.
+    /// Opens a batch of `count` recvs that are about to be requested.
     pub(in crate::node) fn open(&mut self, count: usize, waiter: BatchWaiter) -> Handle {
         let outcomes = match waiter {
             BatchWaiter::Views(_) => Come::Views(ReceivedBatch::waiting(count)),
@@ -96,14 +96,14 @@ impl Batches {
         self.0.get(handle).is_some_and(|batch| matches!(batch.outcomes, Come::Views(_)))
     }
 
-    /// Some of such a batch came before it, of which nothing has come yet.
+    /// Sets what came before such a batch was made; nothing else has come for it yet.
     pub(in crate::node) fn begin_with(&mut self, handle: Handle, come: ReceivedBatch) {
         let Some(batch) = self.0.get_mut(handle) else { return };
         batch.left = (0..come.len()).filter(|&index| come.waits(index)).count();
         batch.outcomes = Come::Views(come);
     }
 
-    /// One of a batch was asked, and is given up by this ticket unless it has ended.
+    /// A recv of a batch was requested; the ticket cancels it, unless it has ended.
     pub(in crate::node) fn asked(&mut self, handle: Handle, index: usize, ticket: Option<Ticket>) {
         let Some(batch) = self.0.get_mut(handle) else { return };
         let waits = match &batch.outcomes {
@@ -121,7 +121,7 @@ impl Batches {
         self.0.get(handle).is_some()
     }
 
-    /// A frame came for a batch that is to be read by views: see [`ReceivedBatch::take`].
+    /// A frame came for a batch that is read by views: see [`ReceivedBatch::take`].
     pub(in crate::node) fn take_frame(
         &mut self,
         handle: Handle,
@@ -136,7 +136,7 @@ impl Batches {
         Some(brought)
     }
 
-    /// One of a batch has ended.
+    /// A recv of a batch has ended.
     pub(in crate::node) fn finish_one(
         &mut self,
         handle: Handle,
@@ -160,7 +160,7 @@ impl Batches {
         batch.ended(1, wakers);
     }
 
-    /// All outcomes, in the order of the keys, once there are all; the batch is closed.
+    /// All outcomes, in the order of the keys, once all have come; this closes the batch.
     pub(in crate::node) fn poll(&mut self, handle: Handle, waker: &Waker) -> Poll<Vec<RecvOutcome>> {
         let batch = self.0.get_mut(handle).expect("a future is polled after it was ready");
         debug_assert!(matches!(batch.outcomes, Come::Each(_)), "it is read by views");
@@ -173,7 +173,7 @@ impl Batches {
         Poll::Ready(outcomes)
     }
 
-    /// The same of a batch that is read by views.
+    /// Like [`poll`](Self::poll), for a batch that is read by views.
     pub(in crate::node) fn poll_views(&mut self, handle: Handle, waker: &Waker) -> Poll<ReceivedBatch> {
         let batch = self.0.get_mut(handle).expect("a future is polled after it was ready");
         debug_assert!(matches!(batch.outcomes, Come::Views(_)), "it is not read by views");
@@ -187,7 +187,7 @@ impl Batches {
         }
     }
 
-    /// The next outcome that has come, with its number; `None` when all were taken.
+    /// The next outcome that has come, with its index; `None` when all were taken.
     pub(in crate::node) fn poll_next(&mut self, handle: Handle, waker: &Waker) -> Poll<Option<(usize, RecvOutcome)>> {
         let Some(batch) = self.0.get_mut(handle) else { return Poll::Ready(None) };
         if let Some(index) = batch.arrived.pop_front() {
@@ -202,12 +202,12 @@ impl Batches {
         Poll::Pending
     }
 
-    /// Closes a batch; the tickets of those that have not ended.
+    /// Closes a batch; returns the tickets of the recvs that have not ended.
     pub(in crate::node) fn close(&mut self, handle: Handle) -> impl Iterator<Item = Ticket> + use<> {
         self.0.remove(handle).into_iter().flat_map(|batch| batch.tickets.into_iter().flatten())
     }
 
-    /// Panics unless what has not ended is counted.
+    /// Panics unless the counts of unfinished recvs are right.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::node) fn check_invariants(&self) {
         for (_, batch) in self.0.iter() {

@@ -1,19 +1,19 @@
-//! Keys whose last tensor was too large to be sent ahead. Two may share a place, and the later one has it: what is forgotten costs a
-//! consumer a moment. Which share one is the same in every process, so that the same history has the same outcome.
+//! Keys whose last tensor was too large to be sent ahead. If two keys share a place, the later one takes it: what is forgotten costs a
+//! consumer a moment. Which keys share a place is the same in every process, so that the same history has the same outcome.
 
 use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::FixedState;
 
-/// As many as a large model has variables that are large.
+/// As many as a large model has large variables.
 const PLACES: usize = 1024;
 
-/// See the module.
+/// The set of large keys; see the module.
 pub(super) struct LargeKeys {
     hasher: FixedState,
-    /// A part of the hash of the key that has the place, or 0.
+    /// Part of the hash of the key that has the place, or 0.
     places: Box<[u32; PLACES]>,
-    /// Places that are taken.
+    /// Number of occupied places.
     taken: usize,
 }
 
@@ -45,7 +45,7 @@ impl LargeKeys {
         before != tag
     }
 
-    /// Takes a key out, if it is there.
+    /// Removes a key, if it is there.
     #[inline]
     pub(super) fn remove(&mut self, of: impl Hash + Copy, key: &str) {
         if self.contains(of, key) {

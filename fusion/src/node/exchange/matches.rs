@@ -1,8 +1,8 @@
-//! Recvs whose producer is a task of this very node: no session, no link, one copy at most.
+//! Recvs whose producer is a task of the same node: no session, no link, one copy at most.
 //!
-//! A tensor goes from the producer's memory into the consumer's: its own destination, or memory that its pool gives out.
-//! Small ones, and tensors of an engine in the consumer's process, change hands without a copy. Large copies, and those from or
-//! to a device, are made a batch a turn, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` a task.
+//! A tensor goes from the producer's memory into the consumer's: its own destination, or memory from its pool. Small tensors, and tensors
+//! of an engine in the consumer's process, change hands without a copy. Large copies, and those from or to a device, are made in batches
+//! over several turns, so that they do not hold up the shard. Bounded by `fusion.queued_requests_max` per task.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -27,19 +27,19 @@ use crate::rendezvous::{Found, MatchKey, Parked, Slot, Waiting, asked_twice};
 
 /// A recv that waits for its tensor, or whose tensor is being copied.
 struct Wanted {
-    /// The pair, from the consumer's side.
+    /// The pair, as the consumer numbers it.
     pair: u32,
     consumer: u16,
     step: i64,
     since: Instant,
     deadline: Instant,
-    /// Where it waits in the table, if it does.
+    /// Its entry in the table, if it waits there.
     entry: Handle,
     destination: Option<Buffer>,
     waiter: RecvWaiter,
 }
 
-/// No entry of the table.
+/// Not in the table.
 const NOWHERE: Handle = Handle::NONE;
 
 /// A tensor on its way from the producer's memory into the consumer's.
@@ -48,24 +48,24 @@ struct Copy {
     from: (TensorMeta, Payload),
     pending: Handle,
     to: Buffer,
-    /// The recv brought that memory.
+    /// The recv brought that memory as its destination.
     is_brought: bool,
     filled: usize,
 }
 
 /// Where a tensor goes.
 pub(super) enum Place {
-    /// Into this memory.
+    /// Copied into this memory.
     Memory { to: Buffer, is_brought: bool },
-    /// To the consumer as it is.
+    /// Passed to the consumer without a copy.
     AsItIs,
 }
 
 impl Place {
-    /// Puts a tensor there, and gives it back as it lies there.
+    /// Puts a tensor in its place, and returns it as it lies there.
     ///
     /// # Errors
-    /// A device cannot copy it; the memory comes back.
+    /// A device cannot copy it; the memory is returned.
     pub(super) fn fill(self, payload: Payload) -> Result<Payload, Unreceived> {
         let Place::Memory { mut to, is_brought } = self else { return Ok(payload) };
         debug_assert!(to.len() >= payload.len(), "the tensor would be cut off");
@@ -79,16 +79,16 @@ impl Place {
     }
 }
 
-/// The recvs of this node's tasks whose producer is one too.
+/// The recvs of this node's tasks whose producer is also a task of this node.
 pub(super) struct LocalRecvs {
     wanted: Arena<Wanted>,
-    /// `wanted` by pair and step, for those who end a step.
+    /// `wanted` by pair and step, for ending a step.
     steps: Chains,
-    /// No deadline is earlier; it may be later than the truth says, never earlier.
+    /// A lower bound of the earliest deadline.
     deadlines: Sweep,
-    /// Copies in progress: a queue for each producer, and the producers take turns.
+    /// Copies in progress: one queue per producer, served in turn.
     copies: VecDeque<(u16, VecDeque<Copy>)>,
-    /// Recvs of each task, by its place; those that the queue holds as well.
+    /// Number of recvs of each task, by the task's index, those being copied included.
     of_task: Vec<usize>,
     requests_max: usize,
 }
@@ -114,17 +114,16 @@ impl LocalRecvs {
         !self.copies.is_empty()
     }
 
-    /// True if a task may have no more recvs waiting: the limit is each task's own.
+    /// True if a task may have no more recvs waiting; each task has a limit of its own.
     fn is_full_for(&self, task: u16) -> bool {
         self.of_task.get(usize::from(task)).is_some_and(|count| *count >= self.requests_max)
     }
 
-    /// True if a recv waits that has this name.
     pub(super) fn is_there(&self, handle: Handle) -> bool {
         self.wanted.get(handle).is_some()
     }
 
-    /// Enters a recv of a task that may have one more.
+    /// Enters a recv of a task that is below its limit.
     #[inline]
     fn enter(&mut self, wanted: Wanted) -> Handle {
         debug_assert!(!self.is_full_for(wanted.consumer), "the limit of the task's recvs would be none");
@@ -146,7 +145,7 @@ impl LocalRecvs {
         Some(wanted)
     }
 
-    /// Takes a recv out whose destination was taken before; its waiter, and since when it has waited.
+    /// Removes a recv whose destination was taken before; returns its waiter, and since when it has waited.
     #[inline]
     fn take_waiter(&mut self, handle: Handle) -> Option<(RecvWaiter, Instant)> {
         let nobody = RecvWaiter::Pull(Handle::NONE);
@@ -174,8 +173,7 @@ impl LocalRecvs {
         }
     }
 
-    /// Panics unless each recv is counted for its task, is in the list of its step, and is found by its entry in the table or is
-    /// being copied.
+    /// Panics unless each recv is counted for its task, is in the list of its step, and either waits in the table or is being copied.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, at: impl Fn(Handle) -> Option<Handle>, pairs: &Pairs) {
         let mut counts = vec![0; self.of_task.len()];
@@ -197,7 +195,7 @@ impl LocalRecvs {
 }
 
 impl Exchange {
-    /// Asks a task of this node. `producer_pair` is the pair as its producer numbers it.
+    /// Requests a tensor from a task of this node. `producer_pair` is the pair as its producer numbers it.
     pub(in crate::node) fn recv_here(
         &mut self,
         now: Instant,
@@ -241,7 +239,7 @@ impl Exchange {
         }
     }
 
-    /// The tensor of so many bytes is there: it is handed over, or begins to be copied; surely if a device copies it.
+    /// The tensor, of `len` bytes, is there: it is handed over, or a copy of it begins (always if a device copies it).
     #[inline]
     fn take_here(
         &mut self,
@@ -284,7 +282,7 @@ impl Exchange {
         None
     }
 
-    /// Nothing is there: the recv waits in the table.
+    /// The tensor is not there: the recv waits in the table.
     #[inline]
     fn wait_here(
         &mut self,
@@ -307,8 +305,8 @@ impl Exchange {
         Some(Ticket::Local(handle))
     }
 
-    /// Hands a tensor to the task of this node that waits for it in a slot, if one does and it takes no longer than this
-    /// turn; else gives the tensor back.
+    /// Hands a tensor to the local task that waits for it in a slot, if one does and this can be done within the turn; otherwise returns
+    /// the tensor.
     #[inline(always)]
     pub(super) fn send_here(
         &mut self,
@@ -342,7 +340,7 @@ impl Exchange {
         }
     }
 
-    /// Hands a tensor that was lent to a recv that waited for it in the table.
+    /// Delivers a lent tensor to a recv that waited for it in the table.
     pub(super) fn lend_here(
         &mut self,
         handle: Handle,
@@ -358,7 +356,7 @@ impl Exchange {
         let limit = context.settings.session.tensor_bytes_max;
         match place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
             Ok(Place::Memory { to, is_brought }) => {
-                // It keeps its name, by which it can be given up while it is copied.
+                // It keeps its handle, by which it can be cancelled while it is copied.
                 let pairs = &context.pairs;
                 let producer = pairs[wanted.pair].mirror.map_or(0, |pair| pairs[pair].local);
                 self.local.begin(producer, Copy { wanted: handle, from: tensor, pending, to, is_brought, filled: 0 });
@@ -372,14 +370,14 @@ impl Exchange {
             }
             Err(unreceived) => {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
-                // First back with it: the one who hears the error may ask again at once.
+                // The tensor goes back first: whoever hears the error may ask again at once.
                 self.settled(pending, tensor, false, context);
                 context.reporter.finish_recv(waiter, Err(unreceived));
             }
         }
     }
 
-    /// The key of an entry of the table, for a trace, if there is one.
+    /// The key of a table entry if calls are traced, otherwise empty.
     fn traced_key(&self, entry: Handle, reporter: &Reporter) -> Box<str> {
         let key = reporter.recorder.as_ref().and_then(|_| self.table.key_of(entry));
         key.unwrap_or_default().into()
@@ -398,7 +396,7 @@ impl Exchange {
         context.reporter.finish_recv(waiter, Ok(tensor));
     }
 
-    /// Goes on with the copies in progress, a batch for each producer in turn; the bytes copied.
+    /// Continues the copies in progress, a batch for each producer in turn; returns the bytes copied.
     pub(in crate::node) fn copy_on(&mut self, context: &mut Context) -> usize {
         let mut budget = COPY_BUDGET_BYTES;
         while budget > 0
@@ -421,7 +419,7 @@ impl Exchange {
                     Err(error) => {
                         let waiter = self.local.remove(copy.wanted).expect("just looked at").waiter;
                         let Copy { from, pending, to, is_brought, .. } = copy;
-                        // First back with it, as where there is no place for it.
+                        // The tensor goes back first, as when there is no place for it.
                         self.settled(pending, from, false, context);
                         let (error, destination) = (error.into(), is_brought.then_some(to));
                         context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
@@ -441,7 +439,7 @@ impl Exchange {
         self.local.is_copying()
     }
 
-    /// Gives a recv up: a tensor that is being copied for it goes back to its producer. False if it has ended.
+    /// Cancels a recv: a tensor that is being copied for it goes back to its producer. False if it has ended.
     pub(super) fn cancel_here(&mut self, handle: Handle) -> bool {
         let wanted = self.local.remove(handle);
         if let Some(wanted) = &wanted {
@@ -466,7 +464,7 @@ impl Exchange {
         }
     }
 
-    /// Ends one recv with `error`, wherever it is.
+    /// Ends one recv with `error`, whether it waits or is being copied.
     pub(super) fn fail_here(&mut self, handle: Handle, error: Error, reporter: &mut Reporter) {
         if let Some(Wanted { waiter, destination, entry, .. }) = self.local.remove(handle) {
             self.table.withdraw_local(entry);
@@ -474,7 +472,7 @@ impl Exchange {
         }
     }
 
-    /// Ends every recv with `error`, and gives back what was being copied: the engine stops.
+    /// The engine stops: ends every recv with `error`, and gives back what was being copied.
     pub(in crate::node) fn end_all_here(&mut self, error: &Error, context: &mut Context) {
         for handle in self.local.wanted.select(|_| true) {
             self.fail_here(handle, error.clone(), &mut context.reporter);
@@ -499,7 +497,7 @@ impl Exchange {
     }
 }
 
-/// Ends a recv with its tensor: copied now, or as it is. The tensor's sender is the caller's to tell, and its send to count.
+/// Ends a recv with its tensor: copied now, or as it is. The caller tells the tensor's sender and counts its send.
 #[inline]
 fn hand_over(
     reporter: &mut Reporter,
@@ -526,7 +524,7 @@ fn hand_over(
 }
 
 impl Copy {
-    /// Copies up to `budget` bytes on; how many.
+    /// Copies up to `budget` more bytes; returns how many.
     fn advance(&mut self, budget: usize) -> Result<usize, DeviceError> {
         let copied = copy_in_pieces(&mut self.to, &self.from.1, self.filled, budget)?;
         self.filled += copied;
@@ -538,19 +536,19 @@ impl Copy {
     }
 }
 
-/// Why a task has no more recvs.
+/// The error for a task with too many recvs.
 fn too_many(context: &Context) -> Error {
     let limit = context.settings.session.queued_requests_max;
     Error::full("fusion.queued_requests_max", format!("{limit} requests to tasks of this engine are already waiting"))
 }
 
-/// True if a device copies a tensor where it goes, which takes its time and may fail.
+/// True if a device copies the tensor, which takes time and may fail.
 #[inline]
 fn is_of_device(payload: &Payload, destination: Option<&Buffer>) -> bool {
     payload.device().is_some() || destination.is_some_and(|to| to.device().is_some())
 }
 
-/// Where a tensor goes, or why it does not.
+/// Where a tensor goes, or the error if it cannot be placed.
 #[inline]
 pub(super) fn place(
     memory: &Memory,
@@ -569,7 +567,7 @@ pub(super) fn place(
             let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
             Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
         }
-        // A client that sends to itself may name one place twice.
+        // A client that sends to itself may name the same memory for both.
         Some(destination) if overlap(&destination, payload) => {
             let error = Error::invalid("the destination overlaps the tensor that is to be copied there");
             Err(Unreceived { error, destination: Some(destination) })
@@ -580,7 +578,7 @@ pub(super) fn place(
     }
 }
 
-/// True if the two have bytes of the host's memory in common.
+/// True if the two share bytes of host memory.
 fn overlap(destination: &Buffer, payload: &Payload) -> bool {
     let both = destination.host_bytes().zip(payload.host_bytes());
     both.is_some_and(|(to, from)| to.overlaps(from))

@@ -1,4 +1,4 @@
-//! Where sends and recvs meet: the rendezvous, the recvs of tasks of this very node, and the steps that have ended.
+//! Where sends and recvs meet: the rendezvous, the recvs between tasks of this node, and the steps that have ended.
 
 mod ahead;
 pub(super) mod batches;
@@ -38,7 +38,7 @@ use sealane_transport::tensor::{IntoTensor, TensorMeta};
 use there::There;
 pub(super) use there::ToPost;
 
-/// A recv, as a task of this shard asks it.
+/// A recv, as a task of this shard requests it.
 #[derive(Debug)]
 pub struct RecvRequest<'a> {
     /// The pair, from [`Node::pair`](super::Node::pair).
@@ -51,34 +51,34 @@ pub struct RecvRequest<'a> {
     pub deadline: Instant,
     /// The caller's memory for the tensor, if it brings any.
     pub destination: Option<Buffer>,
-    /// Who is told.
+    /// Who gets the outcome.
     pub waiter: RecvWaiter,
-    /// One of many that are asked for together: it does not wait for the window.
+    /// One of many requested together: it does not wait for the window.
     pub fused: bool,
-    /// It does not wait for a producer that has left.
+    /// Fail at once if the producer has left.
     pub fail_if_gone: bool,
 }
 
-/// The session that brings requests, while it is lent to its link.
+/// The session through which a peer's requests come, while it is lent to its link.
 pub(super) struct Asker<'a> {
     pub(super) session: Handle,
-    /// What a trace calls it.
+    /// The session's id in traces.
     pub(super) traced_as: u64,
-    /// The pair of its last request, which most often is that of the next.
+    /// The pair of its last request, which usually is also that of the next.
     pub(super) last_pair: &'a mut LastPair,
 }
 
 /// (Producer, consumer) and the number of their pair.
 pub(super) type LastPair = Option<((u16, u32), u32)>;
 
-/// See the module.
+/// The exchange of a node; see the module.
 pub(super) struct Exchange {
     table: Table<Sender>,
     ended: EndedSteps,
     local: LocalRecvs,
     there: There,
     ahead: SentAhead,
-    /// Requests for rows that went to another session than their tickets say.
+    /// Requests for rows that moved to another session than their tickets name.
     moved: HashMap<Ticket, Ticket>,
 }
 
@@ -104,22 +104,22 @@ impl Exchange {
         self.table.parked()
     }
 
-    /// Where the tensors of a session's answers are settled that its peer has taken.
+    /// The table, which settles the tensors that a session's peer has taken.
     pub(super) fn table(&mut self) -> &mut Table<Sender> {
         &mut self.table
     }
 
-    /// Recvs from tasks of other nodes, and what came before theirs.
+    /// Recvs from tasks of other nodes, and tensors that came before their recvs.
     pub(super) fn there(&mut self) -> &mut There {
         &mut self.there
     }
 
-    /// Who has sent ahead.
+    /// What was sent ahead.
     pub(super) fn ahead(&mut self) -> &mut SentAhead {
         &mut self.ahead
     }
 
-    /// When [`expire`](Self::expire) must come at the latest, or a recv is to [ask](Self::next_to_ask).
+    /// When [`expire`](Self::expire) must be called at the latest, or a recv is to [ask](Self::next_to_ask).
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let (there, ahead) = (self.there.next_deadline(), self.ahead.next_deadline());
@@ -131,7 +131,7 @@ impl Exchange {
         self.ended.reason(local, pair, step).is_some()
     }
 
-    /// Why a recv ends before it begins, if it does.
+    /// The error that ends a recv before it begins, if there is one.
     #[inline]
     pub(super) fn refusal(&self, recv: &RecvRequest<'_>, local: u16, is_draining: bool) -> Option<Error> {
         if let Some(reason) = self.ended.reason(local, recv.pair, recv.step) {
@@ -140,7 +140,7 @@ impl Exchange {
         (is_draining && matches!(recv.waiter, RecvWaiter::Client(_))).then(draining)
     }
 
-    /// Gives a recv up, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
+    /// Cancels a recv, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
     pub(super) fn cancel(&mut self, ticket: Ticket, context: &mut Context) -> bool {
         let is_cancelled = match ticket {
             Ticket::Peer { session, request } => {
@@ -152,11 +152,11 @@ impl Exchange {
             Ticket::There(handle) => self.cancel_there(handle, context),
             Ticket::Rows(_) => unreachable!("the node looks for rows"),
         };
-        // It may no longer be where its ticket says.
+        // It may have moved since its ticket was issued.
         is_cancelled || self.moved.remove(&ticket).is_some_and(|moved| self.cancel(moved, context))
     }
 
-    /// Where a request is now.
+    /// The current ticket of a request.
     pub(super) fn follow(&self, mut ticket: Ticket) -> Ticket {
         while let Some(next) = self.moved.get(&ticket) {
             ticket = *next;
@@ -164,7 +164,7 @@ impl Exchange {
         ticket
     }
 
-    /// Asks the peer of a session for rows of tables.
+    /// Requests rows of tables from the peer of a session.
     pub(super) fn rows_there(
         &mut self,
         now: Instant,
@@ -189,13 +189,13 @@ impl Exchange {
         }
     }
 
-    /// A request has gone to another session than its ticket says.
+    /// A request has moved to another session than its ticket names.
     pub(super) fn moved(&mut self, from: Ticket, to: Ticket) {
         debug_assert_ne!(from, to, "cancelling the request would never find it");
         self.moved.insert(from, to);
     }
 
-    /// Forgets where requests went that have ended since: what is kept is bounded by the requests that stand.
+    /// Forgets moves of requests that have ended: what is kept is bounded by the open requests.
     pub(super) fn forget_ended_moves(&mut self, peers: &Peers) {
         let Self { moved, local, there, .. } = self;
         let is_open = |ticket: &Ticket| match *ticket {
@@ -216,7 +216,7 @@ impl Exchange {
         }
     }
 
-    /// Sends tensors of a pair and a step, by key, or answers the requests that wait for them. Of several the waiter is a group.
+    /// Sends tensors of a pair and a step, by key, or answers the requests that wait for them. For several tensors the waiter is a group.
     #[inline]
     pub(super) fn send<K: AsRef<str>, T: IntoTensor>(
         &mut self,
@@ -233,7 +233,7 @@ impl Exchange {
         };
         if let Some(error) = refused {
             let count = tensors.len() as u32;
-            // Their memory is the caller's again before it hears.
+            // Memory goes back to the caller before it hears the outcome.
             drop(tensors);
             return context.reporter.outcomes.finish_sends(waiter, count, Err(error));
         }
@@ -287,10 +287,10 @@ impl Exchange {
         }
     }
 
-    /// A peer asks for a tensor by these bytes.
+    /// A peer requests a tensor; its key is not yet validated.
     ///
     /// # Errors
-    /// The request has to wait, and its key is no text.
+    /// The request would have to wait, and its key is not valid UTF-8.
     #[inline(always)]
     pub(super) fn asked(
         &mut self,
@@ -359,7 +359,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// The same for a request that came behind other events.
+    /// Like [`asked`](Self::asked), for a request that came after other events.
     #[cold]
     pub(super) fn asked_behind_events(&mut self, handle: Handle, asked: &Asked, context: &mut Context) {
         let Context { peers, pairs, reporter, presence, draining, .. } = context;
@@ -371,7 +371,7 @@ impl Exchange {
         debug_assert!(heard.is_ok(), "its key is text");
     }
 
-    /// A peer takes a request back.
+    /// A peer withdraws a request.
     pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, peers: &mut Peers) {
         if self.table.withdraw(Parked::Peer { session, id })
             && let Some(with) = peers.session_mut(session)
@@ -391,7 +391,7 @@ impl Exchange {
         }
     }
 
-    /// The link of a session is gone: what its peer waits for it will ask again.
+    /// The link of a session is gone: its peer will repeat the requests it still waits for.
     pub(super) fn withdraw_session(&mut self, session: Handle) {
         self.table.withdraw_session(session);
         self.forget_kept(session);
@@ -411,7 +411,7 @@ impl Exchange {
             Parked::Local(handle) => return self.lend_here(handle, (meta, payload), pending, context),
         };
         let Some(peer) = context.peers.get_mut(session) else {
-            // Sessions leave the table before they go.
+            // Cannot happen: sessions leave the table before they are removed.
             return self.settled(pending, (meta, payload), false, context);
         };
         peer.session.unpark();
@@ -426,13 +426,13 @@ impl Exchange {
         }
     }
 
-    /// A tensor that was lent to a task of this node, or to nobody after all, is back.
+    /// A tensor that was lent to a task of this node, or in the end to nobody, is back or taken.
     fn settled(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
         let bytes = tensor.1.len() as u64;
         self.settled_as(pending, tensor, (bytes, taken, Way::MEMORY), context);
     }
 
-    /// A tensor of so many bytes that was lent is back, or taken; its payload may have changed hands already.
+    /// A lent tensor of `bytes` bytes is back, or taken; its payload may have changed hands already.
     pub(super) fn settled_as(
         &mut self,
         pending: Handle,
@@ -454,7 +454,7 @@ impl Exchange {
         }
     }
 
-    /// Ends what has waited past its deadline.
+    /// Ends what has passed its deadline.
     pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
         let late = self.table.expire_parked(now);
         if !late.is_empty() {
@@ -480,7 +480,7 @@ impl Exchange {
         self.expire_ahead(now, context);
     }
 
-    /// Panics unless the table agrees with itself, with who waits here, and with the sessions of those who wait elsewhere.
+    /// Panics unless the table is consistent with itself, with the local recvs, and with the sessions of waiting requests.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, context: &Context) {
         self.table.check_invariants(|by| match by {

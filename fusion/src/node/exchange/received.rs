@@ -1,5 +1,5 @@
-//! Tensors that one call has received, read where the frames that brought them lie: as many as came together cost one copy, and each of
-//! them neither memory nor a tensor of its own.
+//! Tensors that one call has received, read in place in the frames that brought them: all that came together cost one copy, and none of
+//! them has memory or a tensor object of its own.
 
 use sealane_transport::session::ahead_cost;
 use sealane_transport::tensor::{TensorMeta, TensorView};
@@ -7,11 +7,10 @@ use sealane_transport::wire::AheadRecords;
 use sealane_transport::{Error, RecvOutcome};
 use smallvec::SmallVec;
 
-/// What a frame brought.
 #[derive(Debug)]
 struct Frame {
     bytes: Box<[u8]>,
-    /// Each metadata that differs from the one before.
+    /// Its metadata; each entry differs from the one before.
     metas: SmallVec<[TensorMeta; 1]>,
 }
 
@@ -25,18 +24,18 @@ enum Place {
         len: u32,
         meta: u32,
     },
-    /// By itself: it came in another order, late, or large, or did not come.
+    /// On its own: it came out of order, late, or large, or failed.
     Own(Box<RecvOutcome>),
 }
 
-/// The first tensors of a frame.
+/// The first tensors of a frame, as far as they were taken.
 pub(in crate::node) struct Brought {
     pub(in crate::node) count: usize,
-    /// Of all of them.
+    /// Bytes of all of them.
     pub(in crate::node) bytes: usize,
-    /// What they count in the credit of their session.
+    /// What they cost of their session's credit.
     pub(in crate::node) cost: usize,
-    /// There were no others.
+    /// The frame has no others.
     pub(in crate::node) is_all: bool,
 }
 
@@ -48,31 +47,31 @@ pub struct ReceivedBatch {
 }
 
 impl ReceivedBatch {
-    /// Memory of a frame, besides what its tensors count.
+    /// Memory of a frame, besides what its tensors cost.
     pub(super) const FRAME_BYTES: usize = size_of::<Frame>();
 
-    /// So many that have not come.
+    /// A batch of `count` recvs, none of which has ended.
     pub(super) fn waiting(count: usize) -> Self {
         Self { frames: Vec::new(), places: std::iter::repeat_with(|| Place::Waits).take(count).collect() }
     }
 
-    /// How many there are.
+    /// Number of recvs.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// True if there are none.
+    /// True if there are no recvs.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// The tensor of that number.
+    /// The tensor with this index.
     ///
     /// # Errors
-    /// Why it has not come: as of a recv of its own.
+    /// The error of this recv, if its tensor did not come.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the index is out of range.
     #[inline]
     pub fn get(&self, index: usize) -> Result<TensorView<'_>, &Error> {
         match &self.places[index] {
@@ -89,29 +88,29 @@ impl ReceivedBatch {
         }
     }
 
-    /// Each of them.
+    /// The outcomes, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Result<TensorView<'_>, &Error>> {
         (0..self.len()).map(|index| self.get(index))
     }
 
-    /// One has ended by itself.
+    /// A recv has ended on its own.
     pub(super) fn end(&mut self, index: usize, outcome: RecvOutcome) {
         debug_assert!(self.waits(index), "a recv would end twice, and another never");
         self.places[index] = Place::Own(Box::new(outcome));
     }
 
-    /// True if none is to come.
+    /// True if all recvs have ended.
     pub(super) fn is_complete(&self) -> bool {
         !self.places.iter().any(|place| matches!(place, Place::Waits))
     }
 
-    /// True if it has not ended.
+    /// True if this recv has not ended.
     pub(super) fn waits(&self, index: usize) -> bool {
         matches!(self.places[index], Place::Waits)
     }
 
-    /// Takes the first tensors of a frame in, for as long as `expects` gives a key the number of one that waits; `None` if there is none.
-    /// It ends where something is no tensor, as who takes each by itself is to find out.
+    /// Takes the first tensors of a frame, as long as `expects` gives the index of a waiting recv for the key; `None` if there is none.
+    /// Stops at an invalid tensor, which whoever takes the tensors one by one will report.
     pub(super) fn take(
         &mut self,
         records: AheadRecords<'_>,
@@ -151,7 +150,7 @@ impl ReceivedBatch {
         Some(brought)
     }
 
-    /// What lies in each frame.
+    /// The records that lie in each frame.
     pub(super) fn frames(&self) -> impl ExactSizeIterator<Item = AheadRecords<'_>> {
         self.frames.iter().map(|Frame { bytes, metas }| AheadRecords::of(bytes, metas.first().map(TensorMeta::as_wire)))
     }
@@ -161,7 +160,7 @@ impl ReceivedBatch {
         self.places.len() * size_of::<Place>()
     }
 
-    /// Frames that brought some, and how many lie there.
+    /// The number of frames, and of tensors in them.
     #[cfg(test)]
     pub(in crate::node) fn in_frames(&self) -> (usize, usize) {
         let lie = self.places.iter().filter(|place| matches!(place, Place::Lies { .. })).count();

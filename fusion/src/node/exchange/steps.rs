@@ -1,4 +1,4 @@
-//! Steps that end, by the word of a task here or of a peer's, and tasks that are gone.
+//! Steps that end, because a task here or a peer's aborts or cleans them up, and tasks that have gone.
 
 use sealane_transport::{Error, Handle};
 
@@ -9,7 +9,7 @@ use crate::node::pairs::STRANGER;
 use crate::rendezvous::{Ended, EndedSteps, Parked, Scope, Unsent};
 
 impl Exchange {
-    /// Ends a step of a local task here; false if it has ended before.
+    /// Ends a step of a local task here; false if it had ended before.
     pub(in crate::node) fn abort(&mut self, local: u16, step: i64, reason: &str, context: &mut Context) -> bool {
         if self.ended.has(Scope::Task(local), step) {
             return false;
@@ -21,7 +21,7 @@ impl Exchange {
         true
     }
 
-    /// Frees what is left of a step of a local task, which may be used again.
+    /// Frees what is left of a step of a local task; the step may be used again.
     pub(in crate::node) fn cleanup(&mut self, local: u16, step: i64, context: &mut Context) {
         for pair in context.pairs.of_task(local).to_vec() {
             self.end_step(pair, step, "the step was cleaned up", context);
@@ -30,7 +30,7 @@ impl Exchange {
         self.ended.forget(Scope::Task(local), step);
     }
 
-    /// A peer's task ends a step: `handle` is the session that says so, none for a task of this node.
+    /// A peer's task ends a step: `handle` is the session that reports it, `None` for a task of this node.
     pub(in crate::node) fn aborted(
         &mut self,
         handle: Option<Handle>,
@@ -43,7 +43,7 @@ impl Exchange {
         }
         let known = &context.pairs;
         let pairs: Vec<_> = known.of_peer(peer_task).iter().map(|&pair| (pair, known[pair].local)).collect();
-        // Said before, and so done: a peer that repeats itself costs no second look at the table.
+        // It was reported, and handled, before: a peer that repeats itself costs no second search of the table.
         if pairs.iter().all(|&(pair, local)| self.ended.reason(local, pair, step).is_some()) {
             return;
         }
@@ -51,7 +51,7 @@ impl Exchange {
         let kept = EndedSteps::reason_to_keep(reason);
         for &(pair, local) in &pairs {
             self.ended.insert(Scope::Pair(pair), step, &kept);
-            // First, so that they have their memory back from their requests.
+            // First, so that the recvs get their memory back from their requests.
             self.end_there_of(pair, step, &error, context);
             match handle.and_then(|handle| context.peers.session_mut(handle)) {
                 Some(with) => with.end_requests(step, local, Some(peer_task), &error),

@@ -1,4 +1,4 @@
-//! Rows that are being gathered: the tables, the memory that they go to, and how far they are.
+//! Rows that are being gathered: the tables, the destination memory, and the progress.
 
 use std::iter::zip;
 use std::ops::Range;
@@ -31,48 +31,48 @@ struct OfOne {
     payload: Payload,
     locks: Option<Payload>,
     row_bytes: usize,
-    /// How many there are of those that were named, and of the numbers of all tables together which ones are theirs.
+    /// The number of its named rows that exist, and the range of their numbers in `ids`.
     rows: usize,
     ids: Range<usize>,
     part: Part<Place>,
     took: Duration,
 }
 
-/// See the module.
+/// The gathering of one lookup's rows; see the module.
 pub(super) struct Gathering {
     tables: Vec<OfOne>,
-    /// The numbers of the rows of all tables. Gone while it waits for a lock, and then read again.
+    /// The numbers of the rows of all tables. Dropped while it waits for a lock, and then decoded again.
     ids: Vec<u64>,
     to: Buffer,
-    /// The table that is being read, and how many of its rows are there.
+    /// The table being read, and how many of its rows were copied.
     table: usize,
     filled: usize,
-    /// Turns in which the next row was always being written.
+    /// Consecutive turns in which the next row was being written.
     turns: u32,
 }
 
-/// Whose memory rows are gathered in.
+/// The memory in which rows are gathered.
 pub(super) enum Memories {
-    /// The send slab, of which the peer holds so many bytes with answers that it has not released or that are being gathered.
+    /// The send slab, of which the peer already holds `held` bytes with answers that are unreleased or being gathered.
     Slab { held: usize },
-    /// That of a task of this node.
+    /// The memory of a task of this node.
     OfTask(u16),
 }
 
-/// How far rows are.
+/// How far the gathering has come.
 pub(super) enum Gathered {
     All,
-    /// More in a later turn.
+    /// There is more to copy, in a later turn.
     Some,
-    /// As `Some`, but the next row was being written: it is tried again later.
+    /// Like `Some`, but the next row was being written: retry later.
     Locked,
 }
 
 impl Gathering {
-    /// Takes memory for rows of `tables`, which are as many as `named` names. `None` if there is none now.
+    /// Allocates memory for rows of `tables`, one for each table in `named`. `None` if there is no memory now.
     ///
     /// # Errors
-    /// InvalidArgument if one is no table, or ResourceExhausted where no waiting helps.
+    /// InvalidArgument if one is not a table, or ResourceExhausted if waiting would not help.
     pub(super) fn begin(
         tables: Vec<Table>,
         named: NamedRows<'_>,
@@ -95,7 +95,7 @@ impl Gathering {
             Memories::Slab { .. } if bytes <= Buffer::OWN_BYTES => Buffer::of_len(bytes),
             Memories::Slab { held } => {
                 let slab = context.memory.send_slab();
-                // A peer that releases nothing does not take the memory that others are answered from.
+                // A peer that releases nothing must not take all the memory for answers to others.
                 let most = slab.capacity_bytes() / GATHERED_SHARE;
                 if bytes > most {
                     let reason =
@@ -122,11 +122,11 @@ impl Gathering {
         self.to.len()
     }
 
-    /// Copies about `budget` bytes of the rows `named`; how many that cost, and how far it is. `spare` is memory for numbers that nobody
-    /// needs.
+    /// Copies about `budget` bytes of the rows `named`; returns the cost, and how far it has come. `spare` is memory to reuse for row
+    /// numbers.
     ///
     /// # Errors
-    /// Aborted: a row was written at each of many looks.
+    /// Aborted if a row was being written at each of many looks.
     pub(super) fn advance(
         &mut self,
         named: NamedRows<'_>,
@@ -182,7 +182,7 @@ impl Gathering {
                 (end - *filled, 0)
             }
             Err(copied) => {
-                // Looks at a row that is being written may copy it each time.
+                // Each look at a row that is being written may copy the whole row.
                 let looks = (*row_bytes).max(COPY_AT_ONCE_BYTES);
                 *turns = if copied > 0 { 1 } else { *turns + 1 };
                 if *turns > ROW_TURNS_MAX {
@@ -202,7 +202,7 @@ impl Gathering {
         (copied * row_bytes + looks, Ok(gathered))
     }
 
-    /// What was gathered of each table.
+    /// Counters of what was gathered, by table.
     pub(super) fn counters(&self) -> impl Iterator<Item = TableCounters> {
         self.tables.iter().map(|table| TableCounters {
             requests: 1,
@@ -213,7 +213,6 @@ impl Gathering {
         })
     }
 
-    /// The answer.
     pub(super) fn into_answer(self) -> Buffer {
         self.to
     }
@@ -221,7 +220,7 @@ impl Gathering {
 
 impl OfOne {
     /// # Errors
-    /// InvalidArgument if it is no table, or Unimplemented for one in the memory of a device.
+    /// InvalidArgument if it is not a table, or Unimplemented if it is in the memory of a device.
     fn new(table: Table, named: OfTable<'_>, ids: &mut Vec<u64>) -> Result<Self, Error> {
         let (Table { meta, payload, locks, .. }, key) = (table, named.key);
         if payload.host_bytes().is_none() {
@@ -239,7 +238,7 @@ impl OfOne {
     }
 }
 
-/// Puts the numbers of those rows that were named and that a table of `there` rows has behind others; where they are.
+/// Appends to `ids` the numbers of those named rows that exist in a table of `there` rows; returns their range.
 fn decode(named: OfTable<'_>, there: u64, ids: &mut Vec<u64>) -> Range<usize> {
     let start = ids.len();
     named.ids.decode(ids);

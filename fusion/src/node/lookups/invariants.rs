@@ -1,4 +1,4 @@
-//! What holds of lookups between calls.
+//! The invariants of lookups between calls.
 
 use hashbrown::HashMap;
 
@@ -7,7 +7,7 @@ use super::{Asker, Line, Lookups};
 use crate::node::context::Context;
 
 impl Lookups {
-    /// Panics unless each lookup is where it can go on or ends.
+    /// Panics unless each lookup is where it will proceed or end.
     pub(in crate::node) fn check_invariants(&self, context: &Context) {
         let (mut of_peers, mut held) = (0, HashMap::new());
         for (handle, lookup) in self.lookups.iter() {

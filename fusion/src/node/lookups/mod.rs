@@ -1,11 +1,12 @@
-//! Rows of published tables: gathered here for peers and for tasks of this node, straight from the memory in which the table lies.
-//! Whoever has published it is not asked.
+//! Rows of published tables, gathered here for peers and for tasks of this node, straight from the memory in which the table lies. The
+//! publisher is not asked.
 //!
-//! A lookup waits while one of its tables is not published, or older than it wants; while there is no memory for its rows; and while the
-//! table's owner writes a row at each look. All have a deadline. Bounded by what a peer may have parked, and by the calls of tasks.
+//! A lookup waits while one of its tables is not published or older than requested, while there is no memory for its rows, and while the
+//! table's owner is writing a row at each look. Every lookup has a deadline. Bounded by what a peer may have parked, and by the calls of
+//! tasks.
 //!
-//! What is copied and looked up in a turn is bounded, whoever asks. The shard goes on copying before it sleeps; for memory and for locks it waits
-//! asleep, and tries again in the turns that come anyway, or a millisecond later.
+//! How much is copied and looked up in a turn is bounded, whoever asks. The shard does not sleep while there is something to copy; while it
+//! waits for memory or locks it may sleep, and retries in turns that run anyway, or a millisecond later.
 
 mod gathering;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -44,22 +45,22 @@ use gathering::{Gathered, Gathering, Memories};
 use served::Served;
 use waiting::{PeerId, Waiter, Waiting};
 
-/// Rows of tables of one task, as a task of this shard asks for them.
+/// A request for rows of one task's tables, from a task of this shard.
 #[derive(Debug)]
 pub struct RowsRequest<'a> {
     /// The pair, from [`Node::pair`](super::Node::pair).
     pub pair: u32,
     /// The tables, and the rows of each.
     pub rows: NamedRows<'a>,
-    /// The oldest version of each table that will do.
+    /// The oldest version of each table that is acceptable.
     pub min_version: i64,
     /// When it ends with DeadlineExceeded.
     pub deadline: Instant,
-    /// It asks where the tables lie, in place of their rows; for a client.
+    /// It asks where the tables lie, not for their rows; only for clients.
     pub views: bool,
-    /// It does not wait for tables of a task that has left.
+    /// It fails at once if the tables' task has left.
     pub fail_if_gone: bool,
-    /// Who is told, and gets the [rows](gathered_rows) as one tensor.
+    /// The waiter, which gets the [rows](gathered_rows) as one tensor.
     pub waiter: RecvWaiter,
 }
 
@@ -69,27 +70,27 @@ enum Asker {
     Here { consumer: u16, waiter: RecvWaiter, views: bool },
 }
 
-/// Whose table, and which.
+/// A table: its task and key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Name {
     producer: u16,
     key: Box<str>,
 }
 
-/// Where a lookup is found again.
+/// Which queue a lookup is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
-    /// Among those whose table is not there, if it has not just come.
+    /// In neither queue: its table is missing, or has just come.
     None,
-    /// It can go on.
+    /// The queue of lookups that can proceed.
     Copies,
-    /// It has no memory, or its next row was being written.
+    /// The queue of retries: it has no memory, or its next row was being written.
     Retries,
 }
 
 struct Lookup {
     asker: Asker,
-    /// Whose tables.
+    /// The task that publishes the tables.
     producer: u16,
     rows: NamedRowsBuf,
     min_version: i64,
@@ -102,24 +103,24 @@ struct Lookup {
     gathering: Option<Box<Gathering>>,
 }
 
-/// See the module.
+/// The lookups of a node; see the module.
 pub(super) struct Lookups {
     lookups: Arena<Lookup>,
-    /// Those that can go on.
+    /// Lookups that can proceed.
     queue: VecDeque<Handle>,
-    /// Those that try again, and when at the latest.
+    /// Lookups to retry, and when at the latest.
     retries: VecDeque<Handle>,
     retry_at: Option<Instant>,
     /// Bytes that may still be copied before the next turn.
     budget: usize,
-    /// Those whose table is not there.
+    /// Lookups whose table is missing.
     waiting: Waiting,
-    /// How many of them may still go on before the next turn.
+    /// How many of them may still wake before the next turn.
     wakes: usize,
-    /// Those of peers, by session and id.
+    /// Lookups of peers, by session and id.
     asked: HashMap<(Handle, Handle), Handle>,
     served: Served,
-    /// When each ends at the latest that did not end at once.
+    /// The deadline of each lookup that did not end at once.
     deadlines: Deadlines,
     /// Kept to reuse their memory.
     ids: Vec<u64>,
@@ -154,10 +155,10 @@ impl Lookups {
         self.waiting.len()
     }
 
-    /// When [`copy_on`](Self::copy_on) and [`expire`](Self::expire) must come at the latest.
+    /// When [`copy_on`](Self::copy_on) and [`expire`](Self::expire) must be called at the latest.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        // Nothing is tried again unless there is a lookup, which has a deadline.
+        // Retries exist only while there are lookups, each of which has a deadline.
         let earliest = self.deadlines.next()?;
         Some(self.retry_at.map_or(earliest, |retry_at| retry_at.min(earliest)))
     }
@@ -168,7 +169,7 @@ impl Lookups {
         !self.queue.is_empty() || self.waiting.has_woken()
     }
 
-    /// A peer asks for rows.
+    /// A peer requests rows.
     pub(super) fn asked(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
         let RowsAsked { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows } = asked;
         if consumer == STRANGER {
@@ -176,10 +177,10 @@ impl Lookups {
             let error = Error::NotFound { task: "the requesting task".into(), reason };
             return with_session(session, context, |with| with.refuse(id, &error));
         }
-        // It will ask again on the next link.
+        // Its peer will ask again on the next link.
         let Some(with) = context.peers.session(session).filter(|with| with.is_attached()) else { return };
         let quota = with.quota().clone();
-        // A hostile peer may give two requests one id.
+        // A hostile peer may use one id for two requests.
         self.withdrawn(session, id, context);
         let (held, more) = (quota.rows.requests.get(), rows.as_rows().as_bytes().len());
         if held + more > ROW_REQUESTS_BYTES_MAX {
@@ -196,7 +197,7 @@ impl Lookups {
         self.begin(handle, pulls, context);
     }
 
-    /// A task of this node asks for rows of another one's table. What it is called until it ends, if it has not.
+    /// A task of this node requests rows of another's table. Returns the lookup's handle, unless it has ended already.
     pub(super) fn ask_here(
         &mut self,
         now: Instant,
@@ -226,7 +227,6 @@ impl Lookups {
         handle
     }
 
-    /// Takes a lookup out.
     fn remove(&mut self, handle: Handle) -> Option<Lookup> {
         let lookup = self.lookups.remove(handle)?;
         self.deadlines.remove(handle);
@@ -247,7 +247,7 @@ impl Lookups {
         Some(lookup)
     }
 
-    /// Goes on with a new lookup at once, unless enough was copied in this turn.
+    /// Starts a new lookup at once, unless this turn's copy budget is spent.
     fn begin(&mut self, handle: Handle, pulls: &mut Pulls, context: &mut Context) {
         match self.budget {
             0 => self.queue(handle, context),
@@ -255,13 +255,13 @@ impl Lookups {
         }
     }
 
-    /// Goes on with a lookup, at the expense of this turn.
+    /// Continues a lookup, charged to this turn's budget.
     fn advance(&mut self, handle: Handle, pulls: &mut Pulls, context: &mut Context) {
         let cost = self.copy(handle, COPY_BATCH_BYTES.min(self.budget), pulls, context);
         self.budget = self.budget.saturating_sub(cost.max(1));
     }
 
-    /// Goes on with a lookup, about `budget` bytes; how many that cost.
+    /// Continues a lookup by about `budget` bytes; returns what it cost.
     fn copy(&mut self, handle: Handle, budget: usize, pulls: &mut Pulls, context: &mut Context) -> usize {
         let Some(lookup) = self.lookups.get_mut(handle) else { return 0 };
         if let Asker::Here { waiter, .. } = &lookup.asker
@@ -318,7 +318,7 @@ impl Lookups {
         effort + cost
     }
 
-    /// It goes on in a later turn.
+    /// The lookup continues in a later turn.
     fn queue(&mut self, handle: Handle, context: &mut Context) {
         let Some(lookup) = self.lookups.get_mut(handle) else { return };
         lookup.line = Line::Copies;
@@ -326,7 +326,7 @@ impl Lookups {
         self.park(handle, context);
     }
 
-    /// It tries again in a later turn, for which the shard stays awake no longer than it does anyway.
+    /// The lookup is retried in a later turn; the shard does not stay awake for it.
     fn retry(&mut self, handle: Handle, context: &mut Context) {
         let Some(lookup) = self.lookups.get_mut(handle) else { return };
         lookup.line = Line::Retries;
@@ -338,7 +338,7 @@ impl Lookups {
         self.park(handle, context);
     }
 
-    /// A table is not there.
+    /// A table is missing: the lookup waits for it.
     fn wait(&mut self, handle: Handle, table: Name, context: &mut Context) {
         let Some(lookup) = self.lookups.get_mut(handle) else { return };
         let is_next_ones =
@@ -358,7 +358,7 @@ impl Lookups {
         self.park(handle, context);
     }
 
-    /// It waits, until its deadline at most; a peer is told so.
+    /// The lookup waits, at most until its deadline; a peer is told so.
     fn park(&mut self, handle: Handle, context: &mut Context) {
         let Some(lookup) = self.lookups.get_mut(handle) else { return };
         if self.deadlines.of(handle).is_none() {
@@ -386,14 +386,14 @@ impl Lookups {
                 if is_parked {
                     with.unpark();
                 }
-                // If it is refused, the peer was told.
+                // If this is refused, the peer was told.
                 let _ = with.answer_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
             }),
             Asker::Here { waiter, .. } => answer_here(waiter, since, buffer, context),
         }
     }
 
-    /// Tells a task of this node where tables lie, which stay there until it has given the answer's memory back.
+    /// Tells a task of this node where tables lie; they stay there until it gives back the answer's memory.
     fn tell_places(&mut self, handle: Handle, tables: &[Table], context: &mut Context) {
         let Some(Lookup { asker: Asker::Here { consumer, .. }, rows, .. }) = self.lookups.get(handle) else { return };
         let answer = match context.memory.pool(*consumer) {
@@ -418,7 +418,7 @@ impl Lookups {
     /// Counts what was gathered of a table.
     fn count(&mut self, (producer, key): (u16, &str), gathered: &TableCounters, context: &mut Context) {
         let counters = &mut context.reporter.counters;
-        // How many a client reads itself is its own word.
+        // Clients report themselves how many rows they read, so the numbers are not trusted.
         counters.rows_served = counters.rows_served.saturating_add(gathered.rows);
         counters.row_bytes_served = counters.row_bytes_served.saturating_add(gathered.bytes);
         let task = context.pairs.task(producer).as_str();
@@ -441,13 +441,13 @@ impl Lookups {
         }
     }
 
-    /// True if some wait for a table.
+    /// True if any lookup waits for a table.
     #[inline]
     pub(super) fn awaits_tables(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// A table of that name may have been published: in the next turn those go on that wait for it, so many a turn.
+    /// A table of that name may have been published: lookups that wait for it continue from the next turn on, a limited number per turn.
     pub(super) fn published(&mut self, producer: u16, key: &str, pulls: &mut Pulls, context: &mut Context) {
         let name = Name { producer, key: key.into() };
         if let Some(version) = pulls.version_of(producer, key) {
@@ -456,7 +456,7 @@ impl Lookups {
         }
     }
 
-    /// Has those go on whose table is there, as many as a turn may wake.
+    /// Continues lookups whose table has come, as many as a turn may wake.
     fn wake(&mut self, pulls: &Pulls, context: &mut Context) {
         while self.wakes > 0
             && let Some(handle) = self.waiting.next_woken(|name| pulls.version_of(name.producer, &name.key))
@@ -469,7 +469,7 @@ impl Lookups {
         }
     }
 
-    /// The lookups' part of a turn: goes on with what can; the bytes copied, or work done.
+    /// The lookups' part of a turn: continues those that can; returns the bytes copied, or work done.
     #[inline]
     pub(super) fn copy_on(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
         (self.budget, self.wakes) = (COPY_BUDGET_BYTES, ROW_WAKES_PER_TURN);
@@ -479,7 +479,7 @@ impl Lookups {
         if self.waiting.has_woken() {
             self.wake(pulls, context);
         }
-        // Each at most once.
+        // Each lookup at most once.
         for _ in 0..self.queue.len() {
             if self.budget == 0 {
                 break;
@@ -494,7 +494,7 @@ impl Lookups {
         copied + self.try_again(now, pulls, context)
     }
 
-    /// Tries some of those again that have waited longest for memory or a lock; how many of them go on.
+    /// Retries some of the lookups that have waited longest for memory or a lock; returns how many can proceed.
     fn try_again(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
         let is_due = self.retry_at.is_some_and(|retry_at| retry_at <= now);
         let mut tries = if is_due { ROW_RETRIES_AT_ONCE } else { ROW_RETRIES_PER_TURN };
@@ -516,7 +516,7 @@ impl Lookups {
         go_on
     }
 
-    /// A peer takes a request back.
+    /// A peer withdraws a request.
     pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, context: &mut Context) {
         let Some(&handle) = self.asked.get(&(session, id)) else { return };
         if let Some(Lookup { asker: Asker::Peer { is_parked: true, .. }, .. }) = self.remove(handle) {
@@ -524,7 +524,7 @@ impl Lookups {
         }
     }
 
-    /// The link of a session is gone: what its peer waits for it will ask again.
+    /// The link of a session is gone: its peer will repeat the requests it still waits for.
     pub(super) fn withdraw_session(&mut self, session: Handle) {
         let of_session = |lookup: &Lookup| matches!(lookup.asker, Asker::Peer { session: of, .. } if of == session);
         for handle in self.lookups.select(of_session) {
@@ -532,12 +532,12 @@ impl Lookups {
         }
     }
 
-    /// Gives one of a task of this node up, whose waiter then hears nothing; false if it has ended.
+    /// Cancels a lookup of a task of this node, whose waiter then hears nothing; false if it has ended.
     pub(super) fn cancel(&mut self, handle: Handle) -> bool {
         self.remove(handle).is_some()
     }
 
-    /// Ends those of a task of this node, and with `tables` those of its tables.
+    /// Ends the lookups of a task of this node and, with `tables`, those of its tables.
     pub(super) fn end_of(&mut self, task: Option<u16>, tables: bool, error: &Error, context: &mut Context) {
         if tables {
             self.served.forget(task);
@@ -551,17 +551,18 @@ impl Lookups {
         }
     }
 
-    /// The node drains: ends those that wait for what is not published.
+    /// The node drains: ends lookups that wait for a table that is not published.
     pub(super) fn refuse_waiting(&mut self, context: &mut Context) {
         let mut all: Vec<Handle> = self.waiting.handles().collect();
-        // A hash map's order is no order.
+        // The order of a hash map is arbitrary.
         all.sort_unstable();
         for handle in all {
             self.fail(handle, &draining(), context);
         }
     }
 
-    /// Ends what has waited past its deadline, as much as a turn may end; of more, [`next_deadline`](Self::next_deadline) tells.
+    /// Ends lookups past their deadline, as many as a turn may end; if there are more, [`next_deadline`](Self::next_deadline) is already
+    /// due.
     pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
         for _ in 0..LATE_PER_TURN {
             let Some(handle) = self.deadlines.due(now) else { break };
@@ -582,7 +583,7 @@ impl Lookups {
 }
 
 impl Lookup {
-    /// It, as one that waits for a table.
+    /// The lookup as an entry in the list of those that wait for a table.
     fn waiter(&self, handle: Handle) -> Waiter {
         let peer = match &self.asker {
             Asker::Peer { quota, .. } => Some(PeerId::of(quota)),
@@ -592,7 +593,7 @@ impl Lookup {
     }
 }
 
-/// Gives a task of this node what it has asked for since then.
+/// Answers a task of this node, which has waited since `since`.
 fn answer_here(waiter: RecvWaiter, since: Instant, answer: Buffer, context: &mut Context) {
     let meta = gathered_rows::meta(answer.len()).expect("it was allocated");
     let reporter = &mut context.reporter;
@@ -601,10 +602,11 @@ fn answer_here(waiter: RecvWaiter, since: Instant, answer: Buffer, context: &mut
     reporter.finish_recv(waiter, Ok(Tensor::from_parts(meta, answer)));
 }
 
-/// Where tables lie, in memory of a task that keeps them there; and of each whether the task may read it there, and what it reads then.
+/// Where tables lie, written to memory of the task that keeps the tables in place; and for each table whether the task may read it there,
+/// and the counts if it does.
 ///
 /// # Errors
-/// InvalidArgument if one is no table, ResourceExhausted without memory.
+/// InvalidArgument if one is not a table, ResourceExhausted without memory.
 fn places_of(
     named: NamedRows<'_>,
     tables: &[Table],
@@ -628,7 +630,6 @@ fn places_of(
     Ok((buffer, viewed))
 }
 
-/// Counts so many less.
 fn less(count: &Cell<usize>, by: usize) {
     count.set(count.get() - by);
 }
@@ -636,7 +637,7 @@ fn less(count: &Cell<usize>, by: usize) {
 /// The tables of a lookup.
 ///
 /// # Errors
-/// The name of the first that is not there, or older than wanted.
+/// The name of the first table that is missing or older than requested.
 fn tables_of(lookup: &Lookup, pulls: &mut Pulls, locks_key: &mut String) -> Result<Vec<Table>, Name> {
     let table = |(key, _): (&str, u32)| {
         let table = pulls.table(lookup.producer, key, locks_key);
@@ -646,7 +647,7 @@ fn tables_of(lookup: &Lookup, pulls: &mut Pulls, locks_key: &mut String) -> Resu
     lookup.rows.as_rows().tables().map(table).collect()
 }
 
-/// Does something with a session that is still there; it has something to say then.
+/// Calls `say` on a session that still exists, and marks it as having something to send.
 fn with_session(session: Handle, context: &mut Context, say: impl FnOnce(&mut super::peers::PeerSession)) {
     if let Some(with) = context.peers.session_mut(session) {
         say(with);
@@ -654,10 +655,10 @@ fn with_session(session: Handle, context: &mut Context, say: impl FnOnce(&mut su
     }
 }
 
-/// The bytes of one row and how many there are, if a tensor has rows.
+/// The bytes of one row and the number of rows, if a tensor has rows.
 ///
 /// # Errors
-/// InvalidArgument: it has none.
+/// InvalidArgument if it has none.
 fn rows_of(meta: &TensorMeta, bytes: usize, key: &str) -> Result<(u64, usize), Error> {
     let none = |why: &str| Error::invalid(format!("'{key}' is no table: {why}"));
     if meta.is_strings() || meta.is_dead() {

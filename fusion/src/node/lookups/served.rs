@@ -1,4 +1,4 @@
-//! What was gathered, by table. Bounded: further tables are in the shard's own counters alone.
+//! Counters of what was gathered, by table. Bounded: further tables are only in the shard's own counters.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::Name;
 use crate::limits::TABLES_COUNTED_MAX;
 use crate::metrics::{NodeMetrics, SeqLock, TableCounters, TableMetrics};
 
-/// A [`Name`] that is looked for.
+/// A borrowed [`Name`], to look up with.
 #[derive(Hash)]
 struct NameOf<'a> {
     producer: u16,
@@ -21,12 +21,12 @@ impl Equivalent<Name> for NameOf<'_> {
     }
 }
 
-/// See the module.
+/// The counters of all tables; see the module.
 #[derive(Default)]
 pub(super) struct Served(HashMap<Name, (TableCounters, Arc<TableMetrics>)>);
 
 impl Served {
-    /// Rows of a table were gathered; `task` is its producer's name.
+    /// Counts rows gathered from a table; `task` is its producer's name.
     pub(super) fn count(
         &mut self,
         (producer, task, key): (u16, &str, &str),

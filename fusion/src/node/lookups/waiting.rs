@@ -1,7 +1,7 @@
-//! Lookups whose table is not there: by table, those first that want the oldest version.
+//! Lookups whose table is missing: by table, those that want the oldest version first.
 //!
-//! A publication only notes that somebody may go on; who that is, is looked at a few a turn, so that its cost does not grow with those
-//! who wait. Bounded by the lookups, and for each table by [`ROW_WAITS_MAX`] of one peer.
+//! A publication only notes that lookups may proceed; which ones is found out a few per turn, so that its cost does not grow with the
+//! number of waiting lookups. Bounded by the lookups, and for each table by [`ROW_WAITS_MAX`] of one peer.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use sealane_transport::session::PeerQuota;
 use super::Name;
 use crate::limits::ROW_WAITS_MAX;
 
-/// A peer, by the quota that its sessions share: there is one as long as one of them lives, and so one at that place.
+/// A peer, identified by the quota that its sessions share: it exists as long as one of them does, and so its address is unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PeerId(*const PeerQuota);
 
@@ -23,30 +23,29 @@ impl PeerId {
     }
 }
 
-/// Who waits for one table.
+/// The lookups that wait for one table.
 #[derive(Default)]
 struct OfTable {
-    /// With the version that each wants at least.
+    /// Each with the minimum version that it wants.
     waiting: BTreeSet<(i64, Handle)>,
     of_peers: HashMap<PeerId, usize>,
-    /// It is among those that were published.
+    /// It is in `woken`.
     is_woken: bool,
 }
 
-/// One that waits.
 #[derive(Clone, Copy)]
 pub(super) struct Waiter {
     pub(super) handle: Handle,
     pub(super) min_version: i64,
-    /// Whose it is, unless a task's of this node.
+    /// The peer that asked; `None` for a task of this node.
     pub(super) peer: Option<PeerId>,
 }
 
-/// See the module.
+/// All lookups that wait for tables; see the module.
 #[derive(Default)]
 pub(super) struct Waiting {
     tables: HashMap<Name, OfTable>,
-    /// Tables that were published, of which those that wait are still to be looked at.
+    /// Published tables whose waiting lookups are still to be checked.
     woken: VecDeque<Name>,
 }
 
@@ -55,7 +54,7 @@ impl Waiting {
         self.tables.is_empty()
     }
 
-    /// Nobody waits any more, nor is there anybody to be looked at.
+    /// Nobody waits any more, and nothing is left to be checked.
     pub(super) fn clear(&mut self) {
         debug_assert!(self.handles().next().is_none(), "who waits would wait for ever");
         self.tables.clear();
@@ -72,7 +71,7 @@ impl Waiting {
         self.tables.values().flat_map(|table| table.waiting.iter().map(|(_, handle)| *handle))
     }
 
-    /// Enters one; false if so many of its peer wait for the table already.
+    /// Adds a lookup; false if its peer has too many waiting for the table already.
     pub(super) fn enter(&mut self, name: &Name, Waiter { handle, min_version, peer }: Waiter) -> bool {
         let table = match self.tables.get_mut(name) {
             Some(table) => table,
@@ -89,7 +88,6 @@ impl Waiting {
         true
     }
 
-    /// Takes one out.
     pub(super) fn remove(&mut self, name: &Name, Waiter { handle, min_version, peer }: Waiter) {
         let Some(table) = self.tables.get_mut(name) else { return };
         table.waiting.remove(&(min_version, handle));
@@ -106,7 +104,7 @@ impl Waiting {
         }
     }
 
-    /// A table was published.
+    /// A table was published in this version.
     pub(super) fn published(&mut self, name: Name, version: i64) {
         let Some(table) = self.tables.get_mut(&name) else { return };
         if !table.is_woken && table.waiting.first().is_some_and(|(wanted, _)| *wanted <= version) {
@@ -115,12 +113,12 @@ impl Waiting {
         }
     }
 
-    /// True if some may go on.
+    /// True if some lookups may be able to proceed.
     pub(super) fn has_woken(&self) -> bool {
         !self.woken.is_empty()
     }
 
-    /// The next that can go on, which is to be taken out; `version_of` is the version in which a table is published.
+    /// The next lookup that can proceed, which the caller must remove; `version_of` gives the published version of a table.
     pub(super) fn next_woken(&mut self, version_of: impl Fn(&Name) -> Option<i64>) -> Option<Handle> {
         while let Some(name) = self.woken.front() {
             let table = self.tables.get_mut(name)?;
@@ -139,7 +137,7 @@ impl Waiting {
         None
     }
 
-    /// Panics unless tables are there for those who wait, or to be looked at.
+    /// Panics unless each table has waiting lookups, or is to be checked.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self) {
         for table in self.tables.values() {
@@ -150,7 +148,7 @@ impl Waiting {
         assert_eq!(woken, self.woken.len(), "those who wait for a table would not be looked at, or twice");
     }
 
-    /// Whether one waits.
+    /// True if a lookup waits for a table.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn contains(&self, name: &Name, at: (i64, Handle)) -> bool {
         self.tables.get(name).is_some_and(|table| table.waiting.contains(&at))

@@ -1,26 +1,26 @@
-//! What a session without a link does for one: since when it calls its peer, how often that has failed, and why.
+//! The dials of a session without a link: since when it tries, how often that failed, and why.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::{REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
 
-/// See the module.
+/// The dials of one session; see the module.
 #[derive(Default)]
 pub(super) struct Calls {
     /// Since when a link is wanted and missing.
     wanted_since: Option<Instant>,
-    /// Calls that have failed since then.
+    /// Dials that have failed since then.
     failed: u32,
-    /// The call waits for the address of the peer's host name.
+    /// The dial waits for the lookup of the peer's host name.
     pub(super) resolving: bool,
-    /// Since when every call has failed, wanted or not.
+    /// Since when every dial has failed, whether a link was wanted or not.
     pub(super) failing_since: Option<Instant>,
-    /// Why there is no link: what the last call came to, or how the last link was lost.
+    /// Why there is no link: how the last dial failed, or how the last link was lost.
     pub(super) last_error: String,
 }
 
 impl Calls {
-    /// Something waits for a link from now on, if nothing has before.
+    /// Something waits for a link; the wait counts from the first call of this.
     pub(super) fn want(&mut self, now: Instant) {
         self.wanted_since.get_or_insert(now);
     }
@@ -30,25 +30,25 @@ impl Calls {
         (self.wanted_since, self.failed, self.resolving) = (None, 0, false);
     }
 
-    /// When what waits for a link has waited for so long.
+    /// When something has waited for a link for this long.
     pub(super) fn wanted_for(&self, time: Duration) -> Option<Instant> {
         Some(self.wanted_since? + time)
     }
 
-    /// A call has come to nothing; since when all have.
+    /// A dial has failed; returns since when all have.
     pub(super) fn fail(&mut self, now: Instant, reason: String) -> Instant {
         (self.last_error, self.resolving) = (reason, false);
         *self.failing_since.get_or_insert(now)
     }
 
-    /// There is a link.
+    /// There is a link now.
     pub(super) fn succeed(&mut self) {
         self.stop();
         self.failing_since = None;
     }
 
-    /// The wait before the next call: doubled each time, and spread by up to a half so that a thousand workers do not call a
-    /// restarted ps in step. `seed` is the process's own.
+    /// The wait before the next dial: doubled each time, and spread by up to a half so that a thousand workers do not dial a restarted ps
+    /// in step. `seed` is the process's own.
     pub(super) fn backoff(&mut self, seed: u64, lane: u32) -> Duration {
         let doubled = REDIAL_WAIT_MIN * (1 << self.failed.min(7));
         self.failed += 1;
@@ -57,7 +57,7 @@ impl Calls {
         doubled.min(REDIAL_WAIT_MAX).mul_f64(1.0 - spread)
     }
 
-    /// Why there is no link, for those whose deadline has passed.
+    /// Why there is no link, for the errors of calls whose deadline has passed.
     pub(super) fn standing(&self, now: Instant) -> String {
         let Self { wanted_since, failed, resolving, last_error, .. } = self;
         let elapsed = wanted_since.map(|since| now.saturating_duration_since(since));
@@ -75,7 +75,7 @@ impl Calls {
     }
 }
 
-/// Any bit of the outcome depends on all bits of the number (the finalizer of SplitMix64).
+/// Each bit of the result depends on all bits of the number (the finalizer of SplitMix64).
 fn mix(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -16,16 +16,16 @@ use crate::node::orders::{ConnectOrder, DialFailure, DialFailureKind};
 use crate::node::pairs::{Pairs, STRANGER};
 use crate::node::settings::NodeSettings;
 
-/// What a look at a session has found that its node is to do.
+/// What the node must do after a look at a session.
 pub(in crate::node) struct Look {
-    /// It has lent tensors and has had no link for longer than it may.
+    /// The session has lent tensors and was without a link for too long.
     pub(in crate::node) lease_over: bool,
-    /// An error if its link is as good as lost.
+    /// An error if the peer has been silent so long that its link counts as lost.
     pub(in crate::node) silent: Result<(), LinkError>,
 }
 
 impl Peers {
-    /// Calls the peer if something waits for it and no call is in progress.
+    /// Dials the peer if something waits for it and no dial is in progress.
     #[inline]
     pub(in crate::node) fn want_link(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, pairs: &Pairs) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
@@ -79,7 +79,7 @@ impl Peers {
         }
     }
 
-    /// A call has come to nothing: whether the session is to be given up. `None` if the call was hung up before.
+    /// A dial has failed: returns whether to give the session up; `None` if the dial had been dropped before.
     pub(in crate::node) fn call_failed(
         &mut self,
         now: Instant,
@@ -115,19 +115,19 @@ impl Peers {
         Some(false)
     }
 
-    /// Whether the call waits for the address of the peer's host name.
+    /// Notes whether the dial waits for the lookup of the peer's host name.
     pub(in crate::node) fn set_resolving(&mut self, handle: Handle, resolving: bool) {
         if let Some(peer) = self.arena.get_mut(handle) {
             peer.calls.resolving = resolving;
         }
     }
 
-    /// Why a session has no link, in words.
+    /// The reason why a session has no link.
     pub(in crate::node) fn last_error(&self, handle: Handle) -> &str {
         self.arena.get(handle).map_or("", |peer| &peer.calls.last_error)
     }
 
-    /// After a call that failed: another one later, if something still wants a link.
+    /// After a failed dial: dials again later, if something still wants a link.
     pub(in crate::node) fn call_again(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
         let peer = self.arena.get_mut(handle).expect("its call has just failed");
         if peer.session.wants_link() {
@@ -138,7 +138,7 @@ impl Peers {
         }
     }
 
-    /// Calls the peer again later: the longer, the more often it has been in vain.
+    /// Dials the peer again later, after a longer wait the more dials have failed.
     fn wait_to_dial(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         debug_assert!(peer.link.is_none(), "a second link would take the place of the first");
@@ -154,12 +154,12 @@ impl Peers {
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.reset(&error);
         self.begin_life(handle);
-        // The greeting of a call in progress does not tell the peer.
+        // The handshake of a dial in progress would not tell the peer.
         self.hang_up(handle);
         true
     }
 
-    /// From now on, no handshake for the session's previous life matches it.
+    /// From now on, handshakes of the session's former life do not match it.
     pub(in crate::node) fn begin_life(&mut self, handle: Handle) {
         self.lives += 1;
         if let Some(peer) = self.arena.get_mut(handle) {
@@ -168,7 +168,7 @@ impl Peers {
         }
     }
 
-    /// Drops the call that is in progress, if one is.
+    /// Drops the dial in progress, if there is one.
     pub(in crate::node) fn hang_up(&mut self, handle: Handle) {
         if let Some(peer) = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing) {
             peer.connection = Connection::Idle;
@@ -176,7 +176,7 @@ impl Peers {
         }
     }
 
-    /// The two sides do not both remember their session: what was in flight on it is in doubt.
+    /// One of the two sides does not remember the session: what was in flight on it is in doubt.
     pub(in crate::node) fn start_anew(&mut self, handle: Handle, hello: &Hello, counters: &mut Counters) {
         let peer = self.arena.get_mut(handle).expect("the caller looked it up");
         counters.sessions_reset += u64::from(peer.session.epoch() > 0);
@@ -188,7 +188,7 @@ impl Peers {
         }
     }
 
-    /// The session has a link from now on.
+    /// Gives the session a link.
     pub(in crate::node) fn attach(
         &mut self,
         now: Instant,
@@ -212,7 +212,7 @@ impl Peers {
         self.lists.new_links.push(handle);
     }
 
-    /// The link of a session takes frames from now on: what it is, and why, goes to the log and the metrics.
+    /// The link of a session accepts frames from now on: its kind, and the reason for that, go to the log and the metrics.
     pub(in crate::node) fn link_opened(
         &mut self,
         now: Instant,
@@ -245,7 +245,7 @@ impl Peers {
         touch(peer, handle, &mut self.lists.unshown);
     }
 
-    /// Takes the link of a session away, which is lost; false if it has none.
+    /// Removes the link of a session, which is lost; false if it has none.
     pub(in crate::node) fn detach(
         &mut self,
         now: Instant,
@@ -264,7 +264,7 @@ impl Peers {
         let landings = link.abandon(peer.session.outbox());
         peer.session.detach(landings);
         peer.calls.last_error = error.to_string();
-        // Since when it has no link that was open.
+        // Since when it has had no open link.
         peer.lost_at.get_or_insert(now);
         (peer.connection, peer.blocked, peer.stuck) = (Connection::Idle, false, false);
         peer.counters.links_lost += 1;
@@ -275,12 +275,12 @@ impl Peers {
         true
     }
 
-    /// False while the link of a session does not take frames yet.
+    /// False if the link of a session does not accept frames yet.
     pub(in crate::node) fn had_opened(&self, handle: Handle) -> bool {
         self.arena.get(handle).is_some_and(|peer| !peer.settling)
     }
 
-    /// After a loss: calls for the next link, after a wait if the last one never opened: then it is as if the call had failed.
+    /// After a loss: dials the next link; after a wait if the last one never opened, as after a failed dial.
     pub(in crate::node) fn replace_lost(
         &mut self,
         now: Instant,
@@ -299,9 +299,9 @@ impl Peers {
         self.reschedule(handle, settings);
     }
 
-    /// One link that fell back because of this side, and would not do so now. `None` if there is no such link at all.
+    /// One link that fell back because of this side, and would no longer do so. `None` if no link fell back.
     pub(in crate::node) fn find_fallback(&self, now: Instant) -> Option<Option<Handle>> {
-        // One that settles may fall back.
+        // A link that is settling may still fall back.
         let can = |peer: &Peer| match &peer.link {
             _ if peer.settling => Some(false),
             link => link.as_ref()?.can_do_better(now),
@@ -311,7 +311,7 @@ impl Peers {
         Some(fallbacks.find(|(_, can)| *can).map(|(handle, _)| handle))
     }
 
-    /// Looks at a session whose time has come: what has waited for a link for too long ends.
+    /// Checks a session whose time has come: requests that have waited too long for a link end.
     pub(in crate::node) fn look_after(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! What holds of sessions between any two calls of their node.
+//! The invariants of sessions between any two calls of their node.
 
 use sealane_transport::Handle;
 use sealane_transport::session::Charges;
@@ -6,7 +6,7 @@ use sealane_transport::session::Charges;
 use super::{Connection, Peer, Peers};
 
 impl Peers {
-    /// Panics unless sessions are found by whom they are with, lists and flags agree, and links and quotas add up.
+    /// Panics unless sessions are found by their keys, lists and flags agree, and links and quotas add up.
     pub(in crate::node) fn check_invariants(&self) {
         let links = self.arena.iter().filter(|(_, peer)| peer.link.is_some()).count();
         assert_eq!(self.links, links, "transport.links_max would bound something else than links");
@@ -49,7 +49,7 @@ impl Peers {
         assert!(!peer.stuck || peer.blocked, "room is waited for on the link with {address}, which has it");
     }
 
-    /// Panics unless what each peer has by its quota is what it has on its sessions.
+    /// Panics unless each peer's quota equals the sum of its sessions' charges.
     pub(in crate::node) fn check_quotas(&self) {
         let mut peers: Vec<_> = self.iter().collect();
         peers.sort_by_key(|peer| peer.address.to_string());

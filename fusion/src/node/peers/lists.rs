@@ -1,30 +1,30 @@
-//! Which session wants what done: lists, and in each session a flag that says whether it is on one, so that it is there once.
+//! Lists of sessions that need attention. A flag in each session says whether it is on a list, so that it is there only once.
 //!
-//! A session that is gone may be named until its list is next gone through.
+//! A list may still name a session that is gone, until the list is next processed.
 
 use sealane_transport::Handle;
 
 use super::{Peer, Peers};
 use crate::limits::{BLOCKED_TURNS, HOT_IDLE_TURNS};
 
-/// See the module.
+/// The lists of sessions; see the module.
 #[derive(Default)]
 pub(super) struct Lists {
     /// Sessions with something to send.
     pub(super) dirty: Vec<Handle>,
-    /// Sessions whose link took less than there was.
+    /// Sessions whose link took less than was offered.
     pub(super) blocked: Vec<Handle>,
-    /// Sessions whose link has taken nothing for long, since the owner last looked.
+    /// Sessions whose link has taken nothing for long, not yet taken by the owner.
     pub(super) stuck: Vec<Handle>,
     /// Sessions whose link is read every turn.
     pub(super) hot: Vec<Handle>,
-    /// Sessions that got a link since the owner last looked.
+    /// Sessions with a new link, not yet taken by the owner.
     pub(super) new_links: Vec<Handle>,
-    /// Sessions whose figures have changed since they were shown.
+    /// Sessions whose counters have changed since they were published.
     pub(super) unshown: Vec<Handle>,
 }
 
-/// The figures of a session have changed: they are to be shown.
+/// The counters of a session have changed: they must be published.
 #[inline]
 pub(super) fn touch(peer: &mut Peer, handle: Handle, unshown: &mut Vec<Handle>) {
     if !std::mem::replace(&mut peer.is_touched, true) {
@@ -49,7 +49,7 @@ impl Peers {
         self.lists.dirty.len()
     }
 
-    /// Takes a session off the list of those with something to send; `None` if its link takes nothing now.
+    /// Takes a session from the list of those with something to send; `None` if its link is blocked.
     #[inline]
     pub(in crate::node) fn take_dirty(&mut self, index: usize) -> Option<Handle> {
         let handle = self.lists.dirty.swap_remove(index);
@@ -75,7 +75,7 @@ impl Peers {
         &self.lists.hot
     }
 
-    /// So much was read from the link of the session in this place: it stays there unless it is idle for long, or gone.
+    /// `read` bytes were read from the link of the session at `index`: it stays on the list unless it is idle for long, or gone.
     #[inline]
     pub(in crate::node) fn keep_hot(&mut self, index: usize, read: usize) {
         let Some(peer) = self.arena.get_mut(self.lists.hot[index]) else {
@@ -90,13 +90,13 @@ impl Peers {
         }
     }
 
-    /// The sessions whose link took less than there was.
+    /// The sessions whose link took less than was offered.
     #[inline]
     pub(in crate::node) fn blocked(&self) -> &[Handle] {
         &self.lists.blocked
     }
 
-    /// The link of a session took less than there was.
+    /// The link of a session took less than was offered.
     pub(super) fn mark_blocked(&mut self, handle: Handle) {
         if let Some(peer) = self.arena.get_mut(handle)
             && !peer.in_blocked
@@ -106,8 +106,8 @@ impl Peers {
         }
     }
 
-    /// Takes a session off the list of those whose link took less than there was, to try it again; `None` if it has been tried
-    /// for long, and its owner is to watch it for room.
+    /// Takes a session from the list of blocked ones, to retry it; `None` if it has been retried for long, and its owner must watch it for
+    /// writability.
     #[inline]
     pub(in crate::node) fn take_blocked(&mut self, index: usize) -> Option<Handle> {
         let handle = self.lists.blocked.swap_remove(index);
@@ -124,7 +124,7 @@ impl Peers {
         Some(handle)
     }
 
-    /// The link of a session that was tried again has taken something.
+    /// The link of a session that was retried has taken something.
     pub(in crate::node) fn took_something(&mut self, handle: Handle) {
         if let Some(peer) = self.arena.get_mut(handle) {
             peer.blocked_turns = 0;

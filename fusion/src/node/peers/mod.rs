@@ -1,6 +1,7 @@
-//! The sessions with peers' shards: their links, where their connections stand, and which of them wants what done.
+//! The sessions with peers' shards: their links, the state of their connections, and lists of sessions that need attention.
 //!
-//! What a session reports is its node's to carry on; here is only what concerns sessions. Bounded by twice `links_max`.
+//! Events of sessions are handled by the node; this module only handles what concerns the sessions themselves. Bounded by twice
+//! `links_max`.
 
 mod calls;
 mod connection;
@@ -34,33 +35,33 @@ use schedule::Schedule;
 /// A session, as a node uses it.
 pub(super) type PeerSession = Session<RecvWaiter, Handle>;
 
-/// Whom a session is with.
+/// Identifies a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct SessionKey {
-    /// Which of this side's transport addresses it goes by.
+    /// The index of this side's transport address that it uses.
     pub(super) via: u16,
-    /// The peer's.
+    /// The peer's address.
     pub(super) address: TransportAddress,
     /// The peer's shard; `None` until its number of shards is known.
     pub(super) shard: Option<u16>,
 }
 
-/// See the module.
+/// All sessions of a node; see the module.
 pub(super) struct Peers {
     arena: Arena<Peer>,
     sessions: HashMap<SessionKey, Handle>,
-    /// Shards of each transport address that has been met.
+    /// The number of shards at each known transport address.
     shards_at: HashMap<TransportAddress, u16>,
     lists: Lists,
     schedule: Schedule,
     orders: VecDeque<ConnectOrder>,
-    /// What the log was told, by all shards of the engine.
+    /// Which outages the log has reported, shared by all shards of the engine.
     pub(super) outages: Arc<Outages>,
     /// Sessions that have a link.
     links: usize,
-    /// The number of the last life that a session began; new sessions start there, so that a peer's never goes down.
+    /// The number of the last life that any session began. New sessions start there, so that the numbers a peer sees never decrease.
     lives: u64,
-    /// Sessions that a recorder has been given to.
+    /// How many sessions were given a recorder.
     traced: u64,
 }
 
@@ -104,18 +105,17 @@ impl Peers {
         self.arena.iter().map(|(_, peer)| peer)
     }
 
-    /// Those that `pick` chooses, to be looked at one by one while others may come and go.
+    /// The sessions that `pick` chooses, as handles, since sessions may come and go while they are handled.
     pub(super) fn select(&self, pick: impl FnMut(&Peer) -> bool) -> Vec<Handle> {
         self.arena.select(pick)
     }
 
-    /// Whether a session has something to report.
     #[inline]
     pub(super) fn has_events(&self, handle: Handle) -> bool {
         self.session(handle).is_some_and(|session| session.has_events())
     }
 
-    /// The way that tensors of a session go.
+    /// The way tensors of a session travel.
     pub(super) fn way_of(&self, session: Handle) -> Way {
         self.arena.get(session).map_or(Way::TCP, |peer| peer.way)
     }
@@ -125,12 +125,11 @@ impl Peers {
         self.session(session).map_or("the peer", |session| session.peer())
     }
 
-    /// Links that stand.
+    /// Established links.
     pub(super) fn links(&self) -> usize {
         self.links
     }
 
-    /// The link of a session, if it has one.
     pub(super) fn link(&self, handle: Handle) -> Option<&dyn Link> {
         Some(&**self.arena.get(handle)?.link.as_ref()?)
     }
@@ -150,7 +149,7 @@ impl Peers {
         self.arena.is_full()
     }
 
-    /// How many shards there are at an address, if that is known.
+    /// The number of shards at an address, if known.
     pub(super) fn shards_at(&self, address: &TransportAddress) -> Option<u16> {
         self.shards_at.get(address).copied()
     }
@@ -160,14 +159,14 @@ impl Peers {
         self.shards_at.insert(address.clone(), shards);
     }
 
-    /// What [`insert`](Self::insert) takes: a session that is with nobody yet, of a node with so many tasks.
+    /// A new session for [`insert`](Self::insert), of a node with `tasks` tasks.
     pub(super) fn make(
         &mut self,
         key: &SessionKey,
         lane: u32,
         (tasks, limits, recorder): (u16, &SessionLimits, Option<&Recorder>),
     ) -> Peer {
-        // A peer has as many sessions as it claims shards.
+        // All sessions with one address share a quota: a peer has as many sessions as it claims shards.
         let known = self.iter().find(|peer| peer.address == key.address);
         let quota = known.map_or_else(|| PeerQuota::new(limits), |peer| peer.session.quota().clone());
         let session = Session::sharing(&key.address.to_string(), tasks, limits.clone(), quota);
@@ -203,7 +202,7 @@ impl Peers {
         Ok(handle)
     }
 
-    /// An idle session: no link, nothing outstanding. It can be dropped.
+    /// A session that can be dropped: no link, nothing outstanding.
     pub(super) fn find_idle(&self) -> Option<Handle> {
         let idle = self.arena.iter().find(|(_, peer)| {
             peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.has_loans()
@@ -211,7 +210,7 @@ impl Peers {
         idle.map(|(handle, _)| handle)
     }
 
-    /// Takes a session out that has nothing to report; lists may name it until they are next gone through.
+    /// Removes a session that has nothing to report; lists may still name it until they are next processed.
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Peer> {
         let peer = self.arena.remove(handle)?;
         debug_assert!(peer.link.is_none(), "the link would be counted for ever");
@@ -220,7 +219,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Notes which shard a session speaks with, whose number was not known.
+    /// Records which shard a session is with, which was not known before.
     pub(super) fn set_shard(&mut self, handle: Handle, shard: u16) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         debug_assert_eq!(peer.shard, None, "requests of one shard would go to another");
@@ -230,12 +229,12 @@ impl Peers {
         self.sessions.insert(key(peer.shard), handle);
     }
 
-    /// Tells every session how many tasks there are here.
+    /// Tells every session the number of tasks here.
     pub(super) fn set_tasks(&mut self, count: u16) {
         self.arena.iter_mut().for_each(|(_, peer)| peer.session.set_tasks(count));
     }
 
-    /// The next thing to do about connections.
+    /// The next connection order.
     pub(super) fn poll_order(&mut self) -> Option<ConnectOrder> {
         self.orders.pop_front()
     }
@@ -245,7 +244,6 @@ impl Peers {
         !self.orders.is_empty()
     }
 
-    /// When the next session is to be looked at.
     #[inline]
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         self.schedule.next()
@@ -271,7 +269,7 @@ impl Peers {
         }
     }
 
-    /// True if a session has a link, something to send that is known, and a timeout by `time`.
+    /// True if a session has a link, is listed as having something to send, and has a timeout by `time`.
     #[inline]
     pub(super) fn is_looked_after(&self, handle: Handle, time: Instant) -> bool {
         self.arena.get(handle).is_some_and(|peer| {
@@ -289,7 +287,7 @@ impl Peers {
         }
     }
 
-    /// Shows other threads what has changed of the sessions.
+    /// Publishes for other threads what has changed in the sessions.
     pub(super) fn show(&mut self) {
         for handle in self.lists.unshown.drain(..) {
             if let Some(peer) = self.arena.get_mut(handle) {

@@ -1,7 +1,7 @@
-//! Which peers cannot be reached, so that the log tells it once for each outage of a peer, and once when the peer is back.
+//! Unreachable peers, so that the log reports each outage of a peer once, and once when the peer is back.
 //!
-//! The one thing that the shards of an engine share about peers: each has its own sessions with a peer, but one line tells of them
-//! all. Looked at only when a call has failed or a link has opened. Bounded by [`OUTAGES_MAX`].
+//! The only state about peers that the shards of an engine share: each has its own sessions with a peer, but one log line covers them all.
+//! Used only when a dial has failed or a link has opened. Bounded by [`OUTAGES_MAX`].
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use sealane_transport::endpoint_map::TransportAddress;
 
 use crate::limits::{OUTAGE_TIME_MIN, OUTAGES_MAX};
 
-/// What was last told of a peer.
+/// What was last logged about a peer.
 #[derive(Debug)]
 enum Told {
     UnreachableSince(Instant),
     BackAt(Instant),
 }
 
-/// See the module.
+/// The outages that were logged; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Outages(Mutex<HashMap<TransportAddress, Told>>);
 
 impl Outages {
-    /// A call to a peer has failed, like all of one session's since `since`. True if that is to be told now.
+    /// A dial to a peer has failed, as all dials of one session have since `since`. True if the outage is to be logged now.
     pub(super) fn failed(&self, address: &TransportAddress, since: Instant, now: Instant) -> bool {
         if now.saturating_duration_since(since) < OUTAGE_TIME_MIN {
             return false;
@@ -31,7 +31,7 @@ impl Outages {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match told.get(address) {
             Some(Told::UnreachableSince(_)) => return false,
-            // Another session found it back, and this one will in its next calls: it is no new outage.
+            // Another session has reached the peer again, and this one will with its next dials: it is not a new outage.
             Some(Told::BackAt(back)) if since <= *back => return false,
             None if told.len() >= OUTAGES_MAX => return false,
             _ => {}
@@ -40,7 +40,7 @@ impl Outages {
         true
     }
 
-    /// There is a link with a peer. For how long it could not be reached, if that was told and its return was not.
+    /// There is a link with a peer. Returns how long the peer was unreachable, if that was logged and its return was not.
     pub(super) fn ended(&self, address: &TransportAddress, now: Instant) -> Option<Duration> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(last @ Told::UnreachableSince(_)) = told.get_mut(address) else { return None };

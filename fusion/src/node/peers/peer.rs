@@ -13,30 +13,29 @@ use super::calls::Calls;
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
 use crate::node::exchange::{Asker, LastPair};
 
-/// The state of the connection while there is no link, or that there is one.
+/// The state of a peer's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) enum Connection {
-    /// Nothing wants one.
+    /// No link is wanted.
     Idle,
-    /// A call is in progress.
+    /// A dial is in progress.
     Dialing,
-    /// The next call is due then.
+    /// The next dial is due at that time.
     Waiting(Instant),
-    /// There is a link.
     Attached,
 }
 
 pub(in crate::node) struct Peer {
-    /// Which of this side's transport addresses it knows.
+    /// The index of this side's transport address that the peer knows.
     pub(super) via: u16,
     pub(in crate::node) address: TransportAddress,
     /// The peer's shard; `None` until its number of shards is known.
     pub(in crate::node) shard: Option<u16>,
     /// A lane that leads to that shard.
     pub(super) lane: u32,
-    /// From its last handshake.
+    /// The peer's, from its last handshake.
     pub(in crate::node) incarnation: Option<u64>,
-    /// The session resumes on the next link; false if it starts over.
+    /// True if the session resumes on the next link; false if it starts over.
     pub(in crate::node) remembers: bool,
     /// Counts this side's resets of the session, and is part of the handshake's incarnation, so that a delayed handshake for an
     /// earlier reset of the session is rejected.
@@ -44,7 +43,7 @@ pub(in crate::node) struct Peer {
     // Before the session, whose memory the link's peer may reach until the link has ended.
     pub(super) link: Option<Box<dyn Link>>,
     pub(in crate::node) session: PeerSession,
-    /// The link does not take frames yet.
+    /// The link does not accept frames yet.
     pub(super) settling: bool,
     pub(in crate::node) connection: Connection,
     pub(super) calls: Calls,
@@ -53,32 +52,32 @@ pub(in crate::node) struct Peer {
     pub(super) in_dirty: bool,
     pub(super) in_hot: bool,
     pub(super) idle_turns: u32,
-    /// The link took less than there was: wait for it to be writable.
+    /// The link took less than was offered: wait until it is writable.
     pub(super) blocked: bool,
-    /// It is on the list of those that are tried again.
+    /// It is on the list of blocked links to retry.
     pub(super) in_blocked: bool,
-    /// Turns in which it took nothing.
+    /// Turns in which the link took nothing.
     pub(super) blocked_turns: u32,
-    /// It took nothing for so long that its owner watches it for room.
+    /// The link took nothing for so long that its owner watches it for writability.
     pub(super) stuck: bool,
-    /// The earliest entry in the schedule.
+    /// Its earliest entry in the schedule.
     pub(super) scheduled: Option<Instant>,
     /// The pair of the last request.
     pub(super) last_pair: LastPair,
     /// The peer named tasks that the endpoint map did not have when the link was made.
     pub(in crate::node) has_strangers: bool,
-    /// The way that its tensors go.
+    /// The way its tensors travel.
     pub(in crate::node) way: Way,
     pub(super) counters: PeerCounters,
-    /// The counters have changed since they were shown.
+    /// The counters have changed since they were published.
     pub(super) is_touched: bool,
     pub(super) metrics: Arc<PeerMetrics>,
-    /// What a trace calls the session.
+    /// The session's id in traces.
     pub(in crate::node) traced_as: u64,
 }
 
 impl Peer {
-    /// The session, and who asks by it.
+    /// The session, and the asker for its requests.
     pub(in crate::node) fn asking(&mut self, handle: Handle) -> (&mut PeerSession, Asker<'_>) {
         (&mut self.session, Asker { session: handle, traced_as: self.traced_as, last_pair: &mut self.last_pair })
     }
@@ -123,7 +122,7 @@ impl Peer {
         }
     }
 
-    /// A lane that leads to its shard.
+    /// A lane that leads to the peer's shard.
     pub(in crate::node) fn lane(&self) -> u32 {
         self.lane
     }
@@ -132,25 +131,25 @@ impl Peer {
         self.link.is_some()
     }
 
-    /// As where the link took less than there was.
+    /// For tests: as if the link took less than was offered.
     #[cfg(test)]
     pub(in crate::node) fn block(&mut self) {
         self.blocked = true;
     }
 
-    /// The link took less than there was.
+    /// True if the link took less than was offered.
     #[inline]
     pub(in crate::node) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Messages that were sent since this was last called.
+    /// Messages sent since the last call.
     pub(super) fn count_messages(&mut self) -> u64 {
         let messages = self.session.sent().messages;
         messages - std::mem::replace(&mut self.counters.messages_sent, messages)
     }
 
-    /// Shows other threads how things stand.
+    /// Publishes the counters for other threads.
     pub(super) fn show(&mut self) {
         self.is_touched = false;
         let (sent, received) = (self.session.sent(), self.session.received());
@@ -162,12 +161,12 @@ impl Peer {
         self.metrics.counters.write(&self.counters);
     }
 
-    /// How things stand with its connection, in words.
+    /// The state of its connection, in words.
     pub(in crate::node) fn standing(&self, now: Instant) -> String {
         standing(self.link.as_deref(), self.settling, &self.calls, now)
     }
 
-    /// Time has passed for its session; `name_of` names the peer's tasks.
+    /// Handles timeouts of its session; `name_of` names the peer's tasks.
     ///
     /// # Errors
     /// The peer has been silent for too long.
@@ -181,13 +180,13 @@ impl Peer {
         session.handle_timeout_of(now, &|task| format!("{} at {address}: {}", name_of(task), standing()))
     }
 
-    /// When the peer needs a look at the latest.
+    /// When the peer must be looked at next, at the latest.
     pub(super) fn next_timeout(&self, connect_timeout: Duration, lease: Duration) -> Option<Instant> {
         let redial = match self.connection {
             Connection::Waiting(until) => Some(until),
             _ => None,
         };
-        // A link that settles ends that by itself, one way or the other.
+        // A link that is settling ends that state by itself, one way or the other.
         let has_none = self.link.is_none();
         let give_up = self.calls.wanted_for(connect_timeout).filter(|_| has_none);
         let lease_over = self.lost_at.filter(|_| has_none && self.session.has_loans()).map(|lost| lost + lease);

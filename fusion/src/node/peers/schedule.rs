@@ -1,4 +1,4 @@
-//! When which session needs a look: a heap with at most a few entries a session.
+//! When which session needs attention: a heap with at most a few entries per session.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use sealane_transport::Handle;
 
-/// Times at which sessions are to be looked at. A session knows its earliest entry and adds only earlier ones, so the
-/// heap does not grow with requests.
+/// The times at which sessions need attention. A session knows its earliest entry and adds only earlier ones, so the heap does not grow
+/// with requests.
 #[derive(Default)]
 pub(super) struct Schedule {
     heap: BinaryHeap<Reverse<(Instant, Handle)>>,

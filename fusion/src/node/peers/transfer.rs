@@ -1,4 +1,4 @@
-//! Writing to a session's link, and what follows from what was read of it.
+//! Writing to a session's link, and what follows from reading it.
 
 use std::time::Instant;
 
@@ -15,23 +15,23 @@ use crate::node::counters::Counters;
 use crate::node::exchange::Asker;
 use crate::node::settings::{Fuse, NodeSettings};
 
-/// What a write has come to.
+/// The result of a write.
 pub(in crate::node) struct Written {
     pub(in crate::node) bytes: usize,
     /// The link is lost.
     pub(in crate::node) lost: Option<LinkError>,
     /// Pulls of the session wait for tensors that are not there.
     pub(in crate::node) has_waits: bool,
-    /// The link took less than there was.
+    /// The link took less than was offered.
     blocked: bool,
-    /// It tells when it takes more.
+    /// The link reports when it can take more.
     tells_of_room: bool,
     /// There is more to write, in another turn.
     more: bool,
 }
 
 impl Peers {
-    /// Writes what one session has to say, as much as its link takes and the budget allows; `None` without a link.
+    /// Writes what one session has to send, as much as its link takes and the budget allows; `None` without a link.
     pub(in crate::node) fn write(
         &mut self,
         now: Instant,
@@ -62,7 +62,7 @@ impl Peers {
         Some(written)
     }
 
-    /// Puts a session where it belongs after a write that its link has outlived.
+    /// Puts a session on its lists after a write, if its link has survived it.
     pub(in crate::node) fn after_write(
         &mut self,
         now: Instant,
@@ -83,7 +83,7 @@ impl Peers {
         }
     }
 
-    /// Lets `read` read the link of a session, if it has one that can be read; the bytes that were.
+    /// Calls `read` on the link of a session, if it has one that can be read; returns the bytes read.
     #[inline]
     pub(in crate::node) fn read(
         &mut self,
@@ -106,7 +106,7 @@ impl Peers {
         result
     }
 
-    /// What was read of a session's link is settled: whether it is open by now, and has room.
+    /// After what was read from a session's link has been handled: checks whether the link has opened, or has room.
     #[inline]
     pub(in crate::node) fn after_read(
         &mut self,
@@ -117,16 +117,16 @@ impl Peers {
     ) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         if peer.settling {
-            // It may have something to say of its own.
+            // The link may have something of its own to send.
             self.mark_dirty(handle);
             self.look_whether_open(now, handle, settings, counters);
         } else if peer.stuck && peer.link.as_ref().is_some_and(|link| link.traits().tells_of_room) {
-            // What has come may have brought credit.
+            // What came may have brought credit.
             self.has_room(handle);
         }
     }
 
-    /// A link that has opened wants to be fed, and may have been told of something before.
+    /// A link that has just opened can be written to, and may already have been notified of data to read.
     #[inline]
     fn look_whether_open(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
         if self.arena.get(handle).is_some_and(|peer| peer.settling) {
@@ -145,7 +145,7 @@ impl Peers {
     }
 }
 
-/// Feeds the link of a session until it takes no more, there is no more, or the budget is used up.
+/// Writes to the link of a session until it takes no more, there is nothing left, or the budget is used up.
 #[inline]
 fn write_to(
     peer: &mut Peer,
@@ -160,8 +160,8 @@ fn write_to(
     peer.session.outbox().set_traits(traits);
     loop {
         let filled = traits.open && peer.session.fill_from(store, now, one_message);
-        // With a write a message, a last call tells the link that nothing follows. A link that settles, or that moves
-        // payloads beside the frames, has things of its own to say.
+        // If each message is a write, a last call tells the link that nothing follows. A link that is settling, or that moves payloads
+        // beside the frames, has things of its own to send.
         if peer.session.outbox().is_empty() && !one_message && traits == Traits::STREAM {
             return;
         }
@@ -170,7 +170,7 @@ fn write_to(
         match link.transmit(peer.session.outbox(), budget, more_follows) {
             Ok(bytes) => {
                 debug_assert!(bytes <= budget, "a link that takes more than it was given would starve its neighbours");
-                // A link that took the whole budget may take more.
+                // A link that took the whole budget may be able to take more.
                 written.blocked = bytes < budget && !peer.session.outbox().is_empty();
                 written.bytes += bytes;
                 peer.counters.writes += u64::from(bytes > 0);

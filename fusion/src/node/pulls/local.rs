@@ -1,4 +1,4 @@
-//! Pulls whose producer is a task of this very node: copied from what it has published, a batch a turn, or shared.
+//! Pulls whose producer is a task of the same node: copied from the store in batches, one a turn, or shared.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::node::copying::copy_in_pieces;
 use crate::node::memory::Memory;
 use crate::node::reporter::Reporter;
 
-/// See the module.
+/// A pull from this node's store; see the module.
 pub(super) struct LocalPull {
     slots: Arc<[u32]>,
     wish: Wish,
     since: Instant,
     pub(super) deadline: Instant,
     pull_buffer: PullBuffer,
-    /// Numbers to look at: first and count.
+    /// Indices to look at, as ranges: first and count.
     ready: VecDeque<(u32, u32)>,
     copy: Option<PartCopy>,
     queued: bool,
 }
 
-/// Who pulls what.
+/// A pull's consumer and options.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
     pub(super) consumer: u16,
@@ -71,7 +71,7 @@ impl LocalPull {
         self.pull_buffer
     }
 
-    /// Copies about `budget` bytes on; how many. Who waits for more goes into `watchers`.
+    /// Copies about `budget` more bytes; returns how many. What the pull must wait for goes into `watchers`.
     fn advance(
         &mut self,
         (handle, budget): (Handle, usize),
@@ -114,7 +114,7 @@ impl LocalPull {
         copied
     }
 
-    /// Copies a small tensor, or begins to copy a large one, or shares it; the bytes copied.
+    /// Copies a small tensor, begins to copy a large one, or shares it; returns the bytes copied.
     #[inline]
     fn begin_copy(&mut self, index: usize, published: &Stored<'_>, memory: &Memory, reporter: &mut Reporter) -> usize {
         debug_assert!(self.copy.is_none(), "the tensor that is half copied would be forgotten");
@@ -151,7 +151,7 @@ impl LocalPull {
         self.copy.is_some() || self.ready.iter().any(|(_, count)| *count > 0)
     }
 
-    /// Panics unless a pull in the queue of those that copy says so, and one that has to copy is in it.
+    /// Panics unless the pull is in the queue of copying pulls exactly if it says so, and is there if it has something to copy.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, places: usize) {
         assert_eq!(places, usize::from(self.queued), "a pull would be copied out of its turn, or never");
@@ -162,7 +162,7 @@ impl LocalPull {
 }
 
 impl Pulls {
-    /// Begins a pull from this node's store: what one batch holds is copied at once.
+    /// Begins a pull from this node's store; the first batch is copied at once.
     pub(super) fn pull_here(&mut self, pull: UnderWay, context: &mut Context) -> Option<Handle> {
         let At::Here(local) = &pull.at else { unreachable!("the caller knows where it is") };
         let (deadline, tensors) = (local.deadline, local.pull_buffer.len() as u64);
@@ -201,7 +201,7 @@ impl Pulls {
         self.end_if_complete(handle, reporter);
     }
 
-    /// A task publishes nothing any more: what pulls of it have not come to will not come. What is half copied is copied on.
+    /// A task no longer publishes: what pulls of it still wait for will not come. Copies in progress are finished.
     pub(super) fn fail_local_of(&mut self, producer: u16, error: &Error, context: &mut Context) {
         let (plans, pairs) = (&self.plans, &context.pairs);
         let is_of = |pull: &UnderWay| {
@@ -225,19 +225,19 @@ impl Pulls {
         }
     }
 
-    /// True if there is something to copy, or somebody to be told of a publication.
+    /// True if there is something to copy, or a watcher to be told of a publication.
     #[inline]
     pub(in crate::node) fn is_copying(&self) -> bool {
         !self.copying.is_empty() || self.store.has_woken()
     }
 
-    /// When the next pull from this node's store ends that waits.
+    /// The deadline of the next waiting pull from this node's store.
     #[inline]
     pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
-    /// Goes on with the pulls in progress; the bytes copied, or work done.
+    /// Continues the pulls in progress; returns the bytes copied, or work done.
     pub(in crate::node) fn copy_on(&mut self, context: &mut Context) -> usize {
         let mut budget = COPY_BUDGET_BYTES;
         while budget > 0
@@ -252,7 +252,7 @@ impl Pulls {
         COPY_BUDGET_BYTES - budget
     }
 
-    /// Copies about `budget` bytes of a pull; how many.
+    /// Copies about `budget` bytes of a pull; returns how many.
     fn advance(&mut self, handle: Handle, budget: usize, context: &mut Context) -> usize {
         let Some(UnderWay { at: At::Here(local), .. }) = self.under_way.get_mut(handle) else { return 0 };
         let mut watchers = Vec::new();
@@ -275,15 +275,15 @@ impl Pulls {
         copied
     }
 
-    /// The node drains: ends the pulls of clients that wait for what is not published, which they ask of the next one. What is there
-    /// is copied before.
+    /// The node drains: ends the pulls of clients that wait for what is not published; the clients repeat them with the next node. What is
+    /// there is copied first.
     pub(in crate::node) fn refuse_waiting(&mut self, context: &mut Context) {
         for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if !local.has_more())) {
             self.end_drained(handle, &mut context.reporter);
         }
     }
 
-    /// A pull has all that there is, and the node drains.
+    /// A pull has everything that is published, and the node drains.
     fn end_drained(&mut self, handle: Handle, reporter: &mut Reporter) {
         if let Some(UnderWay { waiter: PullWaiter::Client(_), at: At::Here(local), .. }) =
             self.under_way.get_mut(handle)
@@ -308,7 +308,7 @@ impl Pulls {
         reporter.finish_pull(waiter, local.into_pull_buffer());
     }
 
-    /// Ends the pulls from this node's store that `pick` (consumer) chooses.
+    /// Ends the pulls from this node's store whose consumer `pick` chooses.
     pub(in crate::node) fn end_local(&mut self, pick: impl Fn(u16) -> bool, error: &Error, reporter: &mut Reporter) {
         for handle in self.under_way.select(|pull| matches!(&pull.at, At::Here(local) if pick(local.wish.consumer))) {
             if let Some(local) = self.local(handle) {
@@ -318,7 +318,7 @@ impl Pulls {
         }
     }
 
-    /// Ends those that have waited past their deadline.
+    /// Ends the pulls whose deadline has passed.
     pub(in crate::node) fn expire_local(&mut self, now: Instant, context: &mut Context) {
         if !self.deadlines.is_due(now) {
             return;
@@ -344,7 +344,7 @@ impl Pulls {
 }
 
 impl PartCopy {
-    /// Copies up to `budget` bytes on; how many.
+    /// Copies up to `budget` more bytes; returns how many.
     fn advance(&mut self, budget: usize) -> Result<usize, DeviceError> {
         let copied = copy_in_pieces(&mut self.to, &self.from, self.filled, budget)?;
         self.filled += copied;

@@ -1,4 +1,4 @@
-//! Publishing, plans, and pulls: of a peer by its session, of a task of this node by copy from what it has published.
+//! Publishing, plans, and pulls: from a peer through its session, from a task of this node by a copy out of the store.
 
 mod local;
 mod packed;
@@ -29,26 +29,26 @@ pub(super) use plans::Producer;
 use store::{Planner, PublishedStore};
 use watchers::Watcher;
 
-/// A pull, as a task of this shard asks it.
+/// A pull, as a task of this shard requests it.
 #[derive(Debug)]
 pub struct PullRequest {
     /// The plan, from [`Node::open_plan`](super::Node::open_plan).
     pub plan: Handle,
-    /// The oldest version that will do.
+    /// The oldest version that is acceptable.
     pub min_version: i64,
     /// When what is missing ends with DeadlineExceeded.
     pub deadline: Instant,
-    /// The places, as many as the plan has keys.
+    /// The places for the tensors, as many as the plan has keys.
     pub pull_buffer: PullBuffer,
-    /// Tensors of tasks of this node may be shared with the task's [pool](super::Pool) in place of being copied.
+    /// Tensors of tasks of this node may be shared with the task's [pool](super::Pool) instead of being copied.
     pub views: bool,
-    /// What a task has not published that has left is not waited for.
+    /// Do not wait for what a task that has left has not published.
     pub fail_if_gone: bool,
-    /// Who is told, and gets the pull buffer back.
+    /// Who gets the pull buffer back.
     pub waiter: PullWaiter,
 }
 
-/// A pull on its way from one session to another.
+/// A pull moving from one session to another.
 pub(super) type MovedPull = PullAsk<RecvWaiter>;
 
 /// A pull in progress.
@@ -59,20 +59,19 @@ struct UnderWay {
     at: At,
 }
 
-/// Where a pull is.
 enum At {
     Peer { session: Handle, pull: Handle },
     Here(Box<LocalPull>),
 }
 
-/// See the module.
+/// The published tensors, plans and pulls of a node; see the module.
 pub(super) struct Pulls {
     store: PublishedStore,
     plans: Arena<Plan>,
     under_way: Arena<UnderWay>,
     /// Pulls from this node's store that have something to copy.
     copying: VecDeque<Handle>,
-    /// No deadline of a pull from this node's store is earlier.
+    /// A lower bound of the earliest deadline of pulls from this node's store.
     deadlines: Sweep,
     /// Kept to reuse its memory; empty between calls.
     watchers: Vec<Watcher>,
@@ -96,7 +95,7 @@ impl Pulls {
         &self.store
     }
 
-    /// A published tensor as a table, with the locks of its rows if they are published too; the name of these goes into `locks_key`.
+    /// A published tensor as a table, with the locks of its rows if they are published too; `locks_key` is overwritten with the locks' key.
     pub(super) fn table(&mut self, task: u16, key: &str, locks_key: &mut String) -> Option<Table> {
         let (version, meta, payload) = self.store.share_in_place(task, key)?;
         locks_key.clear();
@@ -105,12 +104,12 @@ impl Pulls {
         Some(Table { version, meta, payload, locks })
     }
 
-    /// The version in which a task's tensor is published, if it is.
+    /// The version of a task's published tensor, if there is one.
     pub(super) fn version_of(&self, task: u16, key: &str) -> Option<i64> {
         self.store.version_of(task, key)
     }
 
-    /// Tensors that are published.
+    /// Published tensors.
     pub(super) fn count(&self) -> usize {
         self.store.published()
     }
@@ -120,7 +119,7 @@ impl Pulls {
         self.store.keys()
     }
 
-    /// Publishes tensors of a local task by key, each in place of the version before.
+    /// Publishes tensors of a local task by key, each replacing its previous version.
     ///
     /// # Errors
     /// The first: InvalidArgument if a newer version is published, ResourceExhausted if the store is full.
@@ -141,7 +140,7 @@ impl Pulls {
         published
     }
 
-    /// Goes on telling who waited for what was published, as many as a turn may tell; how many that were.
+    /// Tells further watchers of what was published, as many as a turn may tell; returns how many.
     #[inline]
     pub(super) fn wake(&mut self, context: &mut Context) -> usize {
         self.store.begin_turn();
@@ -157,7 +156,7 @@ impl Pulls {
         woken
     }
 
-    /// What these wait for is there.
+    /// Tells watchers that what they wait for is there.
     fn tell_ready(&mut self, ready: &mut Vec<Watcher>, context: &mut Context) {
         for Watcher { session, wait } in ready.drain(..) {
             let Some(session) = session else {
@@ -171,12 +170,12 @@ impl Pulls {
         }
     }
 
-    /// Takes a published tensor back; false if there was none. Pulls of it wait.
+    /// Withdraws a published tensor; false if there was none. Pulls of it wait.
     pub(super) fn withdraw(&mut self, local: u16, key: &str) -> bool {
         self.store.withdraw(local, key)
     }
 
-    /// Takes back all that a task has published, and ends the pulls that wait for more of it.
+    /// Withdraws all that a task has published, and ends the pulls that wait for its tensors.
     pub(super) fn withdraw_all(&mut self, local: u16, error: &Error, context: &mut Context) {
         self.fail_local_of(local, error, context);
         for handle in context.peers.select(|_| true) {
@@ -198,7 +197,7 @@ impl Pulls {
         }
     }
 
-    /// A pull has come from a peer, as far as it does.
+    /// A pull from a peer has finished; some of its tensors may have failed.
     pub(super) fn arrived(
         &mut self,
         session: Handle,
@@ -215,7 +214,6 @@ impl Pulls {
         self.ended(handle, pull_buffer, &mut context.reporter);
     }
 
-    /// A pull has ended.
     fn ended(&mut self, handle: Handle, pull_buffer: PullBuffer, reporter: &mut Reporter) {
         if let Some(pull) = self.under_way.remove(handle) {
             reporter.trace(handle, || Moment::PullEnded);
@@ -223,7 +221,7 @@ impl Pulls {
         }
     }
 
-    /// Gives a pull up, whose waiter then hears nothing; its pull buffer, or `None` if it has ended.
+    /// Cancels a pull, whose waiter then hears nothing; returns its pull buffer, or `None` if it has ended.
     pub(super) fn cancel(&mut self, handle: Handle, peers: &mut Peers) -> Option<PullBuffer> {
         match self.under_way.remove(handle)?.at {
             At::Here(local) => Some(local.into_pull_buffer()),
@@ -235,7 +233,7 @@ impl Pulls {
         }
     }
 
-    /// A peer names the keys that it will pull.
+    /// A peer names the keys of a set that it will pull.
     pub(super) fn named(&mut self, session: Handle, named: Named, peers: &mut Peers) {
         let Named { set, serial, consumer, producer, keys } = named;
         let found = if consumer == STRANGER {
@@ -248,7 +246,7 @@ impl Pulls {
             return self.store.let_go(&found.unwrap_or_default());
         };
         match found {
-            // Named and forgotten in one read of the link.
+            // Otherwise the set was named and forgotten in one read of the link.
             Ok(slots) => {
                 if let Err(slots) = with.set_found(set, serial, slots) {
                     self.store.let_go(&slots);
@@ -259,12 +257,12 @@ impl Pulls {
         peers.mark_dirty(session);
     }
 
-    /// A peer pulls no more what is in these slots.
+    /// A peer no longer pulls from these slots.
     pub(super) fn forgotten(&mut self, slots: &[u32]) {
         self.store.let_go(slots);
     }
 
-    /// Notes what the pulls of a session wait for.
+    /// Registers what the pulls of a session wait for.
     pub(super) fn watch_for(&mut self, session: Handle, context: &mut Context) {
         let mut waits: Vec<Wait> = Vec::new();
         if let Some(with) = context.peers.session_mut(session) {
@@ -291,7 +289,7 @@ impl Pulls {
         }
     }
 
-    /// Why it would be waited for in vain, if so.
+    /// The error for a wait that would be in vain.
     fn in_vain(&self, wait: &Wait, context: &Context) -> Option<Error> {
         self.store.refusal(wait.slot).or_else(|| context.gone(self.store.task(wait.slot), wait.fail_if_gone))
     }
@@ -304,7 +302,7 @@ impl Pulls {
         });
     }
 
-    /// Panics unless slots stand for tensors and for plans, and each pull is where it says.
+    /// Panics unless slots in use hold tensors or belong to plans, and each pull is where it says.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, peers: &Peers) {
         let here = self.plans.iter().flat_map(|(_, plan)| plan.slots_here());
@@ -328,7 +326,7 @@ impl Pulls {
     }
 }
 
-/// Pulls are asked of sessions with their own names.
+/// The pull's handle: pulls are requested from sessions under their own handles.
 fn named(waiter: &RecvWaiter) -> Handle {
     let RecvWaiter::Pull(handle) = waiter else { unreachable!("pulls are asked with their own names") };
     *handle

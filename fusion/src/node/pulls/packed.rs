@@ -1,6 +1,6 @@
-//! What lies in the slots of published tensors, as far as pulls of small ones look at it: versions, and bytes, packed in chunks. Those
-//! that were published one after the other lie side by side, so that a pull copies many of them at once. A chunk of which less than half is
-//! used is emptied into others, so that no call copies more than a few of them, and no more than twice what is used is kept.
+//! What pulls of small published tensors look at, by slot: versions, and bytes packed in chunks. Tensors that were published one after the
+//! other lie side by side, so that a pull copies many of them at once. A chunk less than half used is emptied into others, so that no call
+//! copies more than a few chunks, and no more than twice the used memory is kept.
 
 use sealane_runtime::VolatileSlice;
 
@@ -9,15 +9,15 @@ use crate::limits::{PACKED_CHUNK_BYTES, PACKED_CHUNK_TENSORS};
 /// Where the bytes of a slot's tensor lie.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// The number of the chunk, and behind it in 32 bits where they start there.
+    /// The number of the chunk, and in the low 32 bits where the bytes start in it.
     at: u64,
     len: u32,
 }
 
-/// That of a slot of which nothing is packed. It is no other's end, and as long as no small tensor.
+/// The place of a slot with nothing packed. It never equals the end of another place, and no small tensor has this length.
 const NOWHERE: Place = Place { at: u64::MAX, len: u32::MAX };
 
-/// What lies in a slot, as far as a pull of small tensors looks at it.
+/// What lies in a slot, as far as pulls of small tensors look at it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
     pub(super) version: i64,
@@ -43,11 +43,11 @@ impl Place {
 #[derive(Debug, Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// Whose tensors were packed here, in order; some lie here no more.
+    /// The slots whose tensors were packed here, in order; some are no longer here.
     slots: Vec<u32>,
-    /// Tensors that still lie here.
+    /// Tensors still packed here.
     tensors: usize,
-    /// Their bytes.
+    /// Bytes of those.
     used: usize,
 }
 
@@ -62,14 +62,14 @@ impl Chunk {
     }
 }
 
-/// See the module.
+/// The packed tensors of a store; see the module.
 #[derive(Debug)]
 pub(super) struct Packed {
     slots: Vec<Slot>,
     chunks: Vec<Chunk>,
-    /// Numbers of chunks in which nothing lies.
+    /// Numbers of empty chunks.
     vacant: Vec<usize>,
-    /// The chunk that tensors are put in.
+    /// The chunk that new tensors go to.
     open: usize,
 }
 
@@ -78,7 +78,7 @@ impl Packed {
         Self { slots: Vec::new(), chunks: vec![Chunk::default()], vacant: Vec::new(), open: 0 }
     }
 
-    /// One more slot, in which nothing lies.
+    /// Adds an empty slot.
     pub(super) fn add_slot(&mut self) {
         self.slots.push(Slot { version: 0, stamp: 0, place: NOWHERE });
     }
@@ -88,14 +88,14 @@ impl Packed {
         &self.slots[slot as usize]
     }
 
-    /// Says what lies in a slot, packed or not.
+    /// Sets the version and stamp of a slot, packed or not.
     #[inline]
     pub(super) fn set(&mut self, slot: u32, version: i64, stamp: u64) {
         let there = &mut self.slots[slot as usize];
         (there.version, there.stamp) = (version, stamp);
     }
 
-    /// Packs the bytes of a slot's tensor, of which nothing is packed: at most 512.
+    /// Packs the bytes of a slot's tensor, at most 512; nothing of the slot may be packed yet.
     pub(super) fn put(&mut self, slot: u32, bytes: VolatileSlice<'_>) {
         debug_assert!(self.get(slot).is_none(), "its bytes would be counted for ever");
         while !self.chunks[self.open].has_room(bytes.len()) {
@@ -109,14 +109,14 @@ impl Packed {
         (chunk.tensors, chunk.used) = (chunk.tensors + 1, chunk.used + bytes.len());
     }
 
-    /// Writes a version over the bytes of a slot's tensor; false if they are newer, not as many, or not packed.
+    /// Overwrites the bytes of a slot's tensor with a new version; false if the old one is newer, of another length, or not packed.
     #[inline]
     pub(super) fn overwrite(&mut self, slot: u32, version: i64, with: &[u8]) -> bool {
         let there = &mut self.slots[slot as usize];
         if there.version > version || there.place.len as usize != with.len() {
             return false;
         }
-        // There is none of what is not packed.
+        // If nothing is packed, there is no such chunk.
         let Some(chunk) = self.chunks.get_mut(there.place.chunk()) else { return false };
         chunk.bytes[there.place.start()..][..with.len()].copy_from_slice(with);
         there.version = version;
@@ -130,8 +130,8 @@ impl Packed {
         (place.at != NOWHERE.at).then(|| &self.chunks[place.chunk()].bytes[place.start()..][..place.len as usize])
     }
 
-    /// The bytes of the first of these slots' tensors, as far as they are of that version, have these stamps, lie one behind the other, and
-    /// are no more than `bytes_max`; how many tensors those are.
+    /// The longest run of these slots' tensors, from the first on, that have this version and these stamps, lie one after the other, and
+    /// have at most `bytes_max` bytes; returns the number of tensors, and their bytes.
     #[inline]
     pub(super) fn run(&self, slots: &[u32], version: i64, stamps: &[u64], bytes_max: usize) -> (usize, &[u8]) {
         let of_version = |(&slot, &stamp): (&u32, &u64)| {
@@ -182,13 +182,13 @@ impl Packed {
         }
     }
 
-    /// Moves what lies in a chunk to the one that is open.
+    /// Moves what lies in a chunk to the open chunk.
     fn empty(&mut self, number: usize) {
         debug_assert_ne!(number, self.open, "it would be filled with what is taken out");
         let Chunk { bytes, slots, .. } = std::mem::take(&mut self.chunks[number]);
         for slot in slots {
             let place = self.slots[slot as usize].place;
-            // Others have been unpacked, or lie elsewhere by now.
+            // The others were unpacked, or lie elsewhere by now.
             if place.at != NOWHERE.at && place.chunk() == number {
                 self.slots[slot as usize].place = NOWHERE;
                 self.put(slot, bytes[place.start()..][..place.len as usize].into());
@@ -197,7 +197,7 @@ impl Packed {
         self.vacant.push(number);
     }
 
-    /// Slots, whatever lies there.
+    /// Number of slots, empty or not.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn len(&self) -> usize {
         self.slots.len()
@@ -224,7 +224,7 @@ impl Packed {
         }
     }
 
-    /// Memory of the bytes.
+    /// Bytes of all chunks.
     #[cfg(test)]
     fn memory(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.bytes.len()).sum()
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn what_changes_its_length_again_and_again_takes_no_more_memory() {
-        // One tensor of each chunk stays, among many of one that changes; or none has bytes.
+        // One tensor stays in each chunk among many versions of a changing one; or all tensors are empty.
         for lens in [[511, 512], [0, 0]] {
             let mut packed = with(300, lens[0]);
             for round in 0..60_000usize {

@@ -1,4 +1,4 @@
-//! Plans: sets of keys of one producer, sent once to its server, and their pulls.
+//! Plans: sets of keys of one producer, sent once to the shard that serves them, and their pulls.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The slots of this node's store that it names.
+    /// The slots of this node's store that the plan names.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn slots_here(&self) -> &[u32] {
         match &self.agreed {
@@ -35,7 +35,7 @@ impl Plan {
 
 enum Agreed {
     Nowhere,
-    /// The set of that session.
+    /// A session, and the plan's set there.
     Session(Handle, Handle),
     /// Slots of this node's store.
     Here(Arc<[u32]>),
@@ -51,7 +51,7 @@ pub(in crate::node) enum Producer {
 }
 
 impl Pulls {
-    /// A plan: the keys that a pair's consumer pulls together from now on. The producer hears of it with the first pull.
+    /// Opens a plan: the keys that a pair's consumer pulls together from now on. The producer learns of it with the first pull.
     pub(in crate::node) fn open_plan(&mut self, pair: u32, keys: Arc<Keys>) -> Handle {
         match self.plans.insert(Plan { pair, keys, agreed: Agreed::Nowhere }) {
             Ok(plan) => plan,
@@ -69,7 +69,7 @@ impl Pulls {
         }
     }
 
-    /// Forgets the plans of a local task.
+    /// Closes the plans of a local task.
     pub(in crate::node) fn close_plans_of(&mut self, local: u16, context: &mut Context) {
         for plan in self.plans.select(|plan| context.pairs[plan.pair].local == local) {
             self.close_plan(plan, context);
@@ -89,10 +89,10 @@ impl Pulls {
         }
     }
 
-    /// Whether a pull can be begun.
+    /// Checks whether a pull can begin.
     ///
     /// # Errors
-    /// InvalidArgument, Unavailable while the engine drains.
+    /// InvalidArgument; Unavailable while the engine drains.
     pub(in crate::node) fn check(&self, request: &PullRequest, is_draining: bool) -> Result<(), Error> {
         let places = request.pull_buffer.len();
         match self.plans.get(request.plan) {
@@ -106,21 +106,20 @@ impl Pulls {
         }
     }
 
-    /// The pair of a plan.
     #[inline]
     pub(in crate::node) fn pair_of(&self, plan: Handle) -> u32 {
         self.plans.get(plan).expect("a plan stays while it is pulled").pair
     }
 
-    /// The plan of a pull that is on its way from one session to another, unless it has ended.
+    /// The plan of a pull that is moving from one session to another, unless it has ended.
     pub(in crate::node) fn plan_of(&self, moved: &MovedPull) -> Option<Handle> {
         self.under_way.get(named(&moved.waiter)).map(|pull| pull.plan)
     }
 
-    /// Names the plan's keys where they are served now.
+    /// Names the plan's keys to whoever serves them now.
     ///
     /// # Errors
-    /// ResourceExhausted: too many keys are named.
+    /// ResourceExhausted if too many keys are named.
     pub(in crate::node) fn agree(
         &mut self,
         handle: Handle,
@@ -147,13 +146,13 @@ impl Pulls {
         Ok(())
     }
 
-    /// Ends the pulls of a plan that were asked of a session which serves it no more: the map has moved its producer.
+    /// Ends the pulls of a plan that were requested from a session which no longer serves it: the map has moved its producer.
     fn end_left_behind(&mut self, plan: Handle, session: Handle, context: &mut Context) {
         let is_left = |pull: &UnderWay| {
             pull.plan == plan && matches!(pull.at, At::Peer { session: asked, .. } if asked == session)
         };
         for handle in self.under_way.select(is_left) {
-            // Those that are being moved are no longer in the session.
+            // Pulls that are being moved are no longer in the session.
             let Some(&At::Peer { pull, .. }) = self.under_way.get(handle).map(|pull| &pull.at) else { continue };
             let Some(with) = context.peers.session_mut(session) else { return };
             let Some((_, mut pull_buffer)) = with.cancel_pull(pull) else { continue };
@@ -163,14 +162,14 @@ impl Pulls {
         }
     }
 
-    /// A pull that does not begin.
+    /// Ends a pull that cannot begin.
     pub(in crate::node) fn refuse(request: PullRequest, error: &Error, reporter: &mut Reporter) {
         let PullRequest { mut pull_buffer, waiter, .. } = request;
         pull_buffer.fail_missing(|_| error.clone());
         reporter.finish_pull(waiter, pull_buffer);
     }
 
-    /// Begins a pull of a plan that is agreed; its handle, unless it has ended at once.
+    /// Begins a pull of an agreed plan; returns its handle, unless it has ended at once.
     pub(in crate::node) fn begin(
         &mut self,
         now: Instant,
@@ -201,7 +200,7 @@ impl Pulls {
         }
     }
 
-    /// Asks a peer; the pull's handle, unless it has ended at once.
+    /// Requests a pull from a peer; returns its handle, unless it has ended at once.
     fn pull_there(
         &mut self,
         now: Instant,
@@ -227,7 +226,7 @@ impl Pulls {
         }
     }
 
-    /// A pull that was to go to a session and turned out to belong to another: asked again where its plan is `agreed` now.
+    /// A pull waiting for a session turned out to belong to another: it is requested again where its plan is `agreed` now.
     pub(in crate::node) fn pull_moved(
         &mut self,
         now: Instant,
@@ -247,7 +246,7 @@ impl Pulls {
             &Agreed::Session(session, set) => {
                 self.pull_there(now, session, PullAsk { set, ..moved }, context);
             }
-            // The map has brought the producer here since it was asked.
+            // The map has moved the producer to this node since the pull was requested.
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
                 let PullAsk { min_version, deadline, fail_if_gone, pull_buffer, .. } = moved;

@@ -1,9 +1,9 @@
-//! Published tensors: each task's, by key, with a version, read as often as anyone likes.
+//! Published tensors: those of each task, by key, with a version; readable any number of times.
 //!
-//! Pure: no clock, no I/O. One store a shard. A slot is there while a tensor lies in it or a plan names it, so that a pull finds
-//! its tensors by number. The bytes of small tensors are [packed](Packed); what is larger is shared with the links that send it.
-//! `fusion.published_tensors_max` tensors may lie in it, whatever plans name; and plans may name as many keys that nobody has
-//! published, of which a quarter is kept for plans of this node.
+//! Pure: no clock, no I/O. One store per shard. A slot exists while a tensor lies in it or a plan names it, so that a pull finds its
+//! tensors by number. The bytes of small tensors are [packed](Packed); larger ones are shared with the links that send them. At most
+//! `fusion.published_tensors_max` tensors lie in it, whatever plans name; and plans may name as many keys that nobody has published, a
+//! quarter of which is reserved for plans of this node.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -22,25 +22,24 @@ use super::packed::{Packed, Slot};
 use super::watchers::{Watcher, Watchers};
 use crate::limits::{PLANS_KEPT_SHARE, WAKES_PER_TURN};
 
-/// The rest of what lies in a slot.
+/// What lies in a slot, besides what `packed` has.
 struct Published {
     meta: TensorMeta,
-    /// `None` if it is packed.
+    /// `None` if the bytes are packed.
     payload: Option<Payload>,
-    /// The rows of a table, which whoever has published it may be writing: they are read by row, with their locks.
+    /// It is a table whose publisher may be writing rows: it is read row by row, under their locks.
     in_place: bool,
 }
 
-/// What names a slot, and who looks at it.
+/// The key of a slot, and who watches it.
 struct Label {
     task: u16,
     key: Box<str>,
-    /// Plans that name the slot, each as often as it does.
+    /// How often plans name the slot; a plan that names it twice counts twice.
     plans: u32,
     watchers: Watchers,
 }
 
-/// Whose plan names a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planner {
     /// A task of this node.
@@ -49,11 +48,11 @@ pub(super) enum Planner {
     Peer,
 }
 
-/// See the module.
+/// The published tensors of a shard; see the module.
 pub(super) struct PublishedStore {
-    /// Of each slot what every pull looks at.
+    /// By slot: what every pull looks at.
     packed: Packed,
-    /// By slot, as is what follows.
+    /// By slot, as the next field.
     published: Vec<Option<Published>>,
     labels: Vec<Option<Label>>,
     free: Vec<u32>,
@@ -61,11 +60,11 @@ pub(super) struct PublishedStore {
     hasher: DefaultHashBuilder,
     published_max: usize,
     count: usize,
-    /// Slots in which something was put that is waited for, where who waits is still to be told.
+    /// Slots that received a tensor that is waited for, while some watchers are still to be told.
     woken: VecDeque<u32>,
-    /// How many may still be told before the next turn.
+    /// How many watchers may still be told before the next turn.
     wakes: usize,
-    /// In which the last tensor was put.
+    /// The slot in which the last tensor was put.
     last: u32,
     /// Kept to reuse its memory.
     locks_key: String,
@@ -101,7 +100,7 @@ impl PublishedStore {
             free: Vec::new(),
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            // Slots have numbers of 32 bits, and there are twice as many.
+            // Slots have numbers of 32 bits, and there may be twice as many slots as published tensors.
             published_max: published_max.min(u32::MAX as usize / 2),
             count: 0,
             woken: VecDeque::new(),
@@ -123,8 +122,8 @@ impl PublishedStore {
         (hash, self.index.find(hash, same).copied())
     }
 
-    /// What lies under a task's key: version, metadata, and the bytes where they lie, however few. Whoever has published them may write
-    /// them at any time, and a copy here would be made without a look at their locks.
+    /// What lies under a task's key: version, metadata, and the bytes in place, however few. The publisher may write to them at any time,
+    /// and a copy made here would ignore their locks.
     pub(super) fn share_in_place(&mut self, task: u16, key: &str) -> Option<(i64, TensorMeta, Payload)> {
         let slot = self.find(task, key).1?;
         let Published { meta, payload, .. } = self.published[slot as usize].as_mut()?;
@@ -137,13 +136,13 @@ impl PublishedStore {
         Some((self.packed.slot(slot).version, meta.clone(), payload.insert(shared).share()))
     }
 
-    /// Slots in which nothing lies: plans name them.
+    /// Slots without a tensor: plans name them.
     fn named(&self) -> usize {
         self.labels.len() - self.free.len() - self.count
     }
 
-    /// The slot behind that in which the last tensor was put, if it is that of a task's key: tensors are most often published in the order of the
-    /// first time.
+    /// The slot after that of the last tensor put, if it belongs to this task and key: tensors are usually published in the same order as
+    /// the first time.
     #[inline]
     fn follows(&self, task: u16, key: &str) -> Option<u32> {
         let next = self.last + 1;
@@ -151,7 +150,7 @@ impl PublishedStore {
         (label.task == task && *label.key == *key).then_some(next)
     }
 
-    /// The slot of a task's key; made if there is none, and if `has_room` of the store.
+    /// The slot of a task's key; created if there is none and `has_room` returns no error.
     fn slot(&mut self, task: u16, key: &str, has_room: impl FnOnce(&Self) -> Result<(), Error>) -> Result<u32, Error> {
         let (hash, found) = self.find(task, key);
         if let Some(slot) = found {
@@ -184,7 +183,7 @@ impl PublishedStore {
     /// The slots of a plan's keys, which stay until they are [let go](Self::let_go).
     ///
     /// # Errors
-    /// ResourceExhausted, and none is kept.
+    /// ResourceExhausted; then no slot is held.
     pub(super) fn hold<'a>(
         &mut self,
         planner: Planner,
@@ -242,7 +241,7 @@ impl PublishedStore {
         self.free.push(slot);
     }
 
-    /// Copies a small tensor over the bytes of the one before; `None` if that is newer, of another kind, or not packed.
+    /// Overwrites the bytes of the previous small tensor; `None` if that is newer, of another kind, or not packed.
     #[inline(always)]
     fn overwrite(&mut self, task: u16, key: &str, version: i64, tensor: &Tensor) -> Option<u32> {
         let bytes = tensor.payload().private_bytes()?;
@@ -254,12 +253,12 @@ impl PublishedStore {
         Some(slot)
     }
 
-    /// Puts tensors in the store, each in place of the one before, and moves those who waited for them into `ready`: as many as may be
-    /// told in this turn, the others in the next.
+    /// Puts tensors in the store, each replacing the previous one, and moves their watchers into `ready`: as many as may be told in this
+    /// turn, the others in later turns.
     ///
     /// # Errors
-    /// The first; the others are put there. InvalidArgument if a newer version lies there, ResourceExhausted if
-    /// `fusion.published_tensors_max` are, Unavailable if one is in the memory of a device that does not copy it.
+    /// The first; the other tensors are put in. InvalidArgument if a newer version is there, ResourceExhausted if
+    /// `fusion.published_tensors_max` are published, Unavailable if a tensor is in the memory of a device that cannot copy it.
     pub(super) fn publish<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         task: u16,
@@ -292,7 +291,7 @@ impl PublishedStore {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Puts a tensor in the store in place of the one before; its slot.
+    /// Puts a tensor in the store in place of the previous one; returns its slot.
     #[inline(never)]
     fn replace(&mut self, task: u16, key: &str, version: i64, tensor: Tensor) -> Result<u32, Error> {
         let full = |store: &Self| match store.count < store.published_max {
@@ -315,7 +314,7 @@ impl PublishedStore {
             let reason = format!("version {version} of '{key}' is older than the published version {}", before.version);
             return Err(Error::invalid(reason));
         }
-        // No smaller table has locks.
+        // Smaller tables have no locks.
         let in_place = payload.len() > INLINE_BYTES_MAX && self.has_locks(task, key);
         let is_alike = |there: &Published| {
             let len = there.payload.as_ref().map(Payload::len).or_else(|| self.packed.get(slot).map(<[u8]>::len));
@@ -324,7 +323,7 @@ impl PublishedStore {
         let is_alike = self.published[slot as usize].as_ref().is_some_and(is_alike);
         let stamp = if is_alike { before.stamp } else { next_stamp() };
         self.take_out(slot);
-        // What is larger may be a table with locks; what is lent may be written to where it lies.
+        // Larger tensors may be tables with locks; lent memory may be written to where it lies.
         let small = payload.private_bytes().filter(|bytes| bytes.len() <= INLINE_BYTES_MAX);
         let is_small = small.map(|bytes| self.packed.put(slot, bytes.into())).is_some();
         let payload = if is_small { None } else { Some(payload) };
@@ -338,7 +337,7 @@ impl PublishedStore {
         self.published[slot as usize].is_some()
     }
 
-    /// Takes what lies in a slot out; false if nothing did.
+    /// Removes what lies in a slot; false if it was empty.
     fn take_out(&mut self, slot: u32) -> bool {
         let was = self.published[slot as usize].take().is_some();
         self.count -= usize::from(was);
@@ -347,24 +346,24 @@ impl PublishedStore {
         was
     }
 
-    /// The version that lies in a slot.
+    /// The version in a slot, if it has one.
     fn version_in(&self, slot: u32) -> Option<i64> {
         self.is_published(slot).then(|| self.packed.slot(slot).version)
     }
 
-    /// As many may be told as a turn may tell.
+    /// A new turn begins: its limit of watchers to tell is available again.
     #[inline]
     pub(super) fn begin_turn(&mut self) {
         self.wakes = WAKES_PER_TURN;
     }
 
-    /// True if who waits is still to be told of something.
+    /// True if watchers are still to be told of something.
     #[inline]
     pub(super) fn has_woken(&self) -> bool {
         !self.woken.is_empty()
     }
 
-    /// Moves those who waited for what was published before into `ready`, as many as may be told in this turn.
+    /// Moves watchers of what was published in earlier turns into `ready`, as many as may be told in this turn.
     pub(super) fn move_woken(&mut self, ready: &mut Vec<Watcher>) {
         while self.wakes > 0
             && let Some(&slot) = self.woken.front()
@@ -380,14 +379,14 @@ impl PublishedStore {
         }
     }
 
-    /// The locks of the table of that key are published: they are before it is.
+    /// True if the locks of the table with that key are published: they are published before the table.
     fn has_locks(&mut self, task: u16, key: &str) -> bool {
         self.locks_key.clear();
         self.locks_key.extend([key, LOCKS_SUFFIX]);
         self.find(task, &self.locks_key).1.is_some_and(|slot| self.is_published(slot))
     }
 
-    /// Why a pull of what is in a slot need not wait for it: half a row could come.
+    /// The error for a pull of the slot, if it holds a table written in place: half a row could come.
     pub(super) fn refusal(&self, slot: u32) -> Option<Error> {
         self.published.get(slot as usize)?.as_ref().filter(|published| published.in_place)?;
         Some(Error::invalid(format!(
@@ -397,12 +396,12 @@ impl PublishedStore {
         )))
     }
 
-    /// The version that lies under a task's key.
+    /// The version under a task's key, if it is published.
     pub(super) fn version_of(&self, task: u16, key: &str) -> Option<i64> {
         self.version_in(self.find(task, key).1?)
     }
 
-    /// Takes a tensor out of the store; pulls of it wait for the next. False if there was none.
+    /// Removes a tensor from the store; pulls of it wait for the next one. False if there was none.
     pub(super) fn withdraw(&mut self, task: u16, key: &str) -> bool {
         let Some(slot) = self.find(task, key).1 else { return false };
         let was = self.take_out(slot);
@@ -410,7 +409,7 @@ impl PublishedStore {
         was
     }
 
-    /// Takes all that a task has published out of the store; those who wait for its tensors go into `waiting`.
+    /// Removes all that a task has published; those who wait for its tensors are moved into `waiting`.
     pub(super) fn withdraw_all(&mut self, task: u16, waiting: &mut Vec<Watcher>) {
         for slot in 0..self.labels.len() as u32 {
             let Some(label) = self.labels[slot as usize].as_mut().filter(|label| label.task == task) else { continue };
@@ -420,15 +419,14 @@ impl PublishedStore {
         }
     }
 
-    /// Someone waits for a tensor. `is_waiting` says who still does, when there are many.
+    /// Adds a watcher to its slot. `is_waiting` tells which watchers still wait; it is used to purge a long list.
     pub(super) fn watch(&mut self, watcher: Watcher, is_waiting: impl Fn(&Watcher) -> bool) {
         if let Some(label) = self.label(watcher.wait.slot) {
             label.watchers.add(watcher, is_waiting);
         }
     }
 
-    /// Panics unless the slots in use are those in which a tensor lies and those that plans name: `named` has each as often as
-    /// they do.
+    /// Panics unless exactly those slots are in use that hold a tensor or that plans name; `named` has each slot as often as plans name it.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, named: impl Iterator<Item = u32>) {
         let mut plans = vec![0; self.labels.len()];
@@ -473,8 +471,8 @@ impl PublishedStore {
     }
 }
 
-/// Small payloads are read where they lie, and copied there if they are someone else's or a device's; large ones are shared with
-/// every link that sends them.
+/// Small payloads are read where they lie, and copied there if they are foreign memory or a device's; large ones are shared with every link
+/// that sends them.
 fn to_read_often(payload: Payload) -> Result<Payload, DeviceError> {
     match payload {
         payload if payload.len() > INLINE_PAYLOAD_BYTES => Ok(payload.into_shared()),
@@ -568,15 +566,15 @@ mod tests {
         let stamps = publish_all(&mut store, 1, [2, 1, 0, 3]);
         assert_eq!(store.run(&slots, 1, &stamps, 100), (4, &[1, 1, 2, 4, 4, 4][..]));
         assert_eq!(store.run(&slots[1..], 1, &stamps[1..], 3), (2, &[2][..]));
-        // Of another version, or with another stamp, it is not wanted.
+        // A tensor of another version or with another stamp is not part of the run.
         publish(&mut store, 0, "c", 2, tensor(&[]), &mut Vec::new()).unwrap();
         assert_eq!(store.run(&slots, 1, &stamps, 100), (2, &[1, 1, 2][..]));
         assert_eq!(store.run(&slots, 1, &[stamps[0] + 100], 100), (0, &[][..]));
-        // Those of another length lie elsewhere.
+        // Tensors that change their length move elsewhere.
         let after = publish_all(&mut store, 3, [2, 2, 0, 3]);
         assert_eq!(store.run(&slots, 3, &stamps, 100), (1, &[1, 1][..]));
         assert_eq!(store.run(&slots[1..], 3, &after[1..], 100), (1, &[2, 2][..]));
-        // Nor do what is large, withdrawn or read in place lie there.
+        // Nor are large, withdrawn or in-place tensors part of a run.
         let large = tensor(&[9; INLINE_BYTES_MAX + 1]);
         publish(&mut store, 0, "a", 4, large, &mut Vec::new()).unwrap();
         assert!(store.withdraw(0, "b") && store.share_in_place(0, "c").is_some());
@@ -625,7 +623,7 @@ mod tests {
         let table = || tensor(&[7; INLINE_BYTES_MAX + 1]);
         publish(&mut store, 0, "w", 1, table(), &mut ready).unwrap();
         assert!(store.look(slot).is_some() && store.refusal(slot).is_none());
-        // Those of another task are not its.
+        // Locks published by another task do not belong to this table.
         for (task, is_read) in [(1, true), (0, false)] {
             publish(&mut store, task, &format!("w{LOCKS_SUFFIX}"), 1, tensor(&[0; 600]), &mut ready).unwrap();
             publish(&mut store, 0, "w", 2, table(), &mut ready).unwrap();

@@ -1,4 +1,4 @@
-//! Who waits for one key: those first that want the oldest version, and of these who came first.
+//! The watchers of one key: those that want the oldest version first, and among these in the order of arrival.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,16 +8,15 @@ use sealane_transport::session::Wait;
 
 use crate::limits::WATCHERS_SLACK;
 
-/// Who waits for a tensor of a version.
+/// A pull that waits for a tensor in some version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Watcher {
-    /// The session that pulls; none for a pull of this node.
+    /// The session that pulls; `None` for a pull of this node.
     pub(super) session: Option<Handle>,
-    /// What it waits for.
     pub(super) wait: Wait,
 }
 
-/// A watcher in its place.
+/// A watcher, with its order.
 #[derive(Debug)]
 struct Entry {
     order: Reverse<(i64, u64)>,
@@ -44,20 +43,20 @@ impl Ord for Entry {
     }
 }
 
-/// See the module.
+/// The watchers of one key; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     waiting: BinaryHeap<Entry>,
-    /// Watchers that there were so far.
+    /// Watchers added so far.
     count: u64,
-    /// Watchers at which those that are gone are looked for.
+    /// The number of watchers at which stale ones are purged.
     look_at: usize,
-    /// Some are to be told, and the slot is among those where that is so.
+    /// Some are to be told, and the slot is in the store's list of such slots.
     is_woken: bool,
 }
 
 impl Watchers {
-    /// One more. `is_waiting` says who still waits, when there are many.
+    /// Adds a watcher. `is_waiting` tells which watchers still wait; it is used to purge a long list.
     pub(super) fn add(&mut self, watcher: Watcher, is_waiting: impl Fn(&Watcher) -> bool) {
         if self.waiting.len() >= self.look_at.max(WATCHERS_SLACK) {
             self.waiting.retain(|entry| is_waiting(&entry.watcher));
@@ -68,26 +67,26 @@ impl Watchers {
         self.count += 1;
     }
 
-    /// This version is there. True if somebody is to be told who was not before.
+    /// A version is there. True if a watcher is to be told, and none was before.
     pub(super) fn wake(&mut self, version: i64) -> bool {
         let wakes = !self.is_woken && self.misses(Some(version));
         self.is_woken |= wakes;
         wakes
     }
 
-    /// The next who is to be told that this version is there.
+    /// The next watcher to be told that this version is there.
     pub(super) fn next(&mut self, version: Option<i64>) -> Option<Watcher> {
         self.is_woken = self.misses(version);
         if self.is_woken { self.waiting.pop().map(|entry| entry.watcher) } else { None }
     }
 
-    /// True if somebody waits for this version that is there.
+    /// True if a watcher waits for this version, or an older one.
     pub(super) fn misses(&self, version: Option<i64>) -> bool {
         let first = self.waiting.peek().map(|entry| entry.watcher.wait.min_version);
         first.zip(version).is_some_and(|(wanted, version)| wanted <= version)
     }
 
-    /// Moves all into `into`, in order.
+    /// Moves all watchers into `into`, in order.
     pub(super) fn take_all(&mut self, into: &mut Vec<Watcher>) {
         let mut all = std::mem::take(&mut self.waiting).into_vec();
         all.sort_unstable_by_key(|entry| Reverse(entry.order));

@@ -1,4 +1,4 @@
-//! What holds of queues, streams and groups between any two calls of their node.
+//! The invariants of queues, streams and groups between any two calls of their node.
 
 use sealane_transport::Handle;
 use sealane_transport::limits::QUEUE_BYTES_MAX;
@@ -9,7 +9,7 @@ use crate::limits::{CREDIT_BYTES_MAX, CREDIT_MESSAGES_MAX};
 use crate::node::peers::Peers;
 
 impl Pushes {
-    /// Panics unless queues, streams and groups agree with each other, and streams with their sessions.
+    /// Panics unless queues, streams and groups are consistent with each other, and streams with their sessions.
     pub(in crate::node) fn check_invariants(&self, peers: &Peers, tensor_bytes_max: u64) {
         assert_eq!(self.names.len(), self.queues.len(), "a queue that is not found by its name is made a second time");
         for (handle, queue) in self.queues.iter() {
@@ -51,7 +51,7 @@ impl Pushes {
             "'{name}' would promise more than it has room for, or nothing for ever"
         );
         for waiting in [&queue.hungry, &queue.promises.waiting] {
-            // What may be left when a stream ends, and each of those that live.
+            // At most what may be left when a stream ends, and one entry for each live stream.
             assert!(
                 waiting.len() <= 3 * queue.streams.len() + WAITING_SLACK,
                 "what has ended would wait in '{name}' for ever"
@@ -79,7 +79,7 @@ impl Pushes {
         );
         let credit = peers.session(key.0).and_then(|session| session.credit(key.1));
         let credit = credit.unwrap_or_else(|| panic!("{key:?} has ended in its session, and '{name}' keeps it"));
-        // Besides its share at most what a whole queue has room for, or one tensor.
+        // Beyond its share, at most what a whole queue has room for, or one tensor.
         let promised = (QUEUE_BYTES_MAX as u64).max(tensor_bytes_max);
         let (messages, bytes) = (CREDIT_MESSAGES_MAX as u64, CREDIT_BYTES_MAX as u64 + 2 * promised);
         assert!(credit.messages <= messages && credit.bytes <= bytes, "{key:?} may flood '{name}': {credit:?}");

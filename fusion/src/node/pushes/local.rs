@@ -1,4 +1,4 @@
-//! Pushes to tasks of this very node: they wait at the queue until it has room.
+//! Pushes to tasks of the same node: they wait at the queue until it has room.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -42,7 +42,7 @@ impl Pushes {
         self.fill_locally(handle, context);
     }
 
-    /// When the next of them ends that waits, or streams are looked at that do.
+    /// The next deadline of a waiting push, or the time when waiting streams are checked.
     #[inline]
     pub(in crate::node) fn next_deadline(&self) -> Option<Instant> {
         earliest([self.deadlines.next(), self.promises.look_again])
@@ -78,7 +78,7 @@ impl Pushes {
         self.keep_waiting(handle, waiting);
     }
 
-    /// A push was ended while the queue's own list was out: what is left goes before what came meanwhile.
+    /// A push was ended while the queue's list was taken out: what is left of the list goes before what came meanwhile.
     fn keep_waiting(&mut self, handle: Handle, mut waiting: VecDeque<LocalPush>) {
         if let Some(queue) = self.queues.get_mut(handle) {
             waiting.append(&mut queue.local);
@@ -86,7 +86,7 @@ impl Pushes {
         }
     }
 
-    /// Ends the pushes to queues of this node that `pick` (the pair) chooses.
+    /// Ends the pushes to queues of this node whose pair `pick` chooses.
     pub(in crate::node) fn end_local(&mut self, pick: impl Fn(&Pair) -> bool, error: &Error, context: &mut Context) {
         let mut ended = Vec::new();
         for (_, queue) in self.queues.iter_mut() {
@@ -106,7 +106,7 @@ impl Pushes {
         }
     }
 
-    /// Ends those that have waited past their deadline.
+    /// Ends the pushes whose deadline has passed.
     pub(in crate::node) fn expire_local(&mut self, now: Instant, context: &mut Context) {
         if !self.deadlines.is_due(now) {
             return;
@@ -133,7 +133,7 @@ impl Pushes {
     }
 }
 
-/// The tensor where the accepting task can have it: as it is, or copied into its memory.
+/// The tensor as the accepting task can hold it: unchanged, or copied into its memory.
 fn moved_into(task: u16, tensor: Tensor, memory: &Memory) -> Result<Tensor, Error> {
     if memory.takes_as_is(task, tensor.payload()) {
         return Ok(tensor);

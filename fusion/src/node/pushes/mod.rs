@@ -1,6 +1,6 @@
-//! Pushing: into a peer's queue by its session, into one of this node's by hand; and the queues that take pushes in.
+//! Pushing: into a peer's queue through its session, into one of this node's directly; and the queues that receive pushes.
 //!
-//! Bounded by the credit that streams have, and of pushes that wait for it by `fusion.queued_requests_max`.
+//! Bounded by the credit of streams; pushes that wait for credit are bounded by `fusion.queued_requests_max`.
 
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
@@ -26,14 +26,14 @@ use promises::AllPromises;
 pub(super) use queues::Arrivals;
 use queues::{Queue, Stream, StreamKey};
 
-/// Pushes that one waiter waits for.
+/// Pushes with one waiter.
 struct PushGroup {
     pushes: SendGroup,
     since: Instant,
     way: Way,
 }
 
-/// Pushes, as a task of this shard asks them.
+/// Pushes, as a task of this shard requests them.
 #[derive(Debug)]
 pub struct PushRequest<'a, T> {
     /// The pair, from [`Node::pair`](super::Node::pair).
@@ -42,7 +42,7 @@ pub struct PushRequest<'a, T> {
     pub queue: &'a str,
     /// What to push, in order.
     pub tensors: T,
-    /// When those that were not taken end with DeadlineExceeded.
+    /// When those not taken yet end with DeadlineExceeded.
     pub deadline: Instant,
     /// Who is told, once all have ended: the first error, if there was any.
     pub waiter: SendWaiter,
@@ -57,7 +57,7 @@ pub(super) struct Load<'a, T> {
     pub(super) group: Handle,
 }
 
-/// A push on its way from one session to another: never sent on any link.
+/// A push moving from one session to another: it was never sent on any link.
 pub(super) struct MovedPush {
     pub(super) from: u16,
     pub(super) to: u32,
@@ -68,17 +68,17 @@ pub(super) struct MovedPush {
     pub(super) group: Handle,
 }
 
-/// See the module.
+/// The pushes, queues and streams of a node; see the module.
 pub(super) struct Pushes {
     groups: Arena<PushGroup>,
     queues: Arena<Queue>,
     names: HashMap<(u16, Box<str>), Handle>,
     streams: HashMap<StreamKey, Stream>,
-    /// The stream of the last tensor, which most often is that of the next, with its queue and its pusher.
+    /// The stream of the last tensor, usually also that of the next, with its queue and its pusher.
     last_stream: Option<(StreamKey, Handle, Arc<str>)>,
-    /// Queues into which something was pushed in this turn.
+    /// Queues that received something in this turn.
     filled: Vec<Handle>,
-    /// No deadline of a push to a task of this node is earlier.
+    /// A lower bound of the earliest deadline of pushes to tasks of this node.
     deadlines: Sweep,
     promises: AllPromises,
 }
@@ -103,13 +103,13 @@ impl Pushes {
         self.streams.len()
     }
 
-    /// Bytes that were promised to streams and have not come.
+    /// Bytes promised to streams that have not come yet.
     #[cfg(test)]
     pub(super) fn promised(&self) -> u64 {
         self.promises.bytes
     }
 
-    /// So many pushes begin that end together.
+    /// Begins a group of `count` pushes.
     pub(super) fn begin(
         &mut self,
         now: Instant,
@@ -123,7 +123,7 @@ impl Pushes {
         group
     }
 
-    /// Pushes into a queue of the peer that a session is with.
+    /// Pushes into a queue of a session's peer.
     pub(super) fn push_there<T: ExactSizeIterator<Item: IntoTensor>>(
         &mut self,
         now: Instant,
@@ -156,7 +156,7 @@ impl Pushes {
         }
     }
 
-    /// A push that was to go to another session: pushed again where it belongs.
+    /// A push that waited for another session: it is pushed again on the right one.
     pub(super) fn push_moved(&mut self, now: Instant, session: Handle, moved: MovedPush, context: &mut Context) {
         let MovedPush { from, to, queue, meta, payload, deadline, group } = moved;
         let with = context.peers.session_mut(session).expect("the caller found it");
@@ -169,7 +169,7 @@ impl Pushes {
         }
     }
 
-    /// Pushes of a group have ended, all in the same way.
+    /// `count` pushes of a group have ended, all with the same outcome.
     #[inline]
     pub(super) fn ended(&mut self, handle: Handle, count: u32, outcome: Result<(), Error>, reporter: &mut Reporter) {
         let Some(group) = self.groups.get_mut(handle) else { return };

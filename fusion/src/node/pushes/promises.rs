@@ -1,6 +1,6 @@
-//! Memory that is promised to streams whose next tensor is larger than their share of a queue's credit: as much as the queue has
-//! room for and the shard has memory for, in the order of asking. So a thousand pushers of large tensors need no memory for a
-//! thousand of them: those that have none wait at their side.
+//! Memory that is promised to streams whose next tensor is larger than their share of a queue's credit: as much as the queue has room for
+//! and the shard has memory for, in the order of asking. So a thousand pushers of large tensors do not need memory for a thousand tensors
+//! here: streams without a promise wait at the pusher.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -13,39 +13,39 @@ use super::queues::StreamKey;
 use crate::limits::{CREDIT_MEMORY_SHARE, PROMISE_LOOK, PROMISE_TIME};
 use crate::node::context::Context;
 
-/// What a queue has promised, and who waits.
+/// A queue's promises, and the streams that wait for one.
 #[derive(Default)]
 pub(super) struct Promises {
-    /// Streams that want more than they have, in the order of asking.
+    /// Streams that want more credit, in the order of asking.
     pub(super) waiting: VecDeque<StreamKey>,
-    /// Bytes that streams have credit for that have more than their share.
+    /// Promised bytes of the streams that have more credit than their share.
     pub(super) bytes: u64,
-    /// Since when the first of them waits for others to bring what they were promised, and none does.
+    /// Since when the first of them has waited while no stream used its promise.
     since: Option<Instant>,
-    /// The queue stands in the shard's line for memory.
+    /// The queue is in the shard's line for memory.
     in_line: bool,
 }
 
-/// What a shard's queues have promised together.
+/// The promises of all queues of a shard.
 #[derive(Default)]
 pub(super) struct AllPromises {
     /// Bytes of all queues' promises.
     pub(super) bytes: u64,
-    /// Queues whose streams wait for memory, which get a promise each in turn.
+    /// Queues whose streams wait for memory; each gets one promise in turn.
     line: VecDeque<Handle>,
-    /// Something has come of a promise since that was looked at.
+    /// A promise was used since this was last checked.
     moved: bool,
-    /// When it is looked whether there is memory.
+    /// When to check again whether there is memory.
     pub(super) look_again: Option<Instant>,
 }
 
 impl AllPromises {
-    /// True if it is a queue's turn.
+    /// True if the queue is first in line, or the line is empty.
     fn is_turn_of(&self, queue: Handle) -> bool {
         self.line.front().is_none_or(|first| *first == queue)
     }
 
-    /// A queue waits no longer, or stands behind the others from now on.
+    /// A queue leaves the line: it no longer waits, or will queue up again behind the others.
     fn leave(&mut self, queue: Handle, promises: &mut Promises) {
         if std::mem::take(&mut promises.in_line) {
             self.line.retain(|other| *other != queue);
@@ -53,7 +53,7 @@ impl AllPromises {
         promises.since = None;
     }
 
-    /// A queue has to wait, for memory or for what its own streams were promised.
+    /// A queue must wait, for memory or for its own streams to use their promises.
     fn wait(&mut self, queue: Handle, promises: &mut Promises, is_for_memory: bool, now: Instant) {
         if is_for_memory && !std::mem::replace(&mut promises.in_line, true) {
             self.line.push_back(queue);
@@ -65,7 +65,7 @@ impl AllPromises {
 }
 
 impl Pushes {
-    /// A stream says that it waits for more credit than it has.
+    /// A stream asks for more credit than it has.
     pub(in crate::node) fn stream_wants(&mut self, session: Handle, stream: Handle, context: &mut Context) {
         let key = (session, stream);
         let Some(of) = self.streams.get_mut(&key) else { return };
@@ -78,7 +78,7 @@ impl Pushes {
         self.promise(handle, context);
     }
 
-    /// Gives those who wait what there is room and memory for.
+    /// Gives waiting streams what there is room and memory for.
     pub(super) fn promise(&mut self, handle: Handle, context: &mut Context) {
         if context.draining {
             return;
@@ -91,30 +91,30 @@ impl Pushes {
             let wanted = session.as_deref().and_then(|session| session.wanted(key.1));
             let has = session.as_deref().and_then(|session| session.credit(key.1)).map_or(0, |credit| credit.bytes);
             let (Some(stream), Some(session), Some(wanted)) = (self.streams.get_mut(&key), session, wanted) else {
-                // It has it by now, or has ended.
+                // It has the credit by now, or has ended.
                 promises.waiting.pop_front();
                 if let Some(stream) = self.streams.get_mut(&key) {
                     stream.wants = false;
                 }
                 continue;
             };
-            // Who finds it full is told when there is room, and who finds nobody that accepts, when somebody does.
+            // If the queue is full, or has no acceptor, this is called again when that changes.
             let Some((_, room)) = queue.shared.as_ref().and_then(|shared| shared.room()) else { break };
             let (free, memory) = context.memory.free_for(queue.task);
-            // What it was promised already is part of what it needs.
+            // The stream's own earlier promise is part of what it needs.
             let (of_queue, of_all) = (promises.bytes - stream.promised, all.bytes - stream.promised);
             let room = (room as u64).saturating_sub(of_queue);
             let free = (free as u64).saturating_sub(of_all);
-            // One that is larger than the queue comes alone, and one that is larger than the memory to hear so; but whoever has
-            // credit for the largest tensor already does not collect more that way.
+            // A tensor larger than the queue comes alone, and one larger than the memory is let through so that its pusher gets an error.
+            // But a stream that already has credit for the largest tensor does not collect more that way.
             let least = has + wanted.least;
             let is_modest = has <= context.settings.session.tensor_bytes_max;
             let has_room = least <= room || of_queue == 0 && is_modest;
-            // What is free may not be in one piece, and streams may bring their shares meanwhile.
+            // Free memory may be fragmented, and other streams may use their shares meanwhile.
             let spared = if of_all == 0 { 0 } else { (memory / CREDIT_MEMORY_SHARE) as u64 };
             let fits = least.saturating_add(spared) <= free && all.is_turn_of(handle);
             let has_memory = fits || least > memory as u64 && is_modest;
-            // Where nothing is promised to others, and there is no memory still, it is to hear so as well.
+            // If nothing is promised to others and there is still no memory, let it through as well, so that its pusher gets an error.
             let has_waited = promises.since.is_some_and(|since| now >= since + PROMISE_TIME);
             let is_overdue = has_waited && of_all == 0 && is_modest;
             if !(has_room && has_memory || is_overdue) {
@@ -132,7 +132,7 @@ impl Pushes {
         all.leave(handle, promises);
     }
 
-    /// What came of a queue's streams is not to come any more.
+    /// Settles promises of a queue whose tensors have come: those bytes are no longer expected.
     pub(super) fn settle_promises(&mut self, handle: Handle, context: &mut Context) {
         let Some(queue) = self.queues.get(handle).filter(|queue| queue.promises.bytes > 0) else { return };
         for key in queue.hungry.iter().copied().collect::<Vec<_>>() {
@@ -141,7 +141,7 @@ impl Pushes {
         }
     }
 
-    /// A stream has no more credit left than this, or has ended.
+    /// A stream has only `left` bytes of credit left, or has ended.
     pub(super) fn settle_promise(&mut self, key: StreamKey, left: u64) {
         let Some(stream) = self.streams.get_mut(&key).filter(|stream| stream.promised > left) else { return };
         let bytes = stream.promised - left;
@@ -154,8 +154,8 @@ impl Pushes {
         }
     }
 
-    /// Looks whether there is memory by now for those who wait. When nothing has come of any promise for [`PROMISE_TIME`], those
-    /// do not count any more: peers may have stopped, or have nothing to push any more.
+    /// Checks whether there is memory now for streams that wait. If no promise was used for [`PROMISE_TIME`], promises no longer count: the
+    /// peers may have stopped, or have nothing left to push.
     pub(in crate::node) fn look_at_promises(&mut self, now: Instant, context: &mut Context) {
         if self.promises.look_again.is_none_or(|at| at > now) {
             return;
@@ -174,7 +174,7 @@ impl Pushes {
             self.streams.values_mut().for_each(|stream| stream.promised = 0);
             self.queues.iter_mut().for_each(|(_, queue)| queue.promises.bytes = 0);
         }
-        // Each in its turn, until the first of them has to go on waiting; then those who wait for none but themselves.
+        // Serves the line in order, until the first queue in it must go on waiting; then the queues that wait only for their own streams.
         while let Some(&first) = self.promises.line.front() {
             if self.queues.get(first).is_none() {
                 self.promises.line.pop_front();

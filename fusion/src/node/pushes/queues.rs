@@ -1,4 +1,4 @@
-//! Accepting: the queues of this node's tasks, the streams that feed them, and who gets credit.
+//! Accepting: the queues of this node's tasks, the streams that feed them, and how credit is granted.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -16,40 +16,39 @@ use crate::node::memory::Memory;
 use crate::node::pairs::STRANGER;
 use crate::queue::{AcceptQueue, Accepted, AcceptedBatch};
 
-/// Streams that have ended and may be left where they waited.
+/// Ended streams that may remain in a list of waiting streams.
 pub(super) const WAITING_SLACK: usize = 256;
 
-/// A stream, by its session and its handle there.
+/// A stream: its session, and its handle there.
 pub(super) type StreamKey = (Handle, Handle);
 
-/// A queue, from the first push or accept on that names it.
+/// A queue; exists from the first push or accept that names it.
 pub(super) struct Queue {
     pub(super) task: u16,
     pub(super) name: Box<str>,
-    /// Where tensors go; none while nobody accepts.
+    /// Where tensors go; `None` while nobody accepts.
     pub(super) shared: Option<Arc<AcceptQueue>>,
-    /// Where they went until nobody accepted any more, if tensors of this shard are still there: they are the next one's.
+    /// The queue of the last acceptor, if tensors of this shard are still in it: the next acceptor gets them.
     left: Option<Arc<AcceptQueue>>,
-    /// Streams that feed it.
+    /// The streams that feed it.
     pub(super) streams: BTreeSet<StreamKey>,
-    /// Those of them that may have more credit than they have.
+    /// Those of the streams that may get more credit.
     pub(super) hungry: VecDeque<StreamKey>,
-    /// What streams were promised besides their share of the credit.
+    /// What streams were promised beyond their share of the credit.
     pub(super) promises: Promises,
     /// Pushes of this node that wait for room.
     pub(super) local: VecDeque<LocalPush>,
-    /// Tensors that came in this turn; none without a queue.
+    /// Tensors that came in this turn; empty if there is no acceptor.
     pub(super) arrived: Vec<AcceptedBatch>,
 }
 
 impl Queue {
-    /// The next stream that may have more credit, if there is room. Who finds none is told when there is.
+    /// The next stream that may get more credit, if the queue has room. If it has none, the node is told when there is.
     fn next_hungry(&mut self, shared: &AcceptQueue) -> Option<StreamKey> {
         if self.hungry.is_empty() || shared.room().is_none() { None } else { self.hungry.pop_front() }
     }
 
-    /// Forgets streams that have ended while they waited, once they are most of those that wait: a peer that opens and closes streams
-    /// makes no list grow.
+    /// Removes ended streams from the lists of waiting ones, once they are most of them: opening and closing streams makes no list grow.
     fn prune(&mut self) {
         for waiting in [&mut self.hungry, &mut self.promises.waiting] {
             if waiting.len() > 2 * self.streams.len() + WAITING_SLACK {
@@ -68,15 +67,15 @@ impl Drop for Queue {
     }
 }
 
-/// Where a stream leads.
+/// A stream, as the queue's side sees it.
 pub(super) struct Stream {
     pub(super) queue: Handle,
     from: Arc<str>,
-    /// It is in the queue's list of those who want more credit.
+    /// It is in the queue's list of streams that may get more credit.
     pub(super) hungry: bool,
-    /// It waits for more than its share, for a tensor that is larger.
+    /// It waits for more than its share, to send a larger tensor.
     pub(super) wants: bool,
-    /// Bytes of its credit, where that is more than its share.
+    /// Bytes of its credit, where it has more than its share.
     pub(super) promised: u64,
 }
 
@@ -91,7 +90,7 @@ impl hashbrown::Equivalent<(u16, Box<str>)> for QueueName<'_> {
 }
 
 impl Pushes {
-    /// The queue of a task by its name; made if there is none.
+    /// The queue of a task by its name; created if there is none.
     pub(super) fn queue_named(&mut self, task: u16, name: &str) -> Handle {
         if let Some(&handle) = self.names.get(&QueueName(task, name)) {
             return handle;
@@ -113,11 +112,11 @@ impl Pushes {
         handle
     }
 
-    /// Tensors pushed into a queue of a local task go to `shared` from now on, first those that were taken before and that
-    /// nobody accepted.
+    /// Tensors pushed into a queue of a local task go to `shared` from now on, first those that an earlier queue had taken and nobody
+    /// accepted.
     ///
     /// # Errors
-    /// InvalidArgument if someone accepts from it already.
+    /// InvalidArgument if it has an acceptor already.
     pub(in crate::node) fn open_queue(
         &mut self,
         task: u16,
@@ -141,8 +140,8 @@ impl Pushes {
         Ok(())
     }
 
-    /// Nobody accepts from `shared` any more: pushers wait for the next who does. What is in it, and is not taken out by
-    /// its owner is the next one's, too.
+    /// Nobody accepts from `shared` any more: pushers wait for the next acceptor. Tensors that its owner does not take out of it go to that
+    /// acceptor, too.
     pub(in crate::node) fn close_queue(
         &mut self,
         task: u16,
@@ -161,7 +160,7 @@ impl Pushes {
         }
     }
 
-    /// Frees what the queues of a task, of all tasks without one, had taken and nobody accepted: nobody will.
+    /// Frees what the queues of `task`, or of all tasks, had taken and nobody has accepted or will accept.
     pub(in crate::node) fn drop_left(&mut self, task: Option<u16>, shard: u16) {
         let is_of = |queue: &Queue| queue.left.is_some() && task.is_none_or(|task| queue.task == task);
         for handle in self.queues.select(is_of) {
@@ -171,7 +170,7 @@ impl Pushes {
         }
     }
 
-    /// Nobody accepts from the queues of a local task any more.
+    /// The queues of a local task lose their acceptors.
     pub(in crate::node) fn close_queues_of(&mut self, local: u16, context: &mut Context) {
         for handle in self.queues.select(|queue| queue.task == local) {
             let queue = self.queues.get(handle).map(|queue| (queue.name.clone(), queue.shared.clone()));
@@ -188,14 +187,14 @@ impl Pushes {
         }
     }
 
-    /// There may be room in every queue: the node has drained, and goes on.
+    /// Every queue may have room: the node had drained, and now resumes.
     pub(in crate::node) fn replenish_all(&mut self, context: &mut Context) {
         for handle in self.queues.select(|queue| queue.shared.is_some()) {
             self.replenish(handle, context);
         }
     }
 
-    /// Tensors of this shard in queues from which somebody accepts.
+    /// Tensors of this shard in queues that have an acceptor.
     pub(in crate::node) fn unaccepted(&self, shard: u16) -> usize {
         self.queues.iter().filter_map(|(_, queue)| queue.shared.as_ref()).map(|shared| shared.count_of(shard)).sum()
     }
@@ -224,9 +223,9 @@ impl Pushes {
 
     /// There is room in a queue: waiting pushers are served in turn.
     fn replenish(&mut self, handle: Handle, context: &mut Context) {
-        // A stream that is served here must ask again: the next tensor says so only if its stream is looked up.
+        // A stream served here must ask again for more. Its next tensor triggers that only if the stream is looked up anew.
         self.last_stream = None;
-        // Calls of this host end before the node does.
+        // Pushes of this host are served first, so that they end before the node does.
         self.fill_locally(handle, context);
         if context.draining {
             return;
@@ -253,12 +252,12 @@ impl Pushes {
         self.promise(handle, context);
     }
 
-    /// A peer begins a stream.
+    /// A peer opens a stream.
     pub(in crate::node) fn stream_opened(&mut self, session: Handle, opened: Opened, context: &mut Context) {
         let Opened { stream, from, to, queue } = opened;
         if from == STRANGER || self.streams.contains_key(&(session, stream)) {
-            // A stranger gets no credit, and its pushes end by their deadlines there, unless it opens the stream again
-            // when it is known: on its next link.
+            // A stranger gets no credit: its pushes time out on its side, unless it opens the stream again once it is known, on its next
+            // link.
             return;
         }
         let from: Arc<str> = context.pairs.peer_name(from).as_str().into();
@@ -284,7 +283,7 @@ impl Pushes {
         }
     }
 
-    /// Hands over what came, and gives credit to those who have used theirs.
+    /// Delivers what came in this turn, and gives credit to streams that have used theirs.
     #[inline]
     pub(in crate::node) fn settle(&mut self, context: &mut Context) {
         if !self.filled.is_empty() {
@@ -301,14 +300,14 @@ impl Pushes {
         }
     }
 
-    /// Puts what came in this turn where it can be accepted.
+    /// Puts what came in this turn into the queue, where it can be accepted.
     fn deliver(&mut self, handle: Handle, context: &mut Context) {
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let bytes: usize = queue.arrived.iter().map(AcceptedBatch::bytes).sum();
         let tensors: usize = queue.arrived.iter().map(AcceptedBatch::len).sum();
         context.reporter.counters.tensors_received += tensors as u64;
         context.reporter.counters.bytes_received += bytes as u64;
-        // Without a queue nothing arrives, and what arrived before it was closed is in it.
+        // Without an acceptor nothing arrives; what arrived before the queue was closed is already in it.
         if let Some(shared) = &queue.shared {
             shared.fill(context.settings.shard, &mut queue.arrived);
         }
@@ -316,7 +315,7 @@ impl Pushes {
     }
 }
 
-/// Takes in what a session's peer pushes.
+/// Takes what a session's peer pushes.
 pub(in crate::node) struct Arrivals<'a> {
     pub(in crate::node) session: Handle,
     pub(in crate::node) pushes: &'a mut Pushes,
@@ -327,7 +326,7 @@ impl Arrivals<'_> {
     /// A tensor came on a stream.
     ///
     /// # Errors
-    /// Nobody accepts it.
+    /// Nobody accepts from its queue.
     #[inline]
     pub(in crate::node) fn take(&mut self, stream: Handle, tensor: Tensor) -> Result<(), Untaken> {
         let Some((queue, from)) = self.queue_of(stream) else { return Err(Untaken::Unaccepted) };
@@ -335,21 +334,21 @@ impl Arrivals<'_> {
         Ok(())
     }
 
-    /// True if somebody accepts from the queue that a stream leads to, and has no memory of its own for what comes.
+    /// True if a stream's queue has an acceptor, and its task has no memory of its own for what comes.
     #[inline]
     pub(in crate::node) fn takes_together(&mut self, stream: Handle) -> bool {
         let memory = self.memory;
         self.find(stream).is_some_and(|queue| queue.shared.is_some() && !memory.has_pool(queue.task))
     }
 
-    /// Tensors came on a stream from whose queue somebody accepts.
+    /// Tensors came on a stream whose queue has an acceptor.
     #[inline]
     pub(in crate::node) fn take_together(&mut self, stream: Handle, tensors: TensorBatch) {
         let (queue, from) = self.queue_of(stream).expect("just looked at");
         queue.arrived.push(AcceptedBatch::new(from, tensors));
     }
 
-    /// The queue that a stream leads to, where something comes now, and the pusher's name; `None` if nobody accepts from it.
+    /// The queue of a stream on which something came, and the pusher's name; `None` if nobody accepts from it.
     #[inline]
     fn queue_of(&mut self, stream: Handle) -> Option<(&mut Queue, Arc<str>)> {
         self.find(stream)?;

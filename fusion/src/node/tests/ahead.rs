@@ -1,4 +1,4 @@
-//! Small tensors that are sent ahead of their requests, and recvs that wait for them without a word.
+//! Small tensors that are sent ahead of their requests, and recvs that wait for them without asking.
 
 use sealane_transport::LinkError;
 use sealane_transport::limits::AHEAD_BYTES_MAX;
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 pub(super) const PS: (usize, &str) = (0, "ps:1");
 pub(super) const WORKER: (usize, &str) = (1, "worker:1");
 
-/// Nodes that have exchanged a tensor on their link, so that further ones go ahead.
+/// Nodes that have exchanged a tensor on their link, so that later tensors are sent ahead.
 pub(super) fn met() -> Net {
     let mut net = Net::pair();
     for _ in 0..2 {
@@ -81,7 +81,7 @@ fn a_recv_asks_when_nothing_has_come_for_a_while_and_whichever_comes_first_is_ta
     let asked = net.recv(WORKER, "ps:1", "w");
     net.pass(QUIET_TIME);
     assert_eq!(net.nodes[0].counters().parked, 1);
-    // It is the answer to the request, or what came ahead while the request was on its way.
+    // The tensor answers the request, or was sent ahead while the request was on its way.
     let crossing = net.recv(WORKER, "ps:1", "v");
     net.now += QUIET_TIME;
     let sends = (net.send(PS, "worker:1", "w", &[7]), net.send(PS, "worker:1", "v", &[8]));
@@ -112,7 +112,7 @@ fn what_is_sent_again_behind_an_abort_is_not_for_a_recv_that_the_abort_ends() {
     let mut net = met();
     let old = net.recv(WORKER, "ps:1", "w");
     net.rest();
-    // All of it leaves at once: the step ends, and is tried anew.
+    // Everything leaves at once: the step ends and is retried.
     let local = net.nodes[0].local_task("ps:1").unwrap();
     net.nodes[0].abort(local, 1, "enough");
     net.nodes[0].cleanup(local, 1);
@@ -173,7 +173,7 @@ fn who_cannot_hear_what_became_of_a_send_is_told_so() {
     let tensor = Tensor::from_elements(&[1], &[7_u8]).unwrap();
     net.nodes[0].send(pair, 1, "w", tensor, deadline, SendWaiter::Client(call));
     net.rest();
-    // The peer stands still.
+    // The peer makes no progress.
     for time in [SOON - REVOKE_TIME, REVOKE_TIME] {
         assert!(!net.nodes[0].has_client_outcomes());
         net.now += time;
@@ -220,7 +220,7 @@ fn a_recv_that_is_given_up_leaves_its_tensor_to_the_next() {
 
 #[test]
 fn a_lost_link_loses_nothing_and_doubles_nothing() {
-    // The link is lost before the frame leaves, before it is read, while the tensor is kept, and before its release has come.
+    // The link is lost before the frame leaves, before it is read, while the tensor is kept, or before its release arrives.
     for turns in 0..4 {
         for recv_first in [false, true] {
             let mut net = met();
@@ -382,7 +382,7 @@ fn an_engine_that_stops_tells_all_who_wait() {
 fn a_peer_that_ends_a_step_leaves_a_recv_its_memory() {
     let mut net = met();
     let asked = net.recv_into(WORKER, "ps:1", "w", Some(Buffer::from_vec(vec![0; 9000])));
-    // It is large, and asks at once; the word that the step has ended crosses the request.
+    // The tensor is large, so the recv asks at once; the end of the step crosses that request.
     let local = net.nodes[0].local_task("ps:1").unwrap();
     net.nodes[0].abort(local, 1, "enough");
     net.nodes[0].turn(net.now);
@@ -392,7 +392,7 @@ fn a_peer_that_ends_a_step_leaves_a_recv_its_memory() {
     assert_eq!(unreceived.destination.map(|memory| memory.len()), Some(9000));
 }
 
-/// A ps, a worker, and where the worker's task is next.
+/// A ps, a worker, and the node that the worker's task moves to.
 fn moving() -> Net {
     let mut net = Net::new([ps(), worker(), settings("10.0.0.3:7000", &["worker:1"])]);
     for _ in 0..2 {
@@ -406,7 +406,7 @@ fn moving() -> Net {
 const NEXT: (usize, &str) = (2, "worker:1");
 
 impl Net {
-    /// The worker's task moves to the third node, and its former process stays connected.
+    /// Moves the worker's task to the third node; its former process stays connected.
     fn move_worker(&mut self) {
         let moved = MAP.replace("worker:1=10.0.0.2", "worker:1=10.0.0.3");
         let moved = Arc::new(EndpointMap::parse(&moved, "moved").unwrap());
@@ -459,14 +459,14 @@ fn a_send_whose_frame_has_not_left_hears_at_once_though_the_link_takes_nothing()
     let sent = net.send(PS, "worker:1", "w", &[7]);
     let local = net.nodes[0].local_task("ps:1").unwrap();
     net.nodes[0].cleanup(local, 1);
-    // No bytes leave, as where the link is full.
+    // No bytes leave, as when the link is full.
     let peers = net.nodes[0].context.peers.select(|peer| peer.has_link());
     peers.into_iter().for_each(|peer| net.nodes[0].context.peers.get_mut(peer).unwrap().block());
     net.nodes[0].turn(net.now);
     assert_eq!(sent.error().code(), Code::Aborted);
 }
 
-/// A pair whose recvs ask in vain after [`QUIET_TIME`], until they do not any more.
+/// A pair whose recvs have asked in vain after [`QUIET_TIME`] so often that they now wait longer.
 fn patient() -> Net {
     let mut net = met();
     for round in 0.. {
@@ -489,7 +489,7 @@ fn patient() -> Net {
 #[test]
 fn recvs_that_ask_in_vain_wait_longer_the_next_time() {
     let mut net = patient();
-    // Whoever is in vain for longer still asks, after a while.
+    // A recv that waits even longer still asks in the end.
     let asked = net.recv(WORKER, "ps:1", "late");
     let before = net.said(1);
     net.pass(10 * QUIET_TIME);
@@ -514,7 +514,7 @@ fn what_is_kept_for_want_of_credit_is_asked_for_at_once_however_long_recvs_wait(
         net.rest();
         let asked = asked.take().unwrap_or_else(|| recv(&mut net));
         net.rest();
-        // Those that come later than the word have the shortest time.
+        // Tensors that arrive after the notice have the shortest time.
         net.pass(QUIET_TIME);
         for (asked, sent) in asked.iter().zip(&sent) {
             assert_eq!((asked.bytes(), sent.outcome()), (vec![9; 4000], Ok(())));

@@ -1,4 +1,4 @@
-//! Connections: made when wanted, one of two that cross, missed, lost, given up.
+//! Connections: made on demand, reduced to one when two cross, missed, lost, given up.
 
 use super::pushing::push_to;
 use super::*;
@@ -6,7 +6,7 @@ use super::*;
 const PS: (usize, &str) = (0, "ps:1");
 const WORKER: (usize, &str) = (1, "worker:1");
 
-/// A worker and a ps that wait for tensors of each other, and the calls that both want made.
+/// A worker and a ps that wait for tensors of each other, and the calls that both want to make.
 fn crossing() -> (Net, Asked, Asked, (Handle, Hello), (Handle, Hello)) {
     let mut net = Net::pair();
     let at_ps = net.recv(PS, "worker:1", "g");
@@ -44,7 +44,7 @@ fn whichever_of_two_crossing_calls_comes_first() {
     // The call that was hung up arrives all the same.
     let Err((code, _)) = net.call(0, &of_worker.1) else { panic!("a link stands") };
     assert_eq!(code, RejectCode::Crossed);
-    // And so does its end, after which nobody asked.
+    // So does its failure, which no longer matters.
     net.fail(1, of_worker.0, DialFailureKind::Crossed, "crossed");
     both_arrive(net, &at_ps, &at_worker);
 }
@@ -297,7 +297,7 @@ fn a_greeting_that_was_overtaken_is_rejected() {
     net.nodes[1].dialed(net.now, peer, Box::new(link), &welcome);
     net.rest();
     assert!(asked.waits());
-    // The ps goes away and comes back: the worker gives the session up, and begins another.
+    // The ps goes away and comes back: the worker gives up the session and begins another.
     net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
     net.failure = DialFailureKind::Refused;
     let away = net.nodes.remove(0);
@@ -320,7 +320,7 @@ fn a_first_welcome_that_is_lost_costs_nothing() {
     let at_worker = net.recv(WORKER, "ps:1", "w");
     let (peer, hello) = net.dialing(1);
     let (link, _) = net.call(0, &hello).unwrap();
-    // The ps believes in the link, and asks on it.
+    // The ps takes the link as established, and asks on it.
     let at_ps = net.recv(PS, "worker:1", "g");
     net.nodes[0].turn(net.now);
     drop(link);
@@ -373,7 +373,7 @@ fn a_farewell_counts_where_a_write_finds_the_link_broken_first() {
     net.rest();
     net.nodes[0].shut_down(net.now, "the job is over");
     net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
-    // Large, and asked at once.
+    // A large recv, which asks at once.
     let _late = net.recv_into(WORKER, "ps:1", "v", Some(Buffer::from_vec(vec![0; 9000])));
     net.nodes[1].turn(net.now);
     assert_eq!(asked.error().to_string(), "10.0.0.1:7000 is unavailable: it went away: the job is over");
@@ -409,7 +409,7 @@ fn what_was_asked_of_a_host_that_is_gone_from_the_map_ends_with_its_link() {
     let pushed = |net: &mut Net| push_to(net, WORKER, "q", [1], 100);
     let (asked, followed) = (net.recv(WORKER, "ps:1", "w"), pushed(&mut net));
     net.rest();
-    // The tasks move, and move again before anybody is reached.
+    // The tasks move, and move again before any host is reached.
     for to in ["=10.0.0.7:7000", "=10.0.0.8:7000"] {
         let moved = MAP.replace("=10.0.0.1:7000", to);
         net.nodes[1].set_map(Arc::new(EndpointMap::parse(&moved, "moved").unwrap()), Vec::new()).unwrap();
@@ -440,7 +440,7 @@ fn a_new_map_sends_later_requests_elsewhere() {
     let asked = net.recv(PS, "nowhere:1", "v");
     net.rest();
     assert!(asked.error().to_string().contains("10.0.0.2:7000 answers but does not serve that task"));
-    // It had not reached anybody, and has followed the task.
+    // It had not reached any host, and has followed the task.
     assert!(left_behind.error().to_string().contains("10.0.0.2:7000 answers but does not serve that task"));
 }
 
@@ -453,7 +453,7 @@ fn a_call_that_is_on_its_way_is_made_anew_when_there_are_more_tasks_here() {
     net.nodes[0].set_map(map.clone(), Vec::new()).unwrap();
     let more = vec![("worker:2".parse().unwrap(), 0)];
     net.nodes[1].set_map(map, more).unwrap();
-    // The former call arrives all the same.
+    // The earlier call arrives all the same.
     let (link, welcome) = net.call(0, &former).unwrap();
     match net.nodes[1].poll_order() {
         Some(ConnectOrder::HangUp(dropped)) if dropped == peer => drop(link),

@@ -1,4 +1,4 @@
-//! A peer that takes nothing stops its own producer, and nobody else.
+//! A peer that takes nothing holds up the sends to itself, and nobody else's.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const WORKERS: usize = 8;
 const TENSORS: usize = 40;
 const BYTES: usize = 100_000;
 
-/// A ps and eight workers, each at an address of its own.
+/// A ps, and eight workers at addresses of their own.
 fn crowd(in_flight_bytes_max: usize) -> (Net, Vec<String>) {
     let names: Vec<String> = (0..WORKERS).map(|number| format!("worker:{}", number + 1)).collect();
     let mut map = "ps:1=10.0.0.1:7000\n".to_owned();
@@ -68,7 +68,7 @@ fn a_peer_that_releases_nothing_gets_no_more_than_its_credit() {
     net.rest();
     let _sent: Vec<_> =
         (0..TENSORS).map(|key| net.send((0, "ps:1"), &names[0], &key.to_string(), &vec![1; BYTES])).collect();
-    // It reads what comes, but says nothing.
+    // The worker takes no turns, so it releases nothing.
     for _ in 0..100 {
         net.nodes[0].turn(net.now);
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 const PS: (usize, &str) = (0, "ps:1");
 const WORKER: (usize, &str) = (1, "worker:1");
 
-/// Bytes of a tensor that is not sent ahead of its request.
+/// Too large to be sent ahead of its request.
 const LARGE: usize = sealane_transport::limits::AHEAD_TENSOR_BYTES + 1;
 
 fn with_limits(session: SessionLimits) -> Net {
@@ -43,7 +43,7 @@ fn a_send_ends_at_its_deadline() {
     net.nothing_is_left();
 }
 
-/// A tensor of `ps:1` that has left for `worker:1`, which has not read it, at the send's deadline.
+/// A tensor that `ps:1` has sent, and that `worker:1` has not read by the send's deadline.
 fn late(net: &mut Net, waiter: SendWaiter) -> Asked {
     let (warm, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
     net.rest();
@@ -143,7 +143,7 @@ fn a_tensor_that_is_given_up_on_its_way_waits_again() {
     let given_up = net.recv(WORKER, "ps:1", "w");
     net.rest();
     let sent = net.send(PS, "worker:1", "w", &[8; 50_000]);
-    // The producer has written it, the consumer has not read it.
+    // The producer has written it; the consumer has not read it.
     net.nodes[0].turn(net.now);
     net.nodes[1].cancel(given_up.ticket.unwrap());
     net.rest();
@@ -311,7 +311,7 @@ fn a_key_may_not_be_too_long() {
 fn a_tensor_for_whom_nobody_listens_any_more_goes_back() {
     let mut net = Net::pair();
     for bytes in [100, 50_000] {
-        // The caller on another thread is gone, and the shard was not told.
+        // The caller on another thread is gone, and the shard does not know it.
         let hung_up = net.recv(WORKER, "ps:1", "w");
         net.rest();
         drop(hung_up.receiver);
@@ -331,7 +331,7 @@ fn a_request_that_its_consumer_never_takes_back_is_forgotten_after_its_deadline(
     let asked = net.recv(WORKER, "ps:1", "w");
     net.rest();
     assert_eq!(net.nodes[0].counters().parked, 1);
-    // The consumer pings, and says nothing else: only the producer's time passes.
+    // The consumer only pings: time passes for the producer alone.
     net.now += SOON + Duration::from_millis(900);
     net.nodes[0].turn(net.now);
     assert_eq!(net.nodes[0].counters().parked, 1, "the consumer's own word comes first");

@@ -1,4 +1,4 @@
-//! Fused receives: together out, each with an end of its own.
+//! Fused receives: asked for together, each tensor with its own outcome.
 
 use std::task::{Context, Poll, Waker};
 
@@ -14,7 +14,7 @@ fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> Handle {
     net.nodes[1].recv_fused(net.now, FusedRequest { pair, step: 1, keys, destinations, deadline, waiter })
 }
 
-/// What a fused receive of a node has come to, once all have ended.
+/// The outcomes of a fused receive, once all have ended.
 fn come(net: &mut Net, node: usize, batch: Handle) -> Option<Vec<RecvOutcome>> {
     match net.nodes[node].poll_batch(batch, Waker::noop()) {
         Poll::Ready(outcomes) => Some(outcomes),

@@ -1,4 +1,4 @@
-//! Tasks whose process leaves: what waits for them ends, and so does what comes later and says that it does not wait for who has left.
+//! Tasks whose process leaves: calls that wait for them end, and so do later calls that ask not to wait for a process that has left.
 
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::{Keys, LinkError, PullBuffer};
@@ -6,9 +6,9 @@ use sealane_transport::{Keys, LinkError, PullBuffer};
 use super::*;
 use crate::node::{PullRequest, PullWaiter, RowsRequest};
 
-/// Of the node of `ps:1`.
+/// The node of `ps:1`.
 const PRODUCER: u16 = 0;
-/// Who asks: over a link, and on the node of `ps:1` itself.
+/// The callers: one over a link, one on the node of `ps:1` itself.
 const WORKER: (usize, &str) = (1, "worker:1");
 const NEIGHBOUR: (usize, &str) = (0, "ps:2");
 const BOTH: [(usize, &str); 2] = [WORKER, NEIGHBOUR];
@@ -30,7 +30,7 @@ impl Net {
         }
     }
 
-    /// A recv that does not wait for who has left.
+    /// A recv that fails if the process has left.
     fn recv_or_fail(&mut self, at: (usize, &str), key: &str) -> Asked {
         let pair = self.number(at.0, at.1, "ps:1");
         let (sender, receiver) = oneshot::channel();
@@ -87,7 +87,7 @@ fn a_recv_for_a_process_that_left_while_the_link_was_lost_does_not_wait_for_the_
         let asked = if marked { net.recv_or_fail(WORKER, "w") } else { net.recv(WORKER, "ps:1", "w") };
         net.rest();
         net.leave();
-        // The note is on its way, and never arrives.
+        // The notice is on its way, and never arrives.
         net.lose_links();
         net.come();
         net.pass(Duration::from_secs(1));
@@ -198,7 +198,7 @@ fn a_request_for_rows_of_a_task_that_has_left_ends() {
     }
 }
 
-/// What happens to a recv that was asked of a task that is there, one turn of a node at a time.
+/// Kinds of events after a recv was asked of a task that is there; each advances a node by at most one turn.
 const DEEDS: usize = 5;
 const LENGTH: usize = 6;
 
@@ -226,7 +226,7 @@ fn whatever_happens_in_whatever_order_no_recv_waits_for_the_wrong_process() {
                     net.leave();
                     (is_here, has_left) = (false, true);
                 }
-                // At most once: a call is made again after a pause.
+                // At most once, since a lost call is repeated only after a pause.
                 2 if !deeds[..at].contains(&2) => net.lose_links(),
                 3 => net.rest(),
                 4 => {
@@ -234,7 +234,7 @@ fn whatever_happens_in_whatever_order_no_recv_waits_for_the_wrong_process() {
                 }
                 _ => {}
             }
-            // The consumer knows for which process it waits.
+            // The consumer knows which process it waits for.
             was_parked |= *deed == 3 && is_here && !has_left;
         }
         net.pass(Duration::from_secs(1));

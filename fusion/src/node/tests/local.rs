@@ -1,4 +1,4 @@
-//! Tasks of one node that meet without a session, and those that client processes use.
+//! Tasks of one node, which meet without a session, and tasks used by client processes.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::node::{ClientCall, ClientOutcome, Pool};
 
 const ONE: (usize, &str) = (0, "ps:1");
 const OTHER: (usize, &str) = (0, "ps:2");
-/// Larger than what is copied in one turn.
+/// More than is copied in one turn.
 const LARGE: usize = 3 << 20;
 
 fn alone() -> Net {
@@ -108,7 +108,7 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     net.rest();
     assert!(sent.waits(), "it is with its producer again");
 
-    // The same for one that was there before its tensor.
+    // The same for a recv that was there before its tensor.
     let asked = net.recv_into(OTHER, "ps:1", "u", destination(LARGE));
     let early = net.send(ONE, "ps:2", "u", &bytes);
     net.nodes[0].turn(now);
@@ -147,7 +147,7 @@ fn an_abort_and_a_cleanup_reach_the_other_task() {
         let mut net = alone();
         let asked = net.recv(OTHER, "ps:1", "never sent");
         let kept = net.send(ONE, "ps:2", "never asked for", &[1]);
-        // ps:2 asks and ps:1 sends.
+        // ps:2 receives and ps:1 sends.
         let local = [1, 0][who];
         net.nodes[0].abort(local, 1, "NaN");
         for error in [asked.error(), kept.error()] {
@@ -226,7 +226,7 @@ fn peers_learn_of_new_tasks() {
     assert!(first.waits(), "what stood before stands still");
 }
 
-/// The worker's place in the tests with a peer.
+/// The worker in the tests with a peer.
 const WORKER: (usize, &str) = (1, "worker:1");
 
 fn call(number: u64) -> ClientCall {
@@ -312,7 +312,7 @@ fn draining_lets_what_is_under_way_finish_and_nothing_else_begin() {
     assert_eq!(net.nodes[0].under_way(), 0);
 }
 
-/// Memory of a task's own, of which a few tensors fit.
+/// A task's own memory, with room for a few tensors.
 struct Own(Slab);
 
 impl Pool for Own {
@@ -368,7 +368,7 @@ fn a_tensor_for_whom_nobody_listens_any_more_waits_for_the_next() {
             assert!(sent.waits(), "given up while it was copied");
             net.recv(OTHER, "ps:1", "w")
         } else {
-            // A small one was copied at once: it had come before its caller hung up.
+            // A small tensor is copied at once, so it arrived before its caller hung up.
             assert_eq!(sent.outcome(), Ok(()));
             continue;
         };

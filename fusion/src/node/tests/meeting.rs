@@ -116,7 +116,7 @@ fn tasks_of_one_engine_meet_without_a_network() {
     for (producer, consumer) in [("ps:1", "ps:2"), ("ps:2", "ps:1"), ("ps:1", "ps:1")] {
         let asked = net.recv((0, consumer), producer, "w");
         let sent = net.send((0, producer), consumer, "w", &[4; 100_000]);
-        // Nothing but the node's own word says that it wants a turn.
+        // The node's own report is the only sign that it wants a turn.
         while net.nodes[0].has_work() {
             net.nodes[0].turn(net.now);
         }

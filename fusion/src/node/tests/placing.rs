@@ -1,13 +1,13 @@
-//! Shards: which serves a pair, and what becomes of requests when that turns out otherwise.
+//! Shards: which one serves a pair, and what happens to requests that reach another one.
 
 use super::*;
 
-/// One shard of an engine of several.
+/// One of several shards of an engine.
 fn shard(settings: NodeSettings, shard: u16, shards: u16) -> NodeSettings {
     NodeSettings { shard, shards, ..settings }
 }
 
-/// A worker at 0, and a ps of two shards at 1 and 2; the shards that serve ps:1 and ps:2 differ.
+/// A worker at 0, and a ps with two shards at 1 and 2; ps:1 and ps:2 are served by different ones.
 fn two_shards() -> Net {
     let net = Net::new([worker(), shard(ps(), 0, 2), shard(ps(), 1, 2)]);
     assert_ne!(seat("ps:1", 2), seat("ps:2", 2), "the names are chosen so");
@@ -68,7 +68,7 @@ fn a_caller_tells_how_many_shards_it_has() {
     let mut net = two_shards();
     let (one, two) = (recv(&mut net, "ps:1"), recv(&mut net, "ps:2"));
     let (peer, own) = net.dialing(0);
-    // The call that the worker wants made is for the shard of ps:1; the shard of ps:2 calls first, and its call is lost.
+    // The worker wants to call the shard of ps:1; the shard of ps:2 calls first, and its call is lost.
     let calling = seat("ps:2", 2);
     let wanted = net.recv((calling, "ps:2"), "worker:1", "g");
     let (caller, hello) = net.dialing(calling);

@@ -1,4 +1,4 @@
-//! Published tensors: pulled by plan, over a link and within a node.
+//! Published tensors: pulled by a plan, over a link and within a node.
 
 use sealane_transport::{Keys, PullBuffer};
 
@@ -39,7 +39,7 @@ impl Plan {
         (receiver, pull)
     }
 
-    /// What a pull brings at once.
+    /// The results of a pull that needs no waiting.
     fn pulled(&mut self, net: &mut Net, min_version: i64) -> Vec<Result<Vec<u8>, Code>> {
         let (receiver, _) = self.pull(net, min_version);
         net.rest();
@@ -60,18 +60,18 @@ fn publish(net: &mut Net, key: &str, version: i64, bytes: &[u8]) {
     net.nodes[0].publish(task, key, version, tensor).unwrap();
 }
 
-/// A pattern too long for a frame.
+/// A tensor too long for one frame.
 fn large(seed: u8) -> Vec<u8> {
     (0..300_000_usize).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
-/// Each side has two shards: the worker's at 2 and 3.
+/// Each side has two shards: the worker's are nodes 2 and 3.
 fn two_shards_a_side() -> Net {
     let shards = |settings: fn() -> NodeSettings| [0, 1].map(|shard| NodeSettings { shard, shards: 2, ..settings() });
     Net::new(shards(ps).into_iter().chain(shards(worker)))
 }
 
-/// A plan of a worker's shard, whether or not that serves the pair.
+/// A plan of one of the worker's shards, whether or not that shard serves the pair.
 fn plan_over(net: &mut Net, at: usize, key: &str) -> Plan {
     let node = &mut net.nodes[at];
     let local = node.local_task("worker:1").unwrap();
@@ -97,7 +97,7 @@ fn every_shard_pulls_for_a_pair_over_a_link_of_its_own() {
     }
     let figures = net.nodes.iter().map(|node| (node.counters().links, node.counters().bytes_received));
     assert_eq!(figures.collect::<Vec<_>>(), [(1, 0), (1, 0), (1, 300_000), (1, 300_000)]);
-    // Nothing but pulls.
+    // Only pulls go by both shards.
     let owners = [2, 3].map(|at| net.nodes[at].pair(0, "ps:1").is_ok());
     assert!(owners[0] != owners[1], "{owners:?}");
 }
@@ -109,7 +109,7 @@ fn shards_that_pull_for_a_pair_follow_its_publisher_to_fewer_shards() {
     let mut plans = [2, 3].map(|at| plan_over(&mut net, at, "w"));
     let waiting = plans.each_mut().map(|plan| plan.pull(&mut net, 2).0);
     net.rest();
-    // It restarts.
+    // The publisher restarts with one shard.
     net.nodes.drain(..2);
     net.nodes.insert(0, node(NodeSettings { incarnation: 2000, ..ps() }));
     net.rest();
@@ -366,10 +366,10 @@ fn a_producer_that_goes_in_the_middle_of_a_pull_ends_what_has_not_begun() {
         keys.iter().for_each(|key| publish(&mut net, key, 1, &large(1)));
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let mut plan = plan(&mut net, at, &keys);
-        // Known to both sides, and then once more, in the middle of which the producer goes.
+        // Pulled once so that both sides know it, then again; the producer goes in the middle of that.
         plan.pulled(&mut net, 0);
         let (receiver, _) = plan.pull(&mut net, 0);
-        // The request arrives; an answer within the node began with it.
+        // The request arrives; within a node the answer has already begun.
         net.nodes[1].turn(net.now);
         if at == WORKER {
             net.nodes[0].turn(net.now);

@@ -1,4 +1,4 @@
-//! Pushes into queues: in order, once, held back where there is no room.
+//! Pushes into queues: in order, exactly once, and held back where there is no room.
 
 use sealane_transport::LinkError;
 
@@ -10,7 +10,7 @@ use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
 pub(super) const WORKER: (usize, &str) = (1, "worker:1");
 const NEIGHBOUR: (usize, &str) = (0, "ps:2");
 
-/// A queue of ps:1 at node 0, whose owner looks for room when it has taken something.
+/// A queue of ps:1 at node 0, whose owner makes room when it has taken something.
 fn accept(net: &mut Net, tensors_max: usize, bytes_max: usize) -> Arc<AcceptQueue> {
     accept_at(net, "q", tensors_max, bytes_max)
 }
@@ -43,7 +43,7 @@ pub(super) fn push_to(
     Sent(receiver)
 }
 
-/// What is in the queue, by its first byte; and there is room again.
+/// Takes tensors from the queue, each by its first byte, which makes room again.
 fn taken(net: &mut Net, queue: &AcceptQueue, most: usize) -> Vec<u8> {
     taken_from(net, ("q", queue), most)
 }
@@ -86,7 +86,7 @@ fn a_full_queue_holds_its_pushers_back_and_loses_nothing() {
         while all.len() < 40 {
             assert!(sent.waits(), "the queue holds four");
             let some = taken(&mut net, &queue, 9);
-            // Four, and what the pusher had credit for.
+            // The queue's four, and what the pusher had credit for.
             assert!((1..=6).contains(&some.len()), "{} at once", some.len());
             all.extend(some);
             net.rest();
@@ -119,7 +119,7 @@ fn a_tensor_larger_than_the_queue_goes_alone() {
     }
 }
 
-/// Memory for three of ten that are pushed at once.
+/// There is memory for three of the ten tensors pushed at once.
 #[test]
 fn large_tensors_wait_at_their_pushers_until_there_is_memory() {
     let mut net = Net::pair();
@@ -320,7 +320,7 @@ fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
         assert_eq!((first.outcome(), taken(&mut net, &queue, 9)), (Ok(()), vec![1]));
         net.rest();
         net.nodes[0].close_queue(0, "q", &queue);
-        // There is credit for these, and nobody to take them.
+        // There is credit for these, but no acceptor.
         let waiting = push(&mut net, WORKER, 2..=4, bytes);
         net.rest();
         let more = push(&mut net, WORKER, [5], bytes);
@@ -331,7 +331,7 @@ fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
         net.rest();
         assert_eq!((waiting.outcome(), more.outcome()), (Ok(()), Ok(())));
         assert_eq!(taken(&mut net, &queue, 9), [2, 3, 4, 5]);
-        // And over a link that is lost meanwhile; what is late ends.
+        // The same over a link that is lost meanwhile; pushes past their deadlines end.
         net.nodes[0].close_queue(0, "q", &queue);
         let late = push(&mut net, WORKER, [6], bytes);
         net.pass(SOON);
@@ -344,7 +344,7 @@ fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
         assert!(last.waits());
         let queue = accept(&mut net, 100, 64 << 20);
         net.rest();
-        // One that the link still had when its time was over may come all the same.
+        // A tensor that the link still held at its deadline may arrive all the same.
         let came = taken(&mut net, &queue, 9);
         assert!(came == [7] || bytes == 20_000 && came == [6, 7], "{came:?}");
         assert_eq!(last.outcome(), Ok(()));
@@ -360,7 +360,7 @@ fn what_a_queue_took_and_nobody_accepted_is_the_next_acceptors() {
             let first = push(&mut net, from, 1..=3, bytes);
             net.rest();
             first.outcome().unwrap();
-            // Nobody accepts any more, and the node hears of it later: what comes between is taken all the same.
+            // The acceptor is gone, but the node hears of it later: pushes until then are taken all the same.
             queue.close(Error::unavailable("the acceptor", "it is gone"));
             let between = push(&mut net, from, 4..=5, bytes);
             net.rest();
@@ -370,7 +370,7 @@ fn what_a_queue_took_and_nobody_accepted_is_the_next_acceptors() {
             net.rest();
             assert!(later.waits());
             drop(queue);
-            // Full of what was left, however small it is.
+            // The small queue is full with what was left.
             let queue = accept(&mut net, 2, 64 << 20);
             net.rest();
             assert!(later.waits());
@@ -443,14 +443,14 @@ fn acceptors_come_and_go_a_thousand_times_and_each_push_is_accepted_once() {
     }
 }
 
-/// What happens to a drained ps:1 and its pusher, in some order.
+/// One step of a drained ps:1 or its pusher; the test tries every order.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Push,
     /// A turn of one of the two nodes.
     Turn(usize),
     Take,
-    /// The daemon looks whether the drain is over.
+    /// The daemon checks whether the drain is over.
     Look,
 }
 

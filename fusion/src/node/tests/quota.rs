@@ -1,4 +1,4 @@
-//! What one peer may make a shard remember: counted by its transport address, over all the sessions that it claims.
+//! What one peer may make a shard store: counted per transport address, over all the sessions that it claims.
 
 use sealane_transport::lane::lane;
 use sealane_transport::limits::{AHEAD_BYTES_MAX, AHEAD_TENSOR_BYTES};
@@ -20,7 +20,7 @@ use crate::queue::{AcceptOptions, AcceptQueue};
 
 const PEER: &str = "10.0.0.2:7000";
 const OTHER: &str = "10.0.0.9:7000";
-/// Room for publications, and as many names of others.
+/// Room for publications, and for as many names that others ask for.
 const PUBLISHED_MAX: usize = 16;
 const PLAN_KEYS_MAX: usize = 4;
 const NAME_BYTES_MAX: usize = 10_000;
@@ -31,7 +31,7 @@ fn small_ps() -> NodeSettings {
     NodeSettings { published_tensors_max: PUBLISHED_MAX, links_max: 64, session, ..ps() }
 }
 
-/// One link of a peer that says what the test says.
+/// One link of a peer that sends whatever the test wants.
 struct Intruder {
     link: LoopbackLink,
     said: Vec<u8>,
@@ -48,7 +48,7 @@ impl Receiver for Intruder {
     }
 }
 
-/// Calls node 0 as one of the shards that a peer says it has.
+/// Calls node 0 as one of the shards that a peer claims to have.
 fn intruder(net: &mut Net, address: &str, (shard, shards): (u16, u16)) -> Intruder {
     let task = if address == PEER { "worker:1" } else { "nowhere:1" };
     let (incarnation, tensor_bytes_max) = (77_000_000, 1 << 20);
@@ -71,7 +71,7 @@ fn id(number: u64) -> Handle {
 }
 
 impl Intruder {
-    /// Says something; what node 0 answers: failures by the reason, other frames by their kind.
+    /// Sends frames and returns node 0's answers: failures by reason, other frames by kind.
     fn say(&mut self, net: &mut Net, write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<String> {
         let mut outbox = Outbox::default();
         outbox.stage(write);
@@ -100,7 +100,7 @@ impl Intruder {
         words
     }
 
-    /// Names keys, and pulls them.
+    /// Names keys and pulls them.
     fn pull(&mut self, net: &mut Net, number: u64, keys: &[String]) -> Vec<String> {
         self.say(net, |writer| {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -119,7 +119,7 @@ impl Intruder {
         })
     }
 
-    /// Asks for rows, and reads nothing of what is answered.
+    /// Asks for rows, and reads none of the answers.
     fn ask_for_rows(&mut self, net: &mut Net, number: u64, ids: &[u64]) {
         let mut named = NamedRowsBuf::default();
         named.name("table", ids, |count| count as u32).unwrap();
@@ -202,7 +202,6 @@ fn publish(net: &mut Net, key: &str) -> Result<(), Error> {
     result
 }
 
-/// Pulls of `keys` from ps:1 by a task of node `at`.
 fn pull(net: &mut Net, (at, task): (usize, &str), keys: &[String]) -> oneshot::Receiver<Result<PullBuffer, Error>> {
     let pair = net.number(at, task, "ps:1");
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -234,7 +233,7 @@ fn a_peer_that_claims_many_shards_names_no_more_keys_than_one_peer_may_and_the_o
             }
             net.nodes[0].check_invariants();
         }
-        // Another peer, a task of this node and whoever publishes here hear nothing of it.
+        // Another peer, a task of this node and publishers here are not affected.
         assert_eq!(intruder(&mut net, OTHER, (0, 1)).pull(&mut net, 1, &keys("other", PLAN_KEYS_MAX)), [""; 0]);
         let local = pull(&mut net, (0, "ps:2"), &["local".into()]);
         (0..PUBLISHED_MAX - 1).for_each(|number| publish(&mut net, &format!("own{number}")).unwrap());
@@ -242,7 +241,7 @@ fn a_peer_that_claims_many_shards_names_no_more_keys_than_one_peer_may_and_the_o
         net.rest();
         assert!(local.try_recv().unwrap().unwrap().get(0).is_ok());
         assert_eq!(limit(&publish(&mut net, "one more").unwrap_err()), "fusion.published_tensors_max");
-        // What one session gives up, another may have.
+        // What one session gives up is available to another.
         links[0].say(&mut net, |writer| writer.forget_set(id(1)));
         assert_eq!(links[1].pull(&mut net, 2, &keys("again", PLAN_KEYS_MAX)), [""; 0]);
         links.clear();
@@ -317,7 +316,7 @@ fn names_are_counted_by_their_bytes_and_a_refused_one_harms_nothing_else() {
     net.nodes[0].open_queue(0, "q", queue).unwrap();
     assert_eq!(links[1].open(&mut net, 2, "q"), ["grant"]);
     assert_eq!(links[1].pull(&mut net, 2, &["short".into()]), [""; 0]);
-    // Streams outlive their links, and count on.
+    // Streams outlive their links, and still count.
     drop(links);
     net.rest();
     net.nodes[0].check_invariants();
@@ -374,14 +373,14 @@ fn what_peers_let_wait_too_long_ends_a_few_a_turn() {
         };
         net.now += PARKED_GRACE + Duration::from_secs(1);
         if apart_ms > 0 {
-            // Each in its millisecond, and nothing between.
+            // Each in its own millisecond, and nothing in between.
             for _ in 0..LATE_PER_TURN {
                 assert_eq!(turn(&mut net).1, [1, 1]);
                 assert_eq!(turn(&mut net).1, [0, 0]);
                 assert_eq!(net.nodes[0].next_timeout(), Some(net.now + Duration::from_millis(1)));
                 net.now += Duration::from_millis(1);
             }
-            // And many that are late at once.
+            // Then many that are late at once.
             net.now += Duration::from_secs(10);
         }
         loop {
@@ -414,7 +413,7 @@ fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
     };
     let long: Vec<_> = ["a", "b", "c"].iter().map(|letter| push(&mut net, &letter.repeat(4000))).collect();
     assert!(long[0].waits() && long[1].waits(), "nobody accepts from them yet");
-    // As often as it is tried, and over the next link too.
+    // On every attempt, and over the next link too.
     for _ in 0..2 {
         let reason = push(&mut net, &"c".repeat(4000)).error().to_string();
         assert!(reason.contains("fusion.peer_name_bytes_max"), "{reason}");
@@ -429,7 +428,7 @@ fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
     assert_eq!(items.len(), 3);
 }
 
-/// It asks for nearly all memory, and brings nothing.
+/// It asks for nearly all memory, and sends nothing.
 #[test]
 fn who_is_promised_memory_and_does_not_use_it_holds_others_up_for_a_while_only() {
     let mut net = Net::new([ps(), worker()]);
@@ -447,7 +446,7 @@ fn who_is_promised_memory_and_does_not_use_it_holds_others_up_for_a_while_only()
     assert_eq!(taken_from(&mut net, ("busy", &queues[1]), 9), [2]);
     net.rest();
     sent.outcome().unwrap();
-    // However often it says that it wants all there is, it gets no more than for a tensor besides what it has.
+    // However often it asks for everything, it gets room for only one more tensor than it has.
     for _ in 0..8 {
         idler.say(&mut net, |writer| writer.push_want(&want(1 << 60)));
         net.pass(PROMISE_TIME);
@@ -475,7 +474,7 @@ fn a_peer_that_claims_many_shards_takes_no_more_memory_for_rows_than_one_peer_ma
     }
     let held = net.nodes[0].counters().slab_send_bytes as usize;
     assert!(held > 0 && held <= SLAB_BYTES / 4, "{held} of {SLAB_BYTES} bytes");
-    // Another's rows come.
+    // Another peer's rows arrive.
     let mut other = intruder(&mut net, OTHER, (0, 1));
     other.ask_for_rows(&mut net, 1, &ids);
     assert!(net.nodes[0].counters().slab_send_bytes as usize > held);

@@ -1,4 +1,4 @@
-//! Rows of published tables: over a link and within a node, of tables that are there and of those that come.
+//! Rows of published tables, pulled over a link and within a node, from tables that exist and tables that are published later.
 
 use sealane_transport::gathered_rows;
 use sealane_transport::named_rows::NamedRowsBuf;
@@ -10,7 +10,7 @@ use crate::node::RowsRequest;
 
 const ROW: usize = 64;
 
-/// Row `row` of the table with that seed.
+/// Row `row` of the table with this seed.
 fn row(seed: u8, row: u64) -> Vec<u8> {
     (0..ROW).map(|at| (at as u64 + row * 7) as u8 ^ seed).collect()
 }
@@ -41,14 +41,14 @@ fn ask_all(net: &mut Net, at: (usize, &str), min_version: i64, tables: &[(&str, 
     Asked { receiver, ticket }
 }
 
-/// What came of each table: the rows that it has, the shape of those that came, and these.
+/// The answer for each table: the number of rows that the table has, the shape of the rows that came, and their bytes.
 fn answered(answer: &Tensor, tables: usize) -> Vec<(u64, Vec<u64>, Vec<u8>)> {
     let parts = gathered_rows::read(answer.bytes(), tables).expect("an answer");
     parts.into_iter().map(|part| (part.table_rows, part.meta.shape().to_vec(), part.rows.to_vec())).collect()
 }
 
 impl Asked {
-    /// The rows of the one table that was named.
+    /// The rows of the only table asked for.
     fn rows(&self) -> Vec<u8> {
         answered(&self.outcome().expect("the rows are there"), 1).remove(0).2
     }
@@ -61,7 +61,7 @@ fn rows_come_in_the_order_in_which_they_are_named() {
     for at in BOTH {
         let mut net = Net::pair();
         publish(&mut net, "user", 1, 500, 3);
-        // Few and many, in order and not, and twice.
+        // Few and many rows, ascending or not, and one row twice.
         let some: [Vec<u64>; 4] =
             [vec![], vec![499, 0, 0], (0..500).collect(), (0..1500).map(|at| at * 31 % 500).collect()];
         for ids in some {
@@ -98,7 +98,7 @@ fn a_row_that_is_not_there_takes_no_other_along() {
         let of_table = |table: TableFigures| (table.table, table.counters.rows, table.counters.rows_named);
         let tables: Vec<_> = net.nodes[0].metrics().table_figures().into_iter().map(of_table).collect();
         assert_eq!(tables, [("item".to_owned(), 0, 2), ("user".to_owned(), 3, 5)]);
-        // They end with their task.
+        // The requests end with their task.
         let task = net.nodes[0].local_task("ps:1").unwrap();
         net.nodes[0].forget_client(task, "it ended");
         assert!(net.nodes[0].metrics().table_figures().is_empty());
@@ -189,7 +189,7 @@ fn who_waits_for_a_table_hears_of_its_deadline_its_cancel_and_its_owners_end() {
 fn rows_for_which_there_is_no_memory_now_come_when_there_is() {
     let mut net = Net::pair();
     publish(&mut net, "user", 1, 4096, 3);
-    // Each answer is about a quarter of the slab, and the worker has as little.
+    // Each answer takes about a quarter of the slab, and the worker's slab is as small.
     let ids: Vec<u64> = (0..4000).collect();
     let mut asked: Vec<_> = (0..12).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
     let wanted: Vec<u8> = ids.iter().flat_map(|&id| row(3, id)).collect();
@@ -201,7 +201,7 @@ fn rows_for_which_there_is_no_memory_now_come_when_there_is() {
                 net.carry_out(node, order);
             }
         }
-        // What has come is dropped, and its memory is free for the next.
+        // Dropping what has come frees its memory for the next answer.
         asked.retain(|asked| match asked.receiver.try_recv() {
             Err(_) => true,
             Ok(Ok(tensor)) => {
@@ -240,7 +240,7 @@ fn a_peer_that_releases_nothing_leaves_memory_for_others() {
     }
     let held = net.nodes[0].counters().slab_send_bytes as usize;
     assert!(held > 0 && held <= SLAB_BYTES / 4, "{held} of {SLAB_BYTES} bytes");
-    // It goes on, and all of it comes, piece by piece, as far as the worker has memory itself.
+    // The worker goes on, and everything arrives piece by piece, as fast as the worker itself has memory.
     let mut waiting = asked;
     for _ in 0..1000 {
         net.nodes.iter_mut().for_each(|node| {
@@ -259,7 +259,7 @@ fn a_row_that_is_always_being_written_ends_its_lookup() {
         let mut net = Net::pair();
         publish(&mut net, "user", 1, 500, 3);
         let task = net.nodes[0].local_task("ps:1").unwrap();
-        // The lock of row 5 says that somebody writes; the others that nobody does.
+        // The lock of row 5 says that the row is being written; the other locks are free.
         let mut locks = vec![0_u32; 4096];
         locks[5] = 1;
         net.nodes[0].publish(task, "user\0locks", 1, Tensor::from_elements(&[4096], &locks).unwrap()).unwrap();
@@ -319,17 +319,17 @@ fn where_a_table_lies_is_told_to_clients_alone_of_tables_of_this_engine() {
     }
 }
 
-/// Bytes of the answers of [`ask_for_a_mib`].
+/// Bytes of each answer to [`ask_for_a_mib`].
 const MIB: usize = 1 << 20;
 
-/// A ps at 0 and a worker at 1 with so many bytes in each slab.
+/// A ps at 0 and a worker at 1, with slabs of this size.
 fn pair_with_slabs(bytes: usize) -> Net {
     let slab = |name| Slab::new(SlabSettings { name, bytes, populate: false }).unwrap();
     let nodes = [ps(), worker()].map(|settings| Node::new(settings, map(), slab("send"), slab("receive")).unwrap());
     Net { nodes: nodes.into(), ..Net::new([]) }
 }
 
-/// Asks for 4096 rows of 256 bytes of "wide", which has 16.
+/// Asks for 4096 rows of 256 bytes from "wide", which has 16 rows.
 fn ask_for_a_mib(net: &mut Net, at: (usize, &str)) -> Asked {
     ask(net, at, "wide", 1, &(0..4096).map(|at| at / 256).collect::<Vec<u64>>())
 }
@@ -344,7 +344,7 @@ fn publish_wide(net: &mut Net) {
 fn more_than_is_copied_in_a_turn_comes_in_later_turns() {
     for at in BOTH {
         let mut net = pair_with_slabs(64 * MIB);
-        // Half of them ask before the table is there.
+        // Half of the requests are made before the table is published.
         let early: Vec<_> = (0..4).map(|_| ask_for_a_mib(&mut net, at)).collect();
         net.rest();
         publish_wide(&mut net);
@@ -475,7 +475,7 @@ fn so_many_requests_of_a_peer_wait_for_one_table() {
         assert!(error.to_string().contains("requests of a peer for rows of one table"), "{error}");
     }
     assert!(other.waits() && own.waits(), "another table, another asker");
-    // Who ends makes room.
+    // A request that ends makes room.
     assert!(net.nodes[1].cancel(asked[0].ticket.unwrap()));
     net.rest();
     let again = ask(&mut net, (1, "worker:1"), "user", 1, &[2]);
@@ -487,7 +487,7 @@ fn so_many_requests_of_a_peer_wait_for_one_table() {
 fn one_request_takes_no_more_memory_than_a_peer_may_have() {
     let mut net = pair_with_slabs(4 * MIB);
     publish_wide(&mut net);
-    // With what goes before the rows it is more than a quarter.
+    // With its header the answer takes more than a quarter of the slab.
     let asked = ask_for_a_mib(&mut net, (1, "worker:1"));
     net.rest();
     let error = asked.error();
@@ -524,7 +524,7 @@ fn rows_that_may_never_find_memory_are_refused() {
 #[test]
 fn what_a_peer_asks_for_and_waits_takes_a_bounded_part_of_memory() {
     let mut net = Net::pair();
-    // 1500 numbers of four bytes, which do not ascend.
+    // 1500 row numbers of four bytes each, not in ascending order.
     let ids: Vec<u64> = (0..1500).rev().collect();
     let fit = ROW_REQUESTS_BYTES_MAX / (8 + 1 + 4 * ids.len() + "user".len());
     let asked: Vec<_> = (0..fit + 3).map(|_| ask(&mut net, (1, "worker:1"), "user", 1, &ids)).collect();
@@ -535,7 +535,7 @@ fn what_a_peer_asks_for_and_waits_takes_a_bounded_part_of_memory() {
         let error = outcome.unwrap_err().error;
         assert!(error.to_string().contains("requests for rows that wait"), "{error}");
     }
-    // What ends makes room.
+    // Requests that end make room.
     net.pass(SOON * 2);
     let again = ask(&mut net, (1, "worker:1"), "user", 1, &ids);
     net.rest();

@@ -1,4 +1,4 @@
-//! Many tensors of a step in one call: sends that end together, and recvs that wait together for what comes ahead.
+//! Many tensors of a step in one call: sends that end together, and recvs that wait together for tensors sent ahead.
 
 use sealane_transport::limits::KEY_BYTES_MAX;
 
@@ -9,7 +9,7 @@ use super::*;
 use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, QUIET_TIME, UNEXPECTED_CALLS_MAX};
 use crate::node::{BatchWaiter, FusedRequest, ReceivedBatch};
 
-/// Recvs of one call.
+/// The recvs of one call.
 struct Many(Handle);
 
 impl Many {
@@ -85,7 +85,7 @@ fn each_key_is_asked_once_however_it_is_asked() {
     assert_eq!((first.outcomes(&mut net), single.bytes()), (vec![Ok(vec![1]), Ok(vec![2])], vec![3]));
     assert_eq!(refused(&mut net, twice), [None, Some(Code::InvalidArgument)]);
     assert_eq!(sent.outcome(), Ok(()));
-    // One that has its tensor may be asked for again.
+    // A key whose tensor has been received may be asked for again.
     let (again, sent) = (net.recv_many(&["a", "b"]), net.send_many(&[("b", &[5]), ("a", &[6])]));
     net.rest();
     assert_eq!((again.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![6]), Ok(vec![5])], Ok(())));
@@ -102,7 +102,7 @@ fn what_has_come_is_taken_and_what_is_large_is_asked_for() {
     net.rest();
     let expected = [vec![1], vec![2], vec![7; 5000], vec![3]];
     assert_eq!((asked.outcomes(&mut net), early.outcome(), sent.outcome()), (expected.map(Ok).into(), Ok(()), Ok(())));
-    // By now it is known to be large.
+    // The tensor is now known to be large.
     let before = net.said(1);
     let (asked, sent) = (net.recv_many(&["a", "large"]), net.send_many(&[("a", &[1]), ("large", &[8; 5000])]));
     net.rest();
@@ -123,7 +123,7 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
     net.pass(QUIET_TIME);
     net.pass(Duration::from_millis(500));
     assert_eq!((asked.outcomes(&mut net), rest.outcome()), (vec![Ok(vec![1]), Ok(vec![2]), Ok(vec![3])], Ok(())));
-    // And those on their way when it is cut.
+    // The same for tensors on their way when the link is cut.
     let sent = net.send_many(&[("a", &[4]), ("b", &[5])]);
     net.nodes[0].turn(net.now);
     net.cut();
@@ -177,7 +177,7 @@ fn a_call_of_sends_ends_with_its_last_and_tells_the_first_error() {
     net.nothing_is_left();
 }
 
-/// The outcomes of recvs that are read where they lie, once all have ended.
+/// The outcomes of recvs that are read in place, once all have ended.
 fn views(net: &mut Net, batch: Handle) -> Option<ReceivedBatch> {
     match net.nodes[1].poll_views(batch, Waker::noop()) {
         Poll::Ready(received) => Some(received),
@@ -234,7 +234,7 @@ fn what_is_read_where_it_lies_is_what_was_sent_however_it_came() {
 #[test]
 fn frames_stay_as_they_came_but_for_what_is_large_or_came_before() {
     let keys: Vec<String> = (0..300).map(|number| format!("layer{number}/bias")).collect();
-    // Of several kinds, in several frames, some without bytes.
+    // Several kinds in several frames, some without bytes.
     let bytes_of = |number: usize| vec![number as u8; if number.is_multiple_of(7) { 0 } else { 40 + number % 3 * 20 }];
     let values: Vec<_> = (0..keys.len()).map(bytes_of).collect();
     let mut tensors: Vec<(&str, &[u8])> =
@@ -255,7 +255,7 @@ fn frames_stay_as_they_came_but_for_what_is_large_or_came_before() {
         let received = views(&mut net, asked).expect("all have come");
         let expected: Vec<_> = tensors.iter().map(|(_, bytes)| Ok(bytes.to_vec())).collect();
         assert_eq!((bytes(&received), sent.outcome()), (expected, Ok(())));
-        // At first it is not known what is large.
+        // In the first round it is not known which tensors are large.
         let (frames, lie) = received.in_frames();
         assert!(round == 0 || frames > 1 && lie == 300, "round {round}: {lie} in {frames}");
     }
@@ -300,7 +300,7 @@ fn more_calls_than_wait_together_wait_too() {
     net.nothing_is_left();
 }
 
-/// A network in which a call has read these in place before, so that those which come before the next stay in their frames.
+/// A network where a call has read these keys in place before, so that the next tensors stay in their frames if they come early.
 fn expecting(keys: &[&str]) -> Net {
     let mut net = met();
     let asked = net.recv_views(keys);
@@ -377,7 +377,7 @@ fn what_came_before_its_call_is_there_for_any_other() {
 
 #[test]
 fn what_came_before_its_call_is_given_back_as_if_it_were_kept_one_by_one() {
-    // Of a second tensor with its key it is known at once.
+    // A second tensor with the same key is detected at once.
     let mut net = expecting(&["a", "b"]);
     let first = net.send_many(&[("a", &[1]), ("b", &[2])]);
     net.rest();
@@ -387,14 +387,14 @@ fn what_came_before_its_call_is_given_back_as_if_it_were_kept_one_by_one() {
     let asked = net.recv_views(&["a", "b"]);
     assert_eq!(bytes(&views(&mut net, asked).expect("all have come")), [Ok(vec![1]), Ok(vec![2])]);
     net.rest();
-    // In one frame as well.
+    // Also within one frame.
     let twice = net.send_many(&[("a", &[1]), ("a", &[2]), ("b", &[3]), ("b", &[4])]);
     net.rest();
     let asked = net.recv_views(&["a", "b"]);
     assert_eq!(bytes(&views(&mut net, asked).expect("all have come")), [Ok(vec![1]), Ok(vec![3])]);
     net.rest();
     assert_eq!(twice.error().code(), Code::InvalidArgument);
-    // It ends at its sender's deadline, and with its step.
+    // The send ends at its own deadline, and with its step.
     let late = net.send_many(&[("a", &[1]), ("b", &[2])]);
     net.rest();
     net.pass(SOON);
@@ -430,7 +430,7 @@ fn calls_of_a_step_that_have_no_key_in_common_do_not_disturb_each_other() {
     let tensors = ["a", "b", "c", "d", "e", "f"].map(|key| (key, key.as_bytes()));
     let expected = |keys: [&str; 2]| keys.map(|key| Ok(key.as_bytes().to_vec()));
     for round in 0..3 {
-        // At first one frame brings what all of them wait for, then what two of them do and one will.
+        // In the first round one frame holds what all three calls wait for, later what two wait for and one asks for afterwards.
         let waiting = if round == 0 { 3 } else { 2 };
         let mut asked: Vec<_> = lists[..waiting].iter().map(|keys| net.recv_views(keys)).collect();
         let sent = net.send_many(&tensors);
@@ -444,7 +444,7 @@ fn calls_of_a_step_that_have_no_key_in_common_do_not_disturb_each_other() {
         assert_eq!(sent.outcome(), Ok(()));
         net.nothing_is_left();
     }
-    // A tensor that no call has in its list, and recvs that wait one by one, disturb none.
+    // A tensor that is in no call's list, and recvs that wait one by one, disturb nothing.
     let _loss = net.send((0, "ps:1"), "worker:1", "loss", &[1]);
     let _sent = net.send_many(&tensors[4..]);
     net.rest();
@@ -461,7 +461,7 @@ fn the_end_of_a_frame_is_kept_with_what_its_beginning_says() {
     let (first, second) = (["a", "b"], ["c", "d"]);
     let mut net = expecting(&second);
     let asked = net.recv_views(&first);
-    // All are of one kind, which the frame says once.
+    // All are of one kind, which the frame states once.
     let sent = net.send_many(&[("a", &[1]), ("b", &[2]), ("c", &[3]), ("d", &[4])]);
     net.rest();
     assert_eq!(bytes(&views(&mut net, asked).expect("all have come")), [Ok(vec![1]), Ok(vec![2])]);
@@ -480,7 +480,7 @@ fn what_came_is_there_for_its_call_though_its_keys_were_forgotten_and_more_came_
     net.rest();
     let names: Vec<_> = (0..KEY_LISTS_MAX + 1).map(|number| format!("other{number}")).collect();
     for name in &names {
-        // Twice, since calls of which each has other keys are not remembered.
+        // Twice, since calls whose keys differ each time are not remembered.
         for _ in 0..2 {
             let given_up = net.recv_views(&[name]);
             net.nodes[1].close_batch(given_up);
@@ -491,7 +491,7 @@ fn what_came_is_there_for_its_call_though_its_keys_were_forgotten_and_more_came_
     assert_eq!((bytes(&received), received.in_frames()), (vec![Ok(vec![1]), Ok(vec![2])], (0, 0)));
     net.rest();
     assert_eq!(sent.outcome(), Ok(()));
-    // The calls of more steps than a shard expects.
+    // More early calls, in as many steps, than a shard keeps.
     let mut sends = Vec::new();
     for step in 0..UNEXPECTED_CALLS_MAX as i64 + 2 {
         sends.push(net.send_many_of(step, &[("a", &[1]), ("b", &[2])]));

@@ -1,4 +1,4 @@
-//! How much leaves at once.
+//! How much is sent at once.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
@@ -11,10 +11,10 @@ use sealane_transport::outbox::Outbox;
 use super::*;
 use crate::limits::TRANSMIT_BUDGET_BYTES;
 
-/// A link that takes whatever it may, as a fast network with a fast reader does.
+/// A link that takes everything it may, like a fast network with a fast reader.
 struct FastLink {
     link: LoopbackLink,
-    /// From then on nobody reads what it takes.
+    /// Once set, nobody reads what it takes.
     fast: Rc<Cell<bool>>,
     /// What each call since then took.
     taken: Rc<RefCell<Vec<usize>>>,

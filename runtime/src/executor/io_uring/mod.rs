@@ -56,7 +56,7 @@ pub fn try_io_uring() -> Result<(), RuntimeError> {
     Executor::make().map(drop)
 }
 
-/// Whether the kernel lets this process make rings at all, and lock the memory that the executor demands.
+/// Whether the kernel lets this process make rings at all, and lock the memory that the executor needs.
 ///
 /// # Errors
 /// [`RuntimeError::IoUring`], with the reason.
@@ -83,7 +83,7 @@ impl Executor {
             .ring_depth(RING_DEPTH)
             .io_memory(IO_BYTES)
             .preempt_timer(TICK);
-        // On a kernel that lacks an operation which it needs, the executor panics instead of saying so.
+        // If the kernel lacks an operation that the executor needs, it panics instead of returning an error.
         let reason = match catch_unwind(AssertUnwindSafe(|| builder.make())) {
             Ok(Ok(executor)) => return Ok(Self(executor)),
             Ok(Err(error)) => error.to_string(),
@@ -97,8 +97,8 @@ impl Executor {
     }
 }
 
-/// What wakes a task: the executor's waker, known from the task's first poll on. Until then the task waits for that
-/// poll, and need not be woken. An executor gives a task one waker for life.
+/// What wakes a task: the executor's waker, known from the task's first poll on. Until then the first poll is still to come, and
+/// the task need not be woken. An executor gives a task one waker for life.
 pub(crate) struct Task(Rc<OnceCell<Waker>>);
 
 impl Task {
@@ -120,7 +120,7 @@ pub(super) fn spawn(future: impl Future<Output = ()> + 'static) -> Task {
         })
         .await;
     };
-    // Not `spawn_local`, which would run the task at once, inside whatever the caller has borrowed.
+    // Not `spawn_local`, which would run the task at once, while the caller still holds borrows.
     glommio::spawn_local_into(run, TaskQueueHandle::default())
         .expect("the executor's own queue is always there, and a shard's handle lives on its thread")
         .detach();

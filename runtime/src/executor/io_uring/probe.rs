@@ -1,4 +1,4 @@
-//! Probes the kernel for io_uring before the executor, which would panic on failure, uses it, and explains a failure.
+//! Probes the kernel for io_uring before the executor uses it, which would panic on failure, and explains a failure.
 #![allow(unsafe_code)]
 
 use std::{
@@ -6,7 +6,7 @@ use std::{
     os::fd::{FromRawFd, OwnedFd},
 };
 
-/// Where the administrator forbids io_uring.
+/// The administrator's switch to forbid io_uring.
 const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
 
 /// `struct io_uring_params` of the kernel's interface: 120 bytes, all of which may be zero.

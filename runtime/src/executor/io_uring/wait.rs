@@ -1,12 +1,11 @@
 //! How a shard sleeps on io_uring: it waits for its epoll set through the executor. One wait at a time.
 //!
-//! The executor has no public "wait until this descriptor is readable", but its Unix sockets do just that before
-//! they read: making one queues a one-shot poll in io_uring, and the read that follows waits for it. So the epoll
-//! set's descriptor is dressed as such a socket. The read itself then fails, because an epoll set is no socket,
-//! and that failure is the news that something is ready.
+//! The executor has no public "wait until this descriptor is readable", but its Unix sockets do just that before they read: making
+//! one queues a one-shot poll in io_uring, and the read that follows waits for it. So the epoll set's descriptor is wrapped as such
+//! a socket. The read itself then fails, because an epoll set is no socket, and that failure signals that something is ready.
 //!
-//! The poll is left pending when the shard wakes for another reason, and serves the next sleep: cancelling it each
-//! time would cost two more requests to the kernel. If it completed meanwhile, the next sleep ends at once, once.
+//! The poll is left pending when the shard wakes for another reason, and serves the next sleep: cancelling it each time would cost
+//! two more requests to the kernel. If it has completed meanwhile, the next sleep ends at once, one time.
 #![allow(unsafe_code)]
 
 use std::{
@@ -19,14 +18,14 @@ use std::{
 use futures_io::AsyncRead;
 use glommio::net::UnixStream;
 
-/// A wait for a descriptor to become readable, which can be left and taken up again.
+/// A wait for a descriptor to become readable, which can be abandoned and resumed.
 #[derive(Default)]
 pub(crate) struct ReadinessWait {
     pending: Option<UnixStream>,
 }
 
 impl ReadinessWait {
-    /// Ready when `fd` is readable or was since this was last ready; must be given the same `fd` each time.
+    /// Ready when `fd` is readable, or was since this was last ready; must be given the same `fd` each time.
     ///
     /// # Errors
     /// Where no descriptor is left for the wait.
@@ -38,7 +37,7 @@ impl ReadinessWait {
         match Pin::new(stream).poll_read(context, &mut [0]) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(_not_a_socket) => {
-                // It polls once only; the next wait needs a new one.
+                // It polls only once; the next wait needs a new one.
                 self.pending = None;
                 Poll::Ready(Ok(()))
             }
@@ -65,11 +64,11 @@ mod tests {
 
     use super::ReadinessWait;
 
-    /// What the executor promises without saying so: guards against a change of its sockets.
+    /// The executor guarantees this without documenting it: guards against changes in its sockets.
     #[test]
     fn an_epoll_set_that_becomes_readable_ends_the_wait() {
         if let Err(refused) = super::super::try_io_uring() {
-            // Not by `eprintln`, which the test harness would keep to itself.
+            // Not by `eprintln`, whose output the test harness captures.
             let name = "an_epoll_set_that_becomes_readable_ends_the_wait";
             writeln!(std::io::stderr(), "SKIPPED {name}: needs io_uring ({refused})").unwrap();
             return;
@@ -84,14 +83,14 @@ mod tests {
             let mut wait = ReadinessWait::default();
 
             for _ in 0..100 {
-                // Pending while nothing happens, however often it is taken up.
+                // Pending while nothing happens, however often it is polled.
                 for _ in 0..2 {
                     let pending =
                         poll_fn(|context| std::task::Poll::Ready(wait.poll(epoll.0.as_fd(), context).is_pending()));
                     assert!(pending.await);
                     glommio::executor().yield_now().await;
                 }
-                // Another thread, because the executor itself is asleep by then.
+                // On another thread, because the executor itself is asleep by then.
                 let remote = event.as_fd().try_clone_to_owned().unwrap();
                 let thread = std::thread::spawn(move || {
                     nix::unistd::write(remote, &1_u64.to_ne_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Both ends of one direction, each over memory that changes between any two looks at it: whatever the other side writes, and whenever,
-//! an end says what is broken, and what it knows for itself stays true.
+//! Both ends of one direction of a lane, each over memory that changes between any two looks at it: whatever the other side writes, and
+//! whenever, an end reports what is broken, and its own state stays true.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,11 +15,11 @@ use super::super::script::Script;
 const ENTRIES: usize = 4;
 const NOTES: usize = ENTRIES * LANE_NOTES_PER_ENTRY;
 const FATES: [Fate; 3] = [Fate::Taken, Fate::Duplicate, Fate::Aborted];
-/// Looks of an end at its memory that a store waits for, at most.
+/// Most looks at the memory before a pending store takes effect.
 const LOOKS_MAX: usize = 8;
 const RECORD_BYTES_MAX: usize = 200;
 
-/// Words, and what is stored into which of them when an end has looked so often.
+/// Shared words, and the pending stores: after how many looks, into which word, and the value.
 struct Wild {
     words: Vec<AtomicU64>,
     entries: Vec<[AtomicU64; LANE_ENTRY_WORDS]>,
@@ -37,7 +37,7 @@ impl Wild {
         }
     }
 
-    /// An end looks.
+    /// Called for each look of an end at the memory.
     fn look(&self) {
         let mut stores = self.stores.borrow_mut();
         if let Some((looks, ..)) = stores.front_mut() {
@@ -79,12 +79,12 @@ impl LaneMemory for &Wild {
     }
 }
 
-/// Follows the input from word to word.
+/// Runs the script word by word.
 pub(super) fn run(script: &mut Script<'_>) {
     let memory = Wild::new();
     let (mut sender, mut receiver) = (LaneSender::new(&memory), LaneReceiver::new(&memory));
     let mut record = Record::new();
-    // What the sender has sent and not had back, and whether it has taken it back; what the receiver was told of and has not decided.
+    // Sent entries that have not been returned, and whether they were withdrawn; entries that the receiver knows of and has not decided.
     let (mut away, mut known) = ([None; ENTRIES], [false; ENTRIES]);
     while !script.is_over() {
         match script.below(9) {

@@ -1,4 +1,4 @@
-//! The hostile end of a lane: it writes any word of the memory that it shares, at any time, and mostly what is nearly right.
+//! The hostile end of a lane: it writes any word of the shared memory at any time, mostly something that is nearly right.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,30 +13,30 @@ use super::super::forge::{KEYS, vector};
 use super::super::node::STEPS;
 use super::super::script::Script;
 
-/// What no other has in its tensors but the victim: 16 of them in a row are never made up here.
+/// The byte that only the victim's tensors consist of: 16 in a row are never made up here.
 pub(super) const SECRET: u8 = 0xa5;
-/// What a correct end sends.
+/// The byte that a correct end's tensors consist of.
 pub(super) const HONEST: u8 = 7;
-/// Words of a record where its fields begin, whose values are nobody's bytes.
+/// Words before a record's fields, whose values are never tensor bytes.
 const FIELD_WORDS: usize = LANE_RECORD_AT + 3;
-/// Entries and positions that most of what is forged is about: a victim uses the first ones.
+/// Most of what is forged concerns the first entries and positions, which a victim uses first.
 const NEAR: usize = 6;
-/// A note says of an entry that it was withdrawn.
+/// Bit of a note: the entry was withdrawn.
 const WITHDRAWAL: u64 = 1 << 16;
-/// The daemon's steps and the client's, of a header of a page.
+/// Words of the header page that hold the steps of the daemon and the client.
 const HEADER_WORDS: usize = 112;
 
-/// The second side of a lane. What it writes may be a correct end's, too.
+/// The second side of a lane. It may also write what a correct end would.
 pub(super) struct Hostile {
     pub(super) keeper: LaneKeeper,
-    /// What the victim sends, and what it is sent.
+    /// The direction in which the victim sends, and the one in which it receives.
     out: Way,
     into: Way,
-    /// As a correct end has it; `None` once that has found that somebody breaks the rules.
+    /// A correct end; `None` once it has found that the other side breaks the rules.
     end: Option<DirectLane>,
-    /// Entries that the correct end was sent.
+    /// Entries that the correct end has received and not decided.
     noted: Vec<u16>,
-    /// Entries that it has sent.
+    /// Entries that the correct end has sent.
     sent: Vec<u16>,
     record: Record,
 }
@@ -56,7 +56,7 @@ impl Hostile {
         (Hostile { keeper, out, into, end: Some(end), noted, sent, record }, victim)
     }
 
-    /// One thing that no correct end does.
+    /// Does one thing that no correct end does.
     pub(super) fn forge(&mut self, script: &mut Script<'_>) {
         let way = if script.yes() { &self.into } else { &self.out };
         let entry = entry(script);
@@ -82,7 +82,7 @@ impl Hostile {
                 way.entry(entry)[word].store(value, Ordering::Relaxed);
             }
             7 => {
-                // Of the same length where it is a correct one: the record is another from one look to the next.
+                // If the entry holds a correct record of the same length, the record changes between two looks.
                 encode(script, &mut self.record);
                 write(way.entry(entry), &self.record);
             }
@@ -90,7 +90,7 @@ impl Hostile {
         }
     }
 
-    /// One thing that a correct end does, wherever what it finds may lead it.
+    /// Does one thing that a correct end does, whatever that end finds in the memory.
     pub(super) fn behave(&mut self, script: &mut Script<'_>) {
         let Some(end) = &mut self.end else { return };
         let broken = match script.below(6) {
@@ -121,7 +121,7 @@ impl Hostile {
                 if let Some(entry) = self.noted.pop()
                     && !end.receiver.settle(entry, fate)
                 {
-                    // It is withdrawn, or somebody says so.
+                    // It was withdrawn, or a note claims so.
                     self.noted.push(entry);
                 }
                 None
@@ -134,7 +134,7 @@ impl Hostile {
         }
     }
 
-    /// What the daemon does with a lane, whatever lies there.
+    /// Does what the daemon does with a lane, whatever the memory holds.
     pub(super) fn keep(&self, script: &mut Script<'_>) {
         match script.below(6) {
             0 => self.keeper.end(Side::Second),
@@ -148,10 +148,10 @@ impl Hostile {
     }
 }
 
-/// Bits of a word that is made up: no byte of it is the [`SECRET`].
+/// Mask of made-up words, so that no byte is [`SECRET`].
 const MADE_UP: u64 = 0x7f7f_7f7f_7f7f_7f7f;
 
-/// Most often one of the first.
+/// An entry, most often one of the first.
 fn entry(script: &mut Script<'_>) -> u16 {
     match script.byte() {
         near @ 0..=239 => u16::from(near) % NEAR as u16,
@@ -167,7 +167,7 @@ fn position(script: &mut Script<'_>) -> u64 {
     }
 }
 
-/// The upper half of a word at a position of a queue of so many.
+/// The upper half of a word at `position` in a queue of `of` slots.
 fn lap(position: u64, of: usize) -> u64 {
     (position / of as u64 + 1) << 32
 }
@@ -184,7 +184,7 @@ fn write(words: &[AtomicU64; LANE_ENTRY_WORDS], record: &Record) {
     words[0].store(1, Ordering::Relaxed);
 }
 
-/// A record of the kinds that go by lanes, and some of others.
+/// Makes a record, most often of the kinds that travel in lanes.
 fn encode(script: &mut Script<'_>, record: &mut Record) {
     let (step, key) = (script.below(STEPS) as i64, script.one_of(&KEYS));
     let (call, peer, timeout_ms) = (script.byte().into(), script.byte().into(), 0);

@@ -1,6 +1,6 @@
-//! A task with two direct lanes, and one of its neighbours writes what it likes into the memory that the two share, at any time: what was
-//! never sent, lengths, numbers and fates that cannot be, entries that change between two looks. The task goes on with its calls, by
-//! that lane, by the other one and by its shard. It takes no harm, gives nobody what is not theirs, and every call of it ends.
+//! A task with two direct lanes. One of its neighbours writes anything into the memory that it shares with the task, at any time: records
+//! that were never sent, impossible lengths, numbers and fates, entries that change between two looks. The task goes on with its calls by
+//! that lane, by the other one and by its shard. It takes no harm, gives nobody what is not theirs, and all its calls end.
 
 mod ends;
 mod hostile;
@@ -26,20 +26,20 @@ use super::forge::{KEYS, vector};
 use super::node::{LAST_TURNS, PEERS, STEPS, TASKS, shard};
 use super::script::Script;
 
-/// The task, its neighbour that breaks the rules, and the one that keeps them, which no shard reaches.
+/// The task, its hostile neighbour, and the friendly one, which no shard reaches.
 const TASK: &str = TASKS[0];
 const HOSTILE: &str = TASKS[1];
 const HOSTILE_NUMBER: u16 = 1;
 const FRIEND: &str = PEERS[0];
 const MEMORY_BYTES: u64 = 128 * 1024;
-/// Bytes of tensors and destinations: in lanes, in rings, and larger.
+/// Sizes of tensors and destinations, in bytes: for lanes, for rings, and larger.
 const SIZES: [usize; 5] = [0, 8, 40, 500, 9_000];
-/// Steps of calls with the friend, each of one tensor: nothing ends them.
+/// First step of the calls with the friend, one tensor each; these steps are never ended.
 const FRIENDS_STEPS: i64 = 1_000;
-/// After everything.
+/// A step after all others.
 const LAST_STEP: i64 = 2_000;
 const FRIENDS_BYTES: usize = 40;
-/// Milliseconds until everything that waits in a lane goes another way.
+/// Milliseconds that may pass; after the longer ones, everything that waited in a lane goes another way.
 const AGES: [u64; 3] = [0, 300, 100_000];
 
 struct World {
@@ -52,21 +52,21 @@ struct World {
     now: Instant,
     sends: Vec<Sending>,
     recvs: Vec<Receiving>,
-    /// Those with destinations: who gives one up waits until the shard lets go of that.
+    /// Recvs with destinations: giving one up waits until the shard lets go of the destination.
     lent: Vec<Receiving>,
-    /// Some calls have memory that the shard may use.
+    /// Some calls have lent their memory to the shard.
     has_lent: bool,
-    /// By step: what was sent to the friend, and what it took; what it has sent, and what was received.
+    /// By step: sends to the friend, and the steps it took; recvs from the friend, and how many it has sent.
     to_friend: Vec<Option<Sending>>,
     taken: Vec<i64>,
     from_friend: Vec<Receiving>,
     friend_sent: i64,
-    /// Calls that the shard has of the hostile one, which keeps the rules there.
+    /// Calls that the hostile neighbour has made at the shard, where it keeps the rules.
     pending_sends: Vec<Outcome<SendOutcome>>,
     wants: Vec<Outcome<RecvOutcome>>,
 }
 
-/// Follows the input from word to word.
+/// Runs the script in the input, word by word.
 pub(super) fn run(input: &[u8]) {
     let mut script = Script::new(input);
     if script.yes() {
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// One word of the script.
+    /// Carries out one word of the script.
     fn go_on(&mut self, script: &mut Script<'_>) {
         match script.byte() {
             0..=79 => self.hostile.forge(script),
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// What has ended.
+    /// Checks the calls that have ended.
     fn look(&mut self) {
         self.sends.retain_mut(|sending| match sending.try_outcome() {
             None => true,
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// A tensor to the friend and one from it, and the friend takes what has come.
+    /// Sends a tensor to the friend or asks for one from it, and the friend takes what has come.
     fn speak_with_the_friend(&mut self, script: &mut Script<'_>) {
         if let Some(task) = &self.task {
             if script.yes() {
@@ -250,7 +250,7 @@ impl World {
         self.friend_sent += i64::from(self.friend.sender.send(&self.record).is_some());
     }
 
-    /// The hostile one does something by its shard, as it may.
+    /// The hostile neighbour makes a call at its shard, as it may.
     fn act(&mut self, script: &mut Script<'_>) {
         let (step, key, len) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));
         match script.yes() {
@@ -279,12 +279,12 @@ impl World {
         node.recv(self.now, request);
     }
 
-    /// Time passes, in which nobody looks.
+    /// Time passes without a look at the lanes.
     fn age(&mut self, milliseconds: u64) {
         self.driver.look(milliseconds);
     }
 
-    /// The task is dropped, and all of its calls end with it. One whose memory the shard may write would wait for that.
+    /// Drops the task, which ends all of its calls. (A call whose memory the shard may write would wait for the shard.)
     fn leave(&mut self) {
         if self.has_lent || self.task.is_none() {
             return;
@@ -297,10 +297,10 @@ impl World {
         assert!(self.sends.is_empty() && self.recvs.is_empty() && self.to_friend.iter().all(Option::is_none));
     }
 
-    /// All calls end, the task goes on with its shard, and nothing is left.
+    /// All calls end, the task goes on with its shard, and nothing may be left.
     fn finish(mut self) {
         if let Some(task) = self.task.take() {
-            // Whatever was written there before, this is the daemon's last word about that lane.
+            // Whatever the memory held before, this is the daemon's last word on that lane.
             self.hostile.keeper.end(Side::Second);
             self.driver.look(0);
             assert!(!task.direct_peers().contains(&HOSTILE.to_owned()));
@@ -323,7 +323,7 @@ impl World {
         assert_eq!(node.under_way(), 0);
     }
 
-    /// All that was sent to the friend and by it arrives, but what has gone to the shard meanwhile, which does not reach it.
+    /// Everything sent to the friend and by it arrives, except what has meanwhile gone to the shard, which does not reach the friend.
     fn part_from_the_friend(&mut self, task: &Task) {
         assert!(task.direct_peers().contains(&FRIEND.to_owned()), "its lane is another");
         while self.friend_sent < self.from_friend.len() as i64 {
@@ -347,7 +347,7 @@ impl World {
         }
     }
 
-    /// By its shard, as before there were lanes.
+    /// Exchanges tensors by the shard, as before there were lanes.
     fn go_on_without(&mut self, task: &Task) {
         let (mut sending, mut receiving) =
             (task.send(HOSTILE, LAST_STEP, "w", tensor(40, HONEST)), task.recv(HOSTILE, LAST_STEP, "w"));
@@ -364,7 +364,7 @@ impl World {
     }
 }
 
-/// What was received is what its metadata says, and nothing that the task has of its own.
+/// Checks that a tensor agrees with its metadata, and has none of the task's own bytes.
 fn check(outcome: Result<Tensor, Unreceived>) {
     match outcome {
         Ok(tensor) => {
@@ -380,12 +380,12 @@ fn check(outcome: Result<Tensor, Unreceived>) {
 pub(super) fn seeds() -> Vec<Vec<u8>> {
     const LOOK: u8 = 180;
     const TURN: u8 = 255;
-    // A step, a key, a size, and what is done.
+    // A step, a key, a size, and the call.
     let call = |what: u8, size: u8| [120, 1, 1, size, what];
-    // What a correct end does, and the record that it sends: a step, a key, a call, a peer, a size, good metadata, and of what kind.
+    // An action of a correct end, and the record it sends: step, key, call, peer, size, good metadata, and the kind.
     let send = |kind: u8| [80, 0, 1, 1, 0, 0, 2, 1, kind];
     let (note, take) = ([80, 3], [80, 4, 0]);
-    // Which way, which entry, and what is written there.
+    // A direction, an entry, and what is written there.
     let forge = |incoming: u8, entry: u8, what: &[u8]| [&[0, incoming, entry][..], what].concat();
     let age = |index: u8| [230, index];
     let world = |words: &[&[u8]]| [&[0][..], &words.concat()].concat();

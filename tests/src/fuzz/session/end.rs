@@ -1,4 +1,4 @@
-//! One end of the conversation: a session, its memory, and the books of an owner that keeps every rule.
+//! One end of the conversation: a session, its memory, and the records of an owner that keeps every rule.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use super::{STEPS, TASKS};
 use crate::fuzz::forge::{KEYS, vector};
 use crate::fuzz::script::Script;
 
-/// Requests, pulls and pushes of one end, each; also what a peer may have parked or unreleased.
+/// Most requests, pulls and pushes of one end, each; also what a peer may have parked or unreleased.
 const CALLS_MAX: usize = 12;
-/// Largest tensor that an end takes.
+/// Largest tensor that an end accepts.
 pub(super) const TENSOR_BYTES_MAX: u64 = 96 * 1024;
-/// Larger tensors leave in chunks of so many bytes.
+/// Chunk size for larger tensors, in bytes.
 const CHUNK_BYTES: usize = 12 * 1024;
-/// Sizes of tensors: without bytes, in a group, in a message, behind a frame, in chunks.
+/// Sizes of tensors: no bytes, in a group, in a message, beside a frame, in chunks.
 const SIZES: [usize; 6] = [0, 5, 600, 9_000, 20_000, 50_000];
-/// What a stream may bring more, when it is given credit.
+/// The credit that a stream is granted at a time.
 const CREDIT: Credit = Credit { messages: 2, bytes: 30_000 };
 
-/// The limits of both ends: small, so that they are reached.
+/// Limits of both ends, small enough to be reached.
 pub(super) fn limits() -> SessionLimits {
     SessionLimits {
         window: 4,
@@ -43,7 +43,7 @@ pub(super) fn limits() -> SessionLimits {
     }
 }
 
-/// The slab, which hands out nothing that no tensor could need.
+/// The slab; it refuses sizes that no tensor can need.
 struct Checked<'a>(&'a Slab);
 
 impl ReceiveMemory for Checked<'_> {
@@ -53,7 +53,7 @@ impl ReceiveMemory for Checked<'_> {
     }
 }
 
-/// What is published, one tensor a key. Those that travel with a frame lie side by side, by slot.
+/// Published tensors, one per key. Tensors that travel within a frame lie side by side in `packed`, in slot order.
 #[derive(Default)]
 struct Published {
     tensors: [Option<Entry>; KEYS.len()],
@@ -65,14 +65,14 @@ struct Entry {
     meta: Meta,
     payload: Payload,
     stamp: u64,
-    /// Where its bytes lie with those of others, if they do.
+    /// Where its bytes are in `packed`, if they are there.
     place: Option<Range<usize>>,
 }
 
 impl Published {
     fn put(&mut self, slot: usize, version: i64, bytes: usize) {
         let payload = Payload::from(vec![9; bytes]).into_shared();
-        // Metadata and length are the same for the same size.
+        // The same size always has the same metadata and length.
         let (meta, stamp) = (vector(bytes as u64), bytes as u64 + 1);
         self.tensors[slot] = Some(Entry { version, meta, payload, stamp, place: None });
         self.packed.clear();
@@ -115,7 +115,7 @@ impl Store for Published {
     }
 }
 
-/// Calls of one kind, by number: how much of each has not ended.
+/// Calls of one kind, by number: how many outcomes each still waits for.
 #[derive(Default)]
 struct Calls(Vec<u32>);
 
@@ -146,20 +146,20 @@ impl Calls {
 pub(super) struct End<'s> {
     pub(super) session: Session<u32, u32>,
     slab: &'s Slab,
-    /// Bytes of a frame that is not all there.
+    /// Bytes of an incomplete frame.
     input: Vec<u8>,
     landing: Option<Landing>,
     recvs: Calls,
     pulls: Calls,
     /// Tensors sent and pushed.
     pending_sends: Calls,
-    /// The peer's requests that wait for their tensor.
+    /// The peer's requests that wait for their tensors.
     parked: Vec<Handle>,
     sets: Vec<(Handle, usize)>,
     streams: Vec<Handle>,
-    /// Numbers of the tensors that were sent ahead.
+    /// Numbers of tensors sent ahead.
     ahead: Vec<u64>,
-    /// The peer's streams.
+    /// Streams that the peer has opened.
     opened: Vec<Handle>,
     waits: Vec<Wait>,
     published: Published,
@@ -198,7 +198,7 @@ impl<'s> End<'s> {
         self.parked.clear();
     }
 
-    /// All that the session has to say, as if a link had taken it.
+    /// Appends everything that the session has to send, as if a link had taken it.
     pub(super) fn speak(&mut self, now: Instant, one_message: bool, into: &mut Vec<u8>) {
         self.session.fill_from(&self.published, now, one_message);
         loop {
@@ -216,7 +216,7 @@ impl<'s> End<'s> {
         self.session.take_waits(&mut self.waits);
     }
 
-    /// Takes bytes in as a link does.
+    /// Receives bytes as a link does.
     pub(super) fn hear(&mut self, now: Instant, bytes: &[u8]) -> Result<(), WireError> {
         let memory = Checked(self.slab);
         let mut inbound = self.session.inbound(now, &memory);
@@ -246,7 +246,7 @@ impl<'s> End<'s> {
         outcome
     }
 
-    /// The limits hold, whatever was heard.
+    /// Checks that the limits hold, whatever was received.
     pub(super) fn check(&self) {
         assert!(self.session.requests() <= 3 * CALLS_MAX);
         assert!(self.session.unreleased() <= CALLS_MAX + self.ahead.len());
@@ -296,7 +296,7 @@ impl<'s> End<'s> {
             8 => {
                 if !self.sets.is_empty() {
                     let (set, _) = self.sets.swap_remove(script.below(self.sets.len()));
-                    // Its pulls end without a word: the owner takes them first.
+                    // The set's pulls end without an outcome: the owner gives them up first.
                     self.cancel_pulls();
                     self.session.forget_set(set);
                 }
@@ -403,7 +403,7 @@ impl<'s> End<'s> {
         }
     }
 
-    /// Handles all that the session has to report.
+    /// Handles everything that the session reports.
     pub(super) fn settle(&mut self, script: &mut Script<'_>) {
         while let Some(event) = self.session.poll_event() {
             match event {
@@ -495,7 +495,7 @@ impl<'s> End<'s> {
         }
     }
 
-    /// The peer is gone for good: everything ends, and nothing is kept.
+    /// The peer is gone for good: everything must end, and nothing may be kept.
     pub(super) fn finish(mut self, script: &mut Script<'_>) {
         let error = Error::unavailable("10.0.0.2:7000", "it is gone");
         self.detach();

@@ -1,6 +1,6 @@
-//! A conversation between two sessions, both with owners that keep the rules, over a wire that does not: bytes are cut
-//! anywhere, altered, left out and made up. Either end must go on or end the link with an error that says why; limits
-//! hold all the while, every call ends exactly once, and no memory stays taken.
+//! A conversation between two sessions whose owners both keep the rules, over a wire that does not: bytes are cut anywhere, altered,
+//! dropped and made up. Either end must go on, or end the link with an error that says why; limits hold at all times, every call ends
+//! exactly once, and no memory stays taken.
 
 mod end;
 
@@ -17,23 +17,23 @@ use end::End;
 
 /// Tasks of each end.
 const TASKS: usize = 2;
-/// Steps that owners speak of.
+/// Steps that owners use.
 const STEPS: usize = 3;
-/// Receive memory of both ends: some tensors of the largest kind.
+/// Receive memory of both ends: enough for a few of the largest tensors.
 const SLAB_BYTES: usize = 1 << 20;
-/// Bytes made up at once.
+/// Most bytes made up at once.
 const NOISE_BYTES_MAX: usize = 64;
-/// Bytes at the front of a frame that matter most: its header, and the numbers behind it.
+/// Bytes at the front of a frame that matter most: its header and the numbers after it.
 const BENT_BYTES: usize = FRAME_HEADER_BYTES + 20;
-/// What a wire may hold; the rest is lost.
+/// Most bytes that a wire holds; more are lost.
 const WIRE_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
-    /// Made once: its memory is mapped, which takes longer than most conversations.
+    /// Made once: mapping its memory takes longer than most conversations.
     static SLAB: Slab = Slab::new(SlabSettings { name: "receive", bytes: SLAB_BYTES, populate: false }).expect("a megabyte");
 }
 
-/// The two ends and what is on its way to each.
+/// The two ends, and the bytes on their way to each.
 struct Conversation<'s> {
     ends: [End<'s>; 2],
     wires: [Vec<u8>; 2],
@@ -41,7 +41,7 @@ struct Conversation<'s> {
     epoch: u32,
 }
 
-/// Follows the input from word to word.
+/// Runs the script in the input, word by word.
 pub(super) fn run(input: &[u8]) {
     SLAB.with(|slab| {
         let mut script = Script::new(input);
@@ -67,7 +67,7 @@ impl Conversation<'_> {
         self.ends.iter_mut().for_each(|end| end.attach(self.now, self.epoch));
     }
 
-    /// The link has broken, and there is a new one.
+    /// The link breaks and is replaced.
     fn anew(&mut self, script: &mut Script<'_>) {
         for end in &mut self.ends {
             end.detach();
@@ -77,7 +77,7 @@ impl Conversation<'_> {
         self.attach();
     }
 
-    /// One word of the script.
+    /// Carries out one word of the script.
     fn go_on(&mut self, script: &mut Script<'_>) {
         let word = script.byte();
         let (side, word) = (usize::from(word & 1), word >> 1);
@@ -146,7 +146,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// Time passes: from a blink to longer than anyone waits.
+    /// Lets time pass: from an instant to longer than any timeout.
     fn wait(&mut self, script: &mut Script<'_>) {
         self.now += Duration::from_millis(script.one_of(&[1, 50, 1_000, 30_000]));
         let silent = self.ends.each_mut().map(|end| {
@@ -160,7 +160,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// One end learns that the other is another process now, and the other that it is forgotten.
+    /// One end learns that the other has restarted, and the other that it was forgotten.
     fn restart(&mut self, side: usize, script: &mut Script<'_>) {
         for end in &mut self.ends {
             end.detach();
@@ -173,7 +173,7 @@ impl Conversation<'_> {
     }
 }
 
-/// Alters one byte at the front of one of the frames that a wire holds whole, if it begins with one.
+/// Alters one byte near the front of a complete frame on the wire, if the wire begins with one.
 fn bend(wire: &mut [u8], script: &mut Script<'_>) {
     let (mut starts, mut at) = (Vec::new(), 0);
     while let Some((frame, length)) = wire.get(at..).and_then(|rest| parse(rest).ok().flatten()) {
@@ -190,11 +190,11 @@ fn bend(wire: &mut [u8], script: &mut Script<'_>) {
 
 /// Conversations that end well.
 pub(super) fn seeds() -> Vec<Vec<u8>> {
-    /// Words of a script, for one end.
+    /// Script words for one end.
     const ACT: u8 = 0;
     const TURN: u8 = 126 << 1;
     let act = |side: u8, deadline: u8, what: u8, more: &[u8]| [&[ACT | side, deadline, 0, 1, what][..], more].concat();
-    // A turn of the one, whose words make the other decide, and a turn of the other.
+    // A turn of one end, with decisions for the other end, and a turn of the other end.
     let turns = |decisions: &[u8]| [&[TURN][..], decisions, &[TURN | 1]].concat();
     let asks = |more: &[u8]| act(0, 200, 0, more);
     let pulls = [act(0, 9, 5, &[0, 3]), act(1, 0, 9, &[0, 1, 2]), act(1, 0, 9, &[1, 1, 5]), act(0, 9, 6, &[0, 0, 1])];

@@ -1,4 +1,4 @@
-//! The plans of tasks and their pulls, as tasks open, pull and close them. What a pull may be told is in `verdict.rs`.
+//! The plans of tasks and their pulls, as tasks open, pull and close them. What a pull may report is in `verdict.rs`.
 
 mod verdict;
 
@@ -14,7 +14,7 @@ use sealane_transport::Handle;
 use super::run::Simulation;
 use super::workload;
 
-/// What a place of a plan held last.
+/// The latest tensor in a place of a plan.
 #[derive(Clone, Copy)]
 struct Place {
     process: u32,
@@ -22,7 +22,7 @@ struct Place {
     when: Duration,
 }
 
-/// A plan of a task; it is opened again when its task's process is another.
+/// A plan of a task; it is opened again when the task's process has restarted.
 struct Plan {
     producer: usize,
     consumer: usize,
@@ -30,7 +30,7 @@ struct Plan {
     open: Option<Opened>,
     /// Its task has closed it for good.
     closed: bool,
-    /// What it has brought, by number.
+    /// The latest tensor it has brought for each key, by number.
     seen: Vec<Option<Place>>,
 }
 
@@ -40,7 +40,7 @@ struct Opened {
     shard: usize,
     /// `None` while a pull has it.
     pull_buffer: Option<PullBuffer>,
-    /// Address and length of each tensor in the pull buffer, if its last pull brought them all.
+    /// Address and length of each tensor in the pull buffer, if the last pull brought all of them.
     memory: Vec<(usize, usize)>,
 }
 
@@ -56,27 +56,27 @@ struct Pull {
     min_version: i64,
     issued: Duration,
     deadline: Duration,
-    /// Address and length of the memory that came with it, for the first tensor.
+    /// Address and length of the memory that the task provided for the first tensor.
     brought: Option<(usize, usize)>,
-    /// Its plan's pull buffer went with it, and nothing has been lost from that since `memory` was noted.
+    /// The `memory` of the plan when its pull buffer went along, if nothing was lost from that since.
     memory: Vec<(usize, usize)>,
-    /// The plan was closed before it was asked.
+    /// The plan had been closed before the pull was asked.
     refused: bool,
 }
 
-/// All plans, and the pulls that have not ended.
+/// All plans and open pulls.
 #[derive(Default)]
 pub(super) struct Plans {
     plans: BTreeMap<usize, Plan>,
     open: BTreeMap<u64, Pull>,
     asked: u64,
-    /// Tensors that came, and those that did not.
+    /// Counts of tensors that came, and of those that did not.
     pub(super) pulled: usize,
     pub(super) failed: usize,
 }
 
 impl Plans {
-    /// A pull that never ended.
+    /// Any pull that never ended.
     pub(super) fn left(&self) -> Option<u64> {
         self.open.keys().next().copied()
     }
@@ -85,7 +85,7 @@ impl Plans {
         self.open.contains_key(&pull)
     }
 
-    /// The latest pull of a plan that has not ended.
+    /// The latest open pull of a plan.
     fn latest_of(&self, plan: usize) -> Option<u64> {
         self.open.iter().rev().find(|(_, pull)| pull.plan == plan).map(|(number, _)| *number)
     }
@@ -101,7 +101,7 @@ impl Simulation {
     pub(super) fn open_plan(&mut self, plan: usize) -> Result<(), String> {
         let Plan { producer, consumer, .. } = self.plans.plans[&plan];
         let host = self.host_of(consumer);
-        // Any shard pulls.
+        // Any shard may pull.
         let seat = self.pulling_seat_of(plan, host, (consumer, producer))?;
         let Some((shard, pair)) = seat else { return Ok(()) };
         let known = self.plans.plans.get_mut(&plan).expect("just looked at");
@@ -118,7 +118,7 @@ impl Simulation {
         self.settle(host, shard)
     }
 
-    /// Pulls a plan; the number of the pull, unless the host is down.
+    /// Pulls a plan; returns the pull's number, or `None` if the host is down.
     pub(super) fn pull(
         &mut self,
         plan: usize,
@@ -208,7 +208,7 @@ impl Simulation {
         }
     }
 
-    /// A task closes a plan: its pulls are given up.
+    /// A task closes a plan, which gives up its pulls.
     pub(super) fn close_plan(&mut self, plan: usize) -> Result<(), String> {
         let Some(known) = self.plans.plans.get_mut(&plan).filter(|plan| !plan.closed) else { return Ok(()) };
         known.closed = true;
@@ -216,7 +216,7 @@ impl Simulation {
         opened.memory.clear();
         opened.pull_buffer = None;
         let (host, shard, handle) = (opened.host, opened.shard, opened.handle);
-        // By code on the shard, or by another thread, whose pulls go on until the shard hears it.
+        // Closed by code on the shard, or by another thread, whose pulls go on until the shard hears of it.
         let later = self.random.random_bool(0.5);
         self.trace.note(self.now, format_args!("plan {plan} is closed, later: {later}"));
         if later {
@@ -252,7 +252,7 @@ impl Simulation {
         }
     }
 
-    /// Another plan takes the place of one that may be pulled at this moment.
+    /// Replaces a plan by another, possibly while it is being pulled.
     pub(super) fn reopen_plan(&mut self, plan: usize, keys: Vec<u32>) -> Result<(), String> {
         let Some(&Plan { producer, consumer, .. }) = self.plans.plans.get(&plan) else { return Ok(()) };
         self.close_plan(plan)?;
@@ -265,7 +265,7 @@ impl Simulation {
         chosen.into_iter().try_for_each(|plan| self.close_plan(plan))
     }
 
-    /// A process is gone, and its plans with it.
+    /// A process has ended, and its plans with it.
     pub(super) fn forget_plans_of(&mut self, host: usize) {
         let Plans { plans, open, .. } = &mut self.plans;
         for (number, plan) in plans.iter_mut() {
@@ -277,13 +277,13 @@ impl Simulation {
         }
     }
 
-    /// The plans that are still open: each with its producer and its keys.
+    /// The open plans, each with its producer and keys.
     pub(super) fn open_plans(&self) -> Vec<(usize, usize, Vec<u32>)> {
         let open = self.plans.plans.iter().filter(|(_, plan)| plan.open.is_some() && !plan.closed);
         open.map(|(&number, plan)| (number, plan.producer, plan.keys.clone())).collect()
     }
 
-    /// True if a pull that has ended brought everything.
+    /// True if the last pull of a plan that has ended brought everything.
     pub(super) fn is_plan_filled(&self, plan: usize) -> bool {
         let pull_buffer = self.plans.plans[&plan].open.as_ref().and_then(|opened| opened.pull_buffer.as_ref());
         pull_buffer.is_some_and(|pull_buffer| pull_buffer.is_complete() && pull_buffer.first_error().is_none())

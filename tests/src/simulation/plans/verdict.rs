@@ -1,4 +1,4 @@
-//! What a pull may be told, and when.
+//! What a pull may report, and when.
 //!
 //! - A pull ends once, by its deadline (and the lateness of a turn), with its pull buffer: each place holds a tensor, or an error
 //!   that what happened explains.
@@ -7,8 +7,8 @@
 //!   what the plan brought before from the same process.
 //! - Tensors of the same length land in the same memory, pull after pull, unless one failed or was given up between them;
 //!   memory that the task brings is used if the tensor fits.
-//! - When nothing goes wrong, what lies in the store long enough comes.
-//! - A pull that is given up gives its pull buffer back and says nothing; so do those of a plan that is closed. A pull of a closed
+//! - When nothing goes wrong, a tensor that lies in the store long enough comes.
+//! - A pull that is given up returns its pull buffer and reports nothing; so do the pulls of a plan that is closed. Pulling a closed
 //!   plan is refused.
 
 use std::task::{Context, Poll, Waker};
@@ -22,11 +22,11 @@ use crate::simulation::climate::{LATENESS_MAX, Weather};
 use crate::simulation::run::Simulation;
 use crate::simulation::workload;
 
-/// What lies in the store for so long while a pull waits comes, when nothing goes wrong.
+/// When nothing goes wrong, a tensor that lies in the store for this long while a pull waits must come.
 const PULL_TIME: Duration = Duration::from_millis(500);
 
 impl Simulation {
-    /// Hears what the pulls of a host have come to.
+    /// Collects the outcomes of a host's pulls.
     pub(in crate::simulation) fn look_at_pulls(&mut self, host: usize) -> Result<(), String> {
         let context = Context::from_waker(Waker::noop());
         let numbers: Vec<u64> = self.plans.open.keys().copied().collect();
@@ -97,7 +97,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// A pull brought a tensor: which one, and might it?
     fn pulled(&mut self, pull: &Pull, index: usize, pull_buffer: &PullBuffer) -> Result<(), String> {
         let (now, version) = (self.now, pull_buffer.version(index));
         let tensor = pull_buffer.get(index).expect("the caller looked at it");
@@ -130,7 +129,7 @@ impl Simulation {
             return Err(format!("version {version} came after version {}", seen.version));
         }
         let place = (tensor.bytes().as_ptr() as usize, tensor.bytes().len());
-        // A pull that was asked again may have brought one of another length first.
+        // A pull that was sent again may first have brought a tensor of another length.
         let alike = place.1 > 0 && self.published.are_alike(number, pull.issued, now);
         if let Some(&before) = pull.memory.get(index)
             && alike
@@ -153,7 +152,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Why what happened does not explain the error; `None` if it does.
+    /// Why nothing that happened explains the error; `None` if something does.
     fn unexplained_pull(&self, pull: &Pull, plan: &Plan, index: usize, error: &Error) -> Option<&'static str> {
         if pull.refused {
             return (error.code() != Code::InvalidArgument).then_some("its plan was closed");
@@ -178,7 +177,7 @@ impl Simulation {
         let (there, shards) = (self.host_of(plan.producer), |host: usize| self.hosts[host].seats.len());
         let lane = lane_by(lane(producer.as_str(), consumer.as_str()), here, shards(self.host_of(plan.consumer)));
         let store = if there == self.host_of(plan.consumer) { here } else { shard_of(lane, shards(there)) };
-        // Where maps grow links are made anew, and a pull begins from the start: what had come counts no more.
+        // Where maps grow, links are replaced and a pull starts over: what had come no longer counts.
         let there = self.published.lay_long_enough(
             (plan.producer, plan.keys[index], store),
             pull.min_version,

@@ -1,8 +1,8 @@
 //! Queues that tasks open, empty and close, and what others push into them.
 //!
-//! They do it from threads that are no shards, as the engine's acceptors do: shards hear later that a queue is open, has room or
-//! is closed, and what was pushed comes meanwhile. Only a process that ends takes tensors with it. What pushers and acceptors
-//! are promised is in `verdict.rs`.
+//! All this happens on threads that are not shards, as with the engine's acceptors: shards hear later that a queue is open, has room or is
+//! closed, and pushed tensors arrive in the meantime. Only a process that ends takes tensors with it. What pushers and acceptors are
+//! promised is in `verdict.rs`.
 
 mod verdict;
 
@@ -19,20 +19,20 @@ use super::ledger::End;
 use super::run::Simulation;
 use super::workload;
 
-/// Tensors of a queue that is never full: more than all tasks of a run push.
+/// Capacity of a queue that never fills: more than all tasks of a run push.
 pub(super) const NEVER_FULL: usize = 1 << 16;
-/// Looks into queues that are emptied, and between two of them.
+/// How often queues are emptied, and the pause in between.
 const EMPTYING_LOOKS: usize = 5;
 const EMPTYING_PAUSE: Duration = Duration::from_millis(50);
 
-/// A queue, by the task that accepts and a number.
+/// A queue, by the accepting task and a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct QueueId {
     pub(super) task: usize,
     pub(super) queue: u32,
 }
 
-/// A queue that somebody accepts from.
+/// A queue with an acceptor.
 struct Open {
     shared: Arc<AcceptQueue>,
     /// `on_room` was called.
@@ -46,7 +46,7 @@ struct Group {
     pusher: usize,
     to: QueueId,
     host: usize,
-    /// The number of the first, and how many follow each other.
+    /// The number of the first tensor; the others' numbers follow.
     first: usize,
     count: usize,
     issued: Duration,
@@ -55,7 +55,6 @@ struct Group {
     ended: Option<(Duration, End)>,
 }
 
-/// One tensor that was pushed.
 struct Pushed {
     group: usize,
     bytes: usize,
@@ -65,30 +64,29 @@ struct Pushed {
 #[derive(Default)]
 pub(super) struct Pushes {
     queues: BTreeMap<QueueId, Open>,
-    /// Tensors of the widest queue that a process has opened under that name: its streams may have credit for as many.
+    /// Largest capacity of the queues that a process has opened under that name: its streams may have credit for as many tensors.
     widest: BTreeMap<QueueId, usize>,
     groups: Vec<Group>,
     open: Vec<usize>,
     pushed: Vec<Pushed>,
-    /// The last tensor that was accepted, by pusher and queue.
+    /// The last accepted tensor, by pusher and queue.
     last: BTreeMap<(usize, QueueId), usize>,
-    /// When a process ended last, by host.
+    /// When a process last ended, by host.
     stopped: BTreeMap<usize, Duration>,
 }
 
 impl Pushes {
-    /// Tensors that were accepted, and groups that ended with an error.
+    /// Counts of tensors that were accepted, and of groups that ended with an error.
     pub(super) fn outcomes(&self) -> (usize, usize) {
         let failed = |group: &&Group| matches!(group.ended, Some((_, End::Err(_))));
         (self.pushed.iter().filter(|pushed| pushed.accepted).count(), self.groups.iter().filter(failed).count())
     }
 
-    /// True while a group waits.
     pub(super) fn is_open(&self, group: usize) -> bool {
         self.groups[group].ended.is_none()
     }
 
-    /// True if the queue has taken all of a group.
+    /// True if the queue has taken the whole group.
     pub(super) fn is_taken(&self, group: usize) -> bool {
         matches!(self.groups[group].ended, Some((_, End::Ok)))
     }
@@ -100,14 +98,14 @@ impl Pushes {
     }
 }
 
-/// The name of a queue; one is so long that its stream's opening does not fit beside much else.
+/// The name of a queue; one is so long that the frame that opens its stream has little room for anything else.
 fn name(queue: u32) -> String {
     let padding = if queue == 1 { 900 } else { 0 };
     format!("gradients{queue}/{}", "x".repeat(padding))
 }
 
 impl Simulation {
-    /// A task accepts from a queue of its own, unless it does so already.
+    /// A task opens an acceptor for a queue of its own, unless it has one.
     pub(super) fn open_queue(&mut self, id: QueueId, options: AcceptOptions) -> Result<(), String> {
         let host = self.host_of(id.task);
         if !self.serves(host, id.task) || self.pushes.queues.contains_key(&id) {
@@ -135,13 +133,13 @@ impl Simulation {
             is_open &= self.try_submit(host, shard, Box::new(open));
         }
         if !is_open {
-            // As the engine does, which tells whoever accepts that the mailbox is full.
+            // As in the engine, which tells the acceptor that the mailbox is full.
             self.drop_acceptor(id);
         }
         Ok(())
     }
 
-    /// Nobody accepts any more; what is in the queue may have been taken out before.
+    /// Drops the acceptor of a queue, sometimes after taking out what is in the queue.
     pub(super) fn close_queue(&mut self, id: QueueId) -> Result<(), String> {
         if self.random.random_bool(0.5) {
             self.take(id, usize::MAX)?;
@@ -150,7 +148,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What the engine does when an acceptor is dropped, whose shards hear of it later.
+    /// Does what the engine does when an acceptor is dropped; its shards hear of it later.
     fn drop_acceptor(&mut self, id: QueueId) {
         let Some(Open { shared, .. }) = self.pushes.queues.remove(&id) else { return };
         self.trace.note(self.now, format_args!("{id:?} closes"));
@@ -175,13 +173,13 @@ impl Simulation {
         self.accepted(id, items)
     }
 
-    /// Everything is taken out of every queue.
+    /// Takes all tensors out of every queue.
     pub(super) fn take_all(&mut self) -> Result<(), String> {
         let open: Vec<QueueId> = self.pushes.queues.keys().copied().collect();
         open.into_iter().try_for_each(|id| self.take(id, usize::MAX))
     }
 
-    /// Each queue that a task has ever had is opened, emptied and closed: nothing is left with anybody.
+    /// Opens, empties and closes each queue that a task ever had, so that nobody keeps any tensors.
     pub(super) fn empty_queues(&mut self) -> Result<(), String> {
         let all: Vec<QueueId> = self.pushes.widest.keys().copied().collect();
         for &id in &all {
@@ -195,7 +193,7 @@ impl Simulation {
         self.run_until(self.now + EMPTYING_PAUSE)
     }
 
-    /// Pushes tensors of these lengths; the group's number, unless the host is down.
+    /// Pushes tensors of these lengths; returns the group's number, or `None` if the host is down.
     pub(super) fn push(
         &mut self,
         pusher: usize,
@@ -231,7 +229,7 @@ impl Simulation {
         Ok(Some(number))
     }
 
-    /// A process is gone, and with it its queues and its pushes.
+    /// A process has ended, and its queues and pushes with it.
     pub(super) fn forget_pushes_of(&mut self, host: usize) {
         let tasks_per_host = self.climate.tasks_per_host;
         let stays = |id: &QueueId| id.task / tasks_per_host != host;

@@ -1,8 +1,8 @@
 //! What pushers and acceptors are promised.
 //!
-//! A tensor is accepted once at most, whatever happens, and in the order of its pusher. A push that ends well was
-//! accepted, by this acceptor or a later one, unless the accepting process ended after it was pushed; one that fails may have
-//! been. Every push ends by its deadline, and what its error says is explained by what happened.
+//! A tensor is accepted at most once, whatever happens, and in its pusher's order. A push that ends well was accepted, by this acceptor or
+//! a later one, unless the accepting process ended after the push; one that fails may have been accepted. Every push ends by its deadline,
+//! and what happened explains its error.
 
 use sealane_fusion::{Accepted, Code, Error, SendOutcome};
 
@@ -12,15 +12,15 @@ use crate::simulation::ledger::End;
 use crate::simulation::run::{MEETING_TIME, Simulation};
 use crate::simulation::workload;
 
-/// Tensors of a group that are taken within [`MEETING_TIME`] when nothing goes wrong.
+/// Groups of at most so many tensors are taken within [`MEETING_TIME`] when nothing goes wrong.
 const PROMPT_MAX: usize = 8;
 
 impl Simulation {
-    /// Tensors came out of a queue: whose are they, and might they?
+    /// Checks tensors that came out of a queue.
     pub(super) fn accepted(&mut self, id: QueueId, items: Vec<Accepted>) -> Result<(), String> {
         let tensors_max = self.pushes.queues[&id].tensors_max;
-        // Each stream has credit for half of the queue at most, and always for one. What nobody had accepted from those before
-        // this one is as much on each shard.
+        // Each stream has credit for at most half of the queue, and always for one tensor. Tensors that were not accepted before this queue
+        // was opened are as many again on each shard.
         let widest = self.pushes.widest[&id];
         let under_way = self.climate.shards_max * widest + self.tasks() * (widest / 2).max(1);
         if items.len() > tensors_max + under_way {
@@ -55,7 +55,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Hears what the pushes of a host have come to.
+    /// Collects the outcomes of a host's pushes.
     pub(in crate::simulation) fn look_at_pushes(&mut self, host: usize) -> Result<(), String> {
         let mut ended = Vec::new();
         for &number in &self.pushes.open {
@@ -96,7 +96,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// True if what happened explains the error.
     fn explains(&self, group: &Group, error: &Error) -> bool {
         match error.code() {
             Code::DeadlineExceeded => self.now >= group.deadline && !self.should_be_taken(group),
@@ -123,7 +122,7 @@ impl Simulation {
         roomy && open.since.max(group.issued) + MEETING_TIME < group.deadline
     }
 
-    /// Every push has ended, and what was taken is in somebody's hands.
+    /// Checks that every push has ended, and every tensor that was taken has been accepted.
     pub(in crate::simulation) fn look_for_lost_pushes(&self) -> Result<(), String> {
         if let Some(number) = self.pushes.open.first() {
             return Err(format!("push {number} never ended"));

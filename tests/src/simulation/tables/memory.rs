@@ -1,4 +1,4 @@
-//! The memory of a simulated table, which stores share and its task writes: as the table of a client does, and half a row at a time.
+//! The memory of a simulated table, which stores share and its task writes: as in a client's table, rows may be half written.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use sealane_fusion::{Buffer, DType, Tensor, TensorMeta};
 use sealane_runtime::{Rows, VolatileSlice};
 use sealane_transport::Payload;
 
-/// What a row holds while it is written: no number of a write.
+/// Fills the first half of a row while it is being written; it is not the number of any write.
 const HALF_WRITTEN: u8 = 0xee;
 
 pub(super) struct Memory {
@@ -17,13 +17,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// All zero.
     pub(super) fn new(rows: u64, row_bytes: usize, locks: usize) -> Self {
         let zeros = |bytes| Arc::new(Buffer::from_vec(vec![0; bytes]));
         Self { rows: zeros(rows as usize * row_bytes), locks: zeros(locks * size_of::<u32>()), row_bytes }
     }
 
-    /// The rows, and their locks, to be published.
+    /// The rows and their locks, to be published.
     pub(super) fn tensors(&self) -> Result<[Tensor; 2], String> {
         let rows = (self.rows.len() / self.row_bytes) as u64;
         let tensor = |dtype, shape: &[u64], memory: &Arc<Buffer>| {
@@ -34,12 +33,12 @@ impl Memory {
         Ok([rows.map_err(|error| error.to_string())?, locks.map_err(|error| error.to_string())?])
     }
 
-    /// Writes a row, also one that is half written.
+    /// Writes a row completely, even if it is half written.
     pub(super) fn write(&self, row: u64, bytes: &[u8]) {
         write(&self.rows, self.row_bytes, self.locks.volatile(), row, |_| bytes.to_vec());
     }
 
-    /// Begins to write a row, as a process does that is stopped in the middle.
+    /// Leaves a row half written, as a process does that is stopped in the middle.
     pub(super) fn begin(&self, row: u64) {
         let stripe = row % (self.locks.len() / size_of::<u32>()) as u64;
         write(&self.locks, size_of::<u32>(), VolatileSlice::empty(), stripe, |number| {
@@ -53,7 +52,7 @@ impl Memory {
     }
 }
 
-/// Puts what `change` makes of a row in its place.
+/// Replaces a row by what `change` makes of it.
 fn write(memory: &Buffer, row_bytes: usize, locks: VolatileSlice<'_>, row: u64, change: impl Fn(Vec<u8>) -> Vec<u8>) {
     // SAFETY: the memory is the heap's, this is the only thread, and stores copy it as volatile bytes.
     unsafe {

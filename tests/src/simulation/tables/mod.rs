@@ -1,5 +1,4 @@
-//! The tables of tasks, and the rows that others pull, as tasks publish, write and pull them. What a pull may be told is in
-//! `verdict.rs`.
+//! The tables of tasks and the pulls of their rows, as tasks publish, write and pull them. What a pull may report is in `verdict.rs`.
 
 mod memory;
 mod verdict;
@@ -16,10 +15,10 @@ use super::run::Simulation;
 use super::workload;
 use memory::Memory;
 
-/// Locks of a table: so many that a store does not copy them, and fewer than some tables have rows.
+/// Locks of a table: so many that a store does not copy them, but fewer than some tables have rows.
 const LOCKS: usize = 256;
 
-/// A row that was written, and until when it was what the table held.
+/// A write of a row, and until when the table held it.
 struct Write {
     task: usize,
     key: u32,
@@ -28,24 +27,23 @@ struct Write {
     until: Option<Duration>,
 }
 
-/// A version that was published.
 struct Version {
     task: usize,
     key: u32,
     version: i64,
     process: u32,
-    /// By shard: when it came into that store, and when it left it.
+    /// When it entered and left the store, by shard.
     lay: Vec<Option<(Duration, Option<Duration>)>>,
 }
 
-/// A table that a process publishes.
+/// A table of a process.
 struct Table {
     memory: Memory,
     /// The last write of each row.
     rows: Vec<usize>,
-    /// What is published, by its place in the list; newer ones that found no room are not.
+    /// The newest published version; versions that found no room do not count.
     newest: i64,
-    /// Being written since then.
+    /// The row that is half written, and since when.
     held: Option<(u64, Duration)>,
 }
 
@@ -53,7 +51,7 @@ struct Table {
 pub(super) struct Ask {
     producer: usize,
     consumer: usize,
-    /// Their keys, and the rows of each.
+    /// The keys of the tables, and the rows of each.
     tables: Vec<(u32, Vec<u64>)>,
     host: usize,
     shard: usize,
@@ -69,33 +67,33 @@ pub(super) struct Tables {
     here: BTreeMap<(usize, u32), Table>,
     writes: Vec<Write>,
     versions: Vec<Version>,
-    /// Rows that were being written: whose, and from when until when.
+    /// Times during which a row was half written: task, key, start and end.
     held: Vec<(usize, u32, Duration, Duration)>,
     open: BTreeMap<usize, Ask>,
-    /// Rows that came, and pulls that did not.
+    /// Counts of rows that came, and of pulls that failed.
     pub(super) rows: usize,
     pub(super) failed: usize,
-    /// The last that ended, and whether it brought its rows.
+    /// The last pull that ended, and whether it brought its rows.
     last: Option<(usize, bool)>,
 }
 
 impl Tables {
-    /// A pull that never ended.
+    /// Any pull that never ended.
     pub(super) fn left(&self) -> Option<usize> {
         self.open.keys().next().copied()
     }
 
-    /// How a pull ended; `None` while it has not.
+    /// True if a pull brought its rows, false if it failed; `None` while it has not ended.
     pub(super) fn outcome(&self, ask: usize) -> Option<bool> {
         self.last.filter(|(last, _)| *last == ask && !self.open.contains_key(&ask)).map(|(_, well)| well)
     }
 
-    /// The last version of a task's table that its process has published; 0 if there is none.
+    /// The last version of a table that the task's process published; 0 if there is none.
     fn newest(&self, task: usize, key: u32) -> i64 {
         self.here.get(&(task, key)).map_or(0, |table| table.newest)
     }
 
-    /// What a store held of a table is there no more.
+    /// What a store held of a table leaves it.
     fn leave(&mut self, (task, key): (usize, u32), shard: usize, now: Duration) {
         let of = |version: &&mut Version| (version.task, version.key) == (task, key);
         for version in self.versions.iter_mut().filter(of) {
@@ -106,7 +104,7 @@ impl Tables {
     }
 }
 
-/// How many rows a table has, and how many bytes each: so many together that a store does not copy them.
+/// How many rows a table has, and how many bytes each has: so large in total that a store does not copy them.
 pub(super) fn shape(key: u32) -> (u64, usize) {
     [(64, 16), (300, 64), (100, 1000)][key as usize % 3]
 }
@@ -172,7 +170,7 @@ impl Simulation {
             self.tables.leave((task, key), shard, self.now);
             self.settle(host, shard)?;
         }
-        // Its memory is written on: whoever gathers from it goes on.
+        // The memory of the table is still written to: gathers from it go on.
         Ok(())
     }
 
@@ -181,7 +179,7 @@ impl Simulation {
         all.into_iter().try_for_each(|(task, key)| self.withdraw_table(task, key))
     }
 
-    /// A task writes rows of its table, if it has one. One that is half written is written to the end before.
+    /// A task writes rows of its table, if it has one. A row that is half written is completed first.
     pub(super) fn write_rows(&mut self, task: usize, key: u32, rows: &[u64]) {
         self.end_row(task, key);
         if self.tables.here.contains_key(&(task, key)) {
@@ -203,7 +201,7 @@ impl Simulation {
         self.tables.writes.push(Write { task, key, row, process, until: None });
     }
 
-    /// A task begins to write a row.
+    /// A task begins to write a row and leaves it half written.
     pub(super) fn begin_row(&mut self, task: usize, key: u32, row: u64) {
         self.end_row(task, key);
         if let Some(table) = self.tables.here.get_mut(&(task, key)) {
@@ -213,7 +211,7 @@ impl Simulation {
         }
     }
 
-    /// It has written it.
+    /// A task completes its half-written row.
     pub(super) fn end_row(&mut self, task: usize, key: u32) {
         let Some(table) = self.tables.here.get_mut(&(task, key)) else { return };
         if let Some((row, since)) = table.held.take() {
@@ -222,7 +220,7 @@ impl Simulation {
         }
     }
 
-    /// Pulls rows, unless the host is down; true if it does.
+    /// Pulls rows; false if the host is down.
     pub(super) fn pull_rows(
         &mut self,
         ask: usize,
@@ -232,7 +230,7 @@ impl Simulation {
         timeout: Duration,
     ) -> Result<bool, String> {
         let host = self.host_of(consumer);
-        // The requests of a call are shared out among the shards.
+        // The requests of a call are distributed over the shards.
         let Some((shard, pair)) = self.pulling_seat_of(ask, host, (consumer, producer))? else { return Ok(false) };
         let newest = self.tables.newest(producer, tables[0].0);
         let min_version = if ahead == workload::ANY_AGE { i64::MIN } else { newest + ahead };
@@ -277,14 +275,14 @@ impl Simulation {
         }
     }
 
-    /// Nobody listens to a pull any more.
+    /// Drops the receiver of a pull's outcome.
     pub(super) fn deafen_rows(&mut self, ask: usize) {
         if self.tables.open.remove(&ask).is_some() {
             self.trace.note(self.now, format_args!("nobody listens to the rows {ask}"));
         }
     }
 
-    /// A process is gone, and with it its tables and its pulls.
+    /// A process has ended, and its tables and pulls with it.
     pub(super) fn forget_tables_of(&mut self, host: usize) {
         let (now, tasks_per_host) = (self.now, self.climate.tasks_per_host);
         self.tables.open.retain(|_, ask| ask.host != host);

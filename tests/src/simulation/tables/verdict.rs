@@ -1,11 +1,11 @@
-//! What a pull of rows may be told, and when.
+//! What a pull of rows may report, and when.
 //!
 //! - It ends once, by its deadline (and the lateness of a turn): with as many rows of each table as were asked for, or with an error
 //!   that what happened explains.
-//! - Each row is one that its task has written in that place of that table, to the last byte, and that was there while the pull was
-//!   in progress, after all its tables had been there at the same time and as new as was asked for. All of them are of one process.
-//! - When nothing goes wrong, rows of tables that lie in the store together for long enough come.
-//! - A pull that is given up says nothing.
+//! - Each row is one that its task wrote to that place of that table, to the last byte, and that was there at some time during the pull
+//!   after all tables of the pull had been there together and as new as was asked for. All rows are from one process.
+//! - When nothing goes wrong, rows of tables that lie in the store together for long enough must come.
+//! - A pull that is given up reports nothing.
 
 use std::iter::zip;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::simulation::climate::{LATENESS_MAX, Weather};
 use crate::simulation::run::Simulation;
 use crate::simulation::workload;
 
-/// Rows of tables that lie in the store together for so long come, when nothing goes wrong.
+/// When nothing goes wrong, rows of tables that lie in the store together for this long must come.
 const PULL_TIME: Duration = Duration::from_millis(500);
 
 impl Simulation {
-    /// Hears what the pulls of rows of a host have come to.
+    /// Collects the outcomes of a host's pulls of rows.
     pub(in crate::simulation) fn look_at_rows(&mut self, host: usize) -> Result<(), String> {
         let mut ended = Vec::new();
         for (&ask, asked) in self.tables.open.iter().filter(|(_, asked)| asked.host == host) {
@@ -64,7 +64,6 @@ impl Simulation {
         }
     }
 
-    /// Rows came: which are they, and might they?
     fn check_rows(&self, asked: &Ask, answer: &Tensor) -> Result<(), String> {
         let parts = gathered_rows::read(answer.bytes(), asked.tables.len()).map_err(|error| error.to_string())?;
         let mut writes = Vec::new();
@@ -73,7 +72,7 @@ impl Simulation {
             writes.extend(of_table.map_err(|what| format!("table {key}: {what}"))?);
         }
         let process = writes.first().map(|write| write.process);
-        // The earliest that they could be gathered.
+        // The earliest time at which they can have been gathered.
         let stores = 0..self.climate.shards_max;
         let spans = stores.flat_map(|store| self.lay_together(asked, process, store, self.now));
         let Some(since) = spans.map(|(since, _)| since).min() else {
@@ -92,7 +91,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What the rows of one table hold, each as its task has written it.
+    /// The writes that the rows of one table come from; each must be exactly what its task wrote.
     fn writes_of(&self, (producer, key): (usize, u32), ids: &[u64], part: &Part<&[u8]>) -> Result<Vec<&Write>, String> {
         let (table_rows, row_bytes) = shape(key);
         let there: Vec<u64> = ids.iter().copied().filter(|&id| id < table_rows).collect();
@@ -117,7 +116,7 @@ impl Simulation {
         zip(&there, part.rows.chunks_exact(row_bytes)).map(write_of).collect()
     }
 
-    /// Why what happened does not explain the error; `None` if it does.
+    /// Why nothing that happened explains the error; `None` if something does.
     fn unexplained_rows(&self, asked: &Ask, error: &Error) -> Option<&'static str> {
         let Ask { producer, consumer, .. } = *asked;
         let is_held = |(key, _): &(u32, _)| self.was_held_within((producer, *key), asked.issued, self.now);
@@ -146,7 +145,7 @@ impl Simulation {
         there.then_some("all tables were there, and nothing went wrong")
     }
 
-    /// When all tables of a pull lay in a store, new enough and of that process if one is given, from when it was asked to `end`.
+    /// When all tables of a pull lay in a store together, new enough and from the given process if any, between the request and `end`.
     fn lay_together(
         &self,
         asked: &Ask,
@@ -170,7 +169,7 @@ impl Simulation {
         spans
     }
 
-    /// True if a row of a table was being written at some time from `from` to `to`.
+    /// True if a row of a table was half written at some time from `from` to `to`.
     fn was_held_within(&self, at: (usize, u32), from: Duration, to: Duration) -> bool {
         let ended =
             self.tables.held.iter().any(|&(task, key, since, until)| (task, key) == at && since <= to && until >= from);

@@ -1,4 +1,4 @@
-//! Fused receives: some of their tensors are sent before, some after, some never, by single calls or by one.
+//! Fused receives: some of their tensors are sent before, some after, some never; by single calls or by one call.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::{Deed, SHARED_KEYS, STEPS, Spot, Told, length, moment, soon, timeout}
 use crate::simulation::agenda::{Agenda, Event};
 use crate::simulation::climate::Climate;
 
-/// Keys of fused receives begin here, apart from those of single recvs.
+/// First key of fused receives; single recvs use smaller ones.
 const FIRST_KEY: u32 = 1_000_000;
-/// And here those that a loop asks for in each step.
+/// First key of fused receives that a loop repeats in each step.
 const FIRST_LOOP_KEY: u32 = 2_000_000;
-/// Time of a step of a loop.
+/// Duration of a loop's step.
 const STEP_TIME: Duration = Duration::from_millis(20);
-/// Keys of one fused receive at most.
+/// Most keys of one fused receive.
 const KEYS_MAX: u32 = 60;
 
 pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
@@ -87,14 +87,14 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
     }
 }
 
-/// Loops that ask for the same tensors in each step, which are most often sent before they are asked for.
+/// Plans loops that ask for the same tensors in each step, most often after they were sent.
 fn plan_loops(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
     let tasks = climate.hosts * climate.tasks_per_host;
     for batch in climate.batches..climate.batches * 2 {
         let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
         let (first, count) = (FIRST_LOOP_KEY + batch as u32 * KEYS_MAX, random.random_range(1..KEYS_MAX));
         let keys: Vec<u32> = (first..first + count).collect();
-        // One call asks for all, or each of two for some.
+        // One call asks for all keys, or two calls for a part each.
         let middle = if random.random_bool(0.5) { keys.len() } else { random.random_range(0..keys.len()) };
         let start = moment(random);
         for step in 0..STEPS {

@@ -1,4 +1,4 @@
-//! What tasks do: tensors exchanged at random, calls given up, steps aborted and cleaned up. And the tensors' bytes.
+//! What tasks do: exchange tensors at random, give calls up, abort and clean up steps. And the tensors' bytes.
 
 mod fused;
 mod published;
@@ -18,15 +18,14 @@ use super::pushes::QueueId;
 
 /// Steps that tasks work on.
 pub(super) const STEPS: i64 = 6;
-/// Keys that several exchanges share, so that they get into each other's way.
+/// Keys that several exchanges share, so that they interfere with each other.
 const SHARED_KEYS: u32 = 4;
-/// Steps of the last exchanges, of which each must succeed.
+/// First step of the last exchanges, all of which must succeed.
 pub(super) const PROBE_STEP: i64 = 1000;
 
-/// How far ahead of the newest version a pull is that takes any.
+/// `ahead` of a pull that takes any version.
 pub(super) const ANY_AGE: i64 = i64::MIN;
 
-/// Where a tensor is sent and received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Spot {
     pub(super) producer: usize,
@@ -35,19 +34,19 @@ pub(super) struct Spot {
     pub(super) key: u32,
 }
 
-/// How the outcomes of a fused receive reach its task.
+/// How a fused receive's outcomes are told to its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Told {
     /// Each as it comes.
     OneByOne,
-    /// All, when the last has come.
+    /// All together, when the last has come.
     Together,
-    /// The same, to be read where they lie.
+    /// As `Together`, as views of where the tensors lie.
     InViews,
 }
 
 impl Told {
-    /// True if what came early is told late.
+    /// True if early outcomes are told late.
     pub(super) fn is_together(self) -> bool {
         self != Told::OneByOne
     }
@@ -60,20 +59,20 @@ pub(super) enum Deed {
         bytes: usize,
         timeout: Duration,
     },
-    /// In one call: of one producer for one consumer, in one step, with their lengths.
+    /// In one call: tensors of one producer for one consumer, in one step, with their lengths.
     SendMany {
         tensors: Vec<(Spot, usize)>,
         timeout: Duration,
     },
-    /// `room`: the length of the memory that the consumer brings.
+    /// `room`: the length of the memory that the consumer provides.
     Recv {
         at: Spot,
         room: Option<usize>,
         timeout: Duration,
     },
-    /// The latest recv of that spot is given up.
+    /// The latest recv of a spot is given up.
     Cancel(Spot),
-    /// Nobody listens any more for the latest recv of that spot.
+    /// The receiver of a spot's latest recv is dropped.
     Deafen(Spot),
     Abort {
         task: usize,
@@ -83,9 +82,9 @@ pub(super) enum Deed {
         task: usize,
         step: i64,
     },
-    /// Tensors that were received before now go back.
+    /// Tensors received so far are dropped.
     Consume,
-    /// `rooms`: for so many keys, from the first on, the consumer brings memory for a tensor of any length.
+    /// `rooms`: for so many keys, from the first on, the consumer provides memory that fits any tensor.
     Fuse {
         batch: usize,
         producer: usize,
@@ -99,7 +98,7 @@ pub(super) enum Deed {
     GiveUpFused {
         batch: usize,
     },
-    /// `rise`: by how much the version is above the last.
+    /// `rise`: by how much the version exceeds the last one.
     Publish {
         task: usize,
         keys: Vec<u32>,
@@ -116,25 +115,25 @@ pub(super) enum Deed {
         consumer: usize,
         keys: Vec<u32>,
     },
-    /// `ahead`: how much newer the tensors must be than the newest now. `room`: the consumer brings memory for the first.
+    /// `ahead`: by how much the tensors' versions must exceed the newest now. `room`: the consumer provides memory for the first.
     Pull {
         plan: usize,
         ahead: i64,
         room: Option<usize>,
         timeout: Duration,
     },
-    /// The latest pull of the plan is given up.
+    /// The latest pull of a plan is given up.
     GiveUpPull {
         plan: usize,
     },
-    /// Nobody listens any more for the latest pull of the plan.
+    /// The receiver of a plan's latest pull is dropped.
     DeafenPull {
         plan: usize,
     },
     Close {
         plan: usize,
     },
-    /// It is closed, and another one opened in its place.
+    /// A plan is closed, and another one opened in its place.
     Reopen {
         plan: usize,
         keys: Vec<u32>,
@@ -143,7 +142,7 @@ pub(super) enum Deed {
         id: QueueId,
         options: AcceptOptions,
     },
-    /// Up to `most` tensors are taken out of the queue.
+    /// Up to `most` tensors are taken out of a queue.
     Take {
         id: QueueId,
         most: usize,
@@ -155,7 +154,7 @@ pub(super) enum Deed {
         lengths: Vec<usize>,
         timeout: Duration,
     },
-    /// A table, or its next version.
+    /// A table is published, or its next version.
     PublishTable {
         task: usize,
         key: u32,
@@ -179,7 +178,7 @@ pub(super) enum Deed {
         task: usize,
         key: u32,
     },
-    /// `tables`: their keys, and the rows of each. `ahead`: how much newer all must be than the first is now.
+    /// `tables`: their keys, and the rows of each. `ahead`: by how much all versions must exceed that of the first table now.
     PullRows {
         ask: usize,
         producer: usize,
@@ -218,7 +217,7 @@ fn soon(random: &mut SmallRng) -> Duration {
     random.random_range(Duration::ZERO..Duration::from_millis(200))
 }
 
-/// A tensor is given up while it is on its way, its step is cleaned up, and the step's number used again.
+/// A recv is given up while its tensor is on its way, the step is cleaned up, and the step's number is used again.
 fn once_more(at: Spot, start: Duration, random: &mut SmallRng, agenda: &mut Agenda) {
     let timeout = DEADLINE_MAX / 2;
     let instant = |random: &mut SmallRng| random.random_range(Duration::ZERO..Duration::from_micros(600));
@@ -233,7 +232,7 @@ fn once_more(at: Spot, start: Duration, random: &mut SmallRng, agenda: &mut Agen
     agenda.add(again + instant(random), Event::Deed(Deed::Send { at, bytes: length(random), timeout }));
 }
 
-/// Enters all that tasks will do, and all that will happen to them.
+/// Schedules everything that tasks will do and everything that will happen to them.
 pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
     let tasks = climate.hosts * climate.tasks_per_host;
     for number in 0..climate.exchanges {
@@ -350,29 +349,29 @@ fn mixed(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// What the bytes of a tensor that is sent to a spot follow from.
+/// The seed of the bytes of a tensor sent to a spot.
 pub(super) fn seed_of(at: Spot, send: usize) -> u64 {
     mixed(send as u64 ^ (at.step as u64) << 40)
         ^ mixed((at.producer << 32 | at.consumer) as u64)
         ^ u64::from(at.key) << 17
 }
 
-/// What the bytes of a published tensor follow from.
+/// The seed of the bytes of a published tensor.
 pub(super) fn seed_of_published(task: usize, key: u32, version: i64) -> u64 {
     mixed((task as u64) << 32 | u64::from(key)) ^ mixed(version as u64)
 }
 
-/// What the bytes of a pushed tensor follow from.
+/// The seed of the bytes of a pushed tensor.
 pub(super) fn seed_of_pushed(pusher: usize, to: QueueId, number: usize) -> u64 {
     mixed((pusher as u64) << 32 | to.task as u64) ^ mixed(u64::from(to.queue) << 48 ^ number as u64)
 }
 
-/// What the bytes of a row of a table follow from.
+/// The seed of the bytes of a table's row.
 pub(super) fn seed_of_row(task: usize, key: u32, row: u64) -> u64 {
     mixed((task as u64) << 32 | u64::from(key)) ^ mixed(row)
 }
 
-/// The bytes of a tensor: its number, then what follows from the seed.
+/// Writes the bytes of a tensor: its number, then bytes that follow from the seed.
 pub(super) fn fill(mut seed: u64, number: usize, bytes: &mut [u8]) {
     let mut chunks = bytes.chunks_mut(8);
     if let Some(first) = chunks.next() {
@@ -384,20 +383,20 @@ pub(super) fn fill(mut seed: u64, number: usize, bytes: &mut [u8]) {
     }
 }
 
-/// True if a tensor is the one of that number and seed, to the last byte.
+/// True if a tensor has exactly the bytes of that number and seed.
 pub(super) fn is_of(tensor: &Tensor, seed: u64, number: usize, bytes: usize) -> bool {
     let mut expected = vec![0; bytes];
     fill(seed, number, &mut expected);
     *tensor.meta() == meta(number, bytes) && tensor.bytes() == expected
 }
 
-/// Metadata of such a tensor; one without bytes says its number in its shape.
+/// The metadata of such a tensor; without bytes, its number is in its shape.
 pub(super) fn meta(number: usize, bytes: usize) -> TensorMeta {
     let shape: &[u64] = if bytes == 0 { &[number as u64, 0] } else { &[bytes as u64] };
     TensorMeta::new(DType::U8, shape).expect("few dimensions")
 }
 
-/// Which send, publication or push a tensor is from, as far as it says itself.
+/// The number of the send, publication or push that a tensor says it comes from.
 pub(super) fn number_of(tensor: &Tensor) -> Option<usize> {
     match tensor.bytes().first_chunk::<8>() {
         Some(first) => Some(u64::from_le_bytes(*first) as usize),

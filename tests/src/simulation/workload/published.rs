@@ -1,4 +1,4 @@
-//! What tasks publish, and the plans by which others pull it.
+//! What tasks publish, and the plans that pull it.
 
 use std::time::Duration;
 
@@ -9,17 +9,16 @@ use super::{ANY_AGE, Deed, length, moment, soon, timeout};
 use crate::simulation::agenda::{Agenda, Event};
 use crate::simulation::climate::{Climate, STORM, TENSOR_BYTES_MAX};
 
-/// Keys that a task may publish.
 const PUBLISHED_KEYS: u32 = 12;
-/// Keys that plans may name; those past the published ones never come.
+/// Keys that plans may name; those beyond the published ones never come.
 const NAMED_KEYS: u32 = 40;
-/// Plans that are closed as soon as they were pulled: how many, and the first one's number.
+/// Plans that are closed right after they are pulled: how many at most, and the first one's number.
 const FLEETING_MAX: usize = 40;
 const FLEETING_PLAN: usize = 500;
-/// Keys of a plan at most; a key may be there twice.
+/// Most keys of a plan, duplicates included.
 const KEYS_MAX: usize = 60;
 
-/// Every key has a length of its own, so that most tensors are of the kind of the one before.
+/// Each key has a fixed usual length, so that most tensors have the length of the one before.
 fn usual_length(key: u32) -> usize {
     match key % 6 {
         0 => 0,
@@ -45,7 +44,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
     }
 }
 
-/// A plan for one pull, which its task gives up at once most often: named and forgotten in one breath.
+/// A plan for one pull, which its task usually gives up at once, so that the plan is named and forgotten right away.
 fn fleeting(plan: usize, tasks: usize, instant: Duration, random: &mut SmallRng, agenda: &mut Agenda) {
     let (producer, consumer) = (random.random_range(0..tasks), random.random_range(0..tasks));
     let keys = (0..random.random_range(1..4)).map(|_| random.random_range(0..PUBLISHED_KEYS)).collect();
@@ -54,7 +53,7 @@ fn fleeting(plan: usize, tasks: usize, instant: Duration, random: &mut SmallRng,
     agenda.add(open, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));
     let close = open + instant;
     if random.random_bool(0.4) {
-        // What is in flight to the one finds the other.
+        // What is in flight for the closed plan meets the new one.
         let keys = (0..random.random_range(0..4)).map(|_| random.random_range(0..PUBLISHED_KEYS)).collect();
         agenda.add(close, Event::Deed(Deed::Reopen { plan, keys }));
         agenda.add(close, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));
@@ -101,7 +100,7 @@ fn reader(plan: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda)
     agenda.add(open, Event::Deed(Deed::Open { plan, producer, consumer, keys }));
     let mut when = open;
     for _ in 0..random.random_range(0..12) {
-        // Most often one at a time, as a training loop does; sometimes on top of each other.
+        // Most often one at a time, as in a training loop; sometimes overlapping.
         when += if random.random_bool(0.8) { soon(random) } else { Duration::from_micros(random.random_range(0..400)) };
         let ahead = match random.random_range(0..10) {
             0..5 => -random.random_range(0..4),
@@ -127,7 +126,7 @@ fn reader(plan: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda)
     }
     match random.random_range(0..10) {
         0 | 1 => {
-            // Closed before its keys are known to have come.
+            // Closed before its keys can have been announced.
             let timeout = timeout(random, Duration::from_millis(3));
             agenda.add(when, Event::Deed(Deed::Pull { plan, ahead: ANY_AGE, room: None, timeout }));
             agenda.add(when + instant(random) / 4, Event::Deed(Deed::Close { plan }));
@@ -137,7 +136,7 @@ fn reader(plan: usize, tasks: usize, random: &mut SmallRng, agenda: &mut Agenda)
     }
 }
 
-/// While a message is on its way.
+/// A delay within which a message is still on its way.
 fn instant(random: &mut SmallRng) -> Duration {
     random.random_range(Duration::ZERO..Duration::from_micros(600))
 }

@@ -1,4 +1,4 @@
-//! Queues of tasks, opened and closed, emptied slowly or fast; and what others push into them.
+//! Queues of tasks, opened and closed, emptied slowly or fast, and what others push into them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::simulation::pushes::{NEVER_FULL, QueueId};
 
 /// Queues of one task.
 const QUEUES: u32 = 3;
-/// Tensors of one push at most.
+/// Most tensors of one push.
 const GROUP_MAX: usize = 60;
 
 pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
@@ -27,7 +27,7 @@ pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda
     }
 }
 
-/// Accepts for a while, and perhaps again later.
+/// A task accepts from a queue for a while, and perhaps again later.
 fn acceptor(id: QueueId, random: &mut SmallRng, agenda: &mut Agenda) {
     let mut when = if random.random_bool(0.5) { soon(random) } else { moment(random) };
     while when < STORM {
@@ -60,12 +60,12 @@ fn acceptor(id: QueueId, random: &mut SmallRng, agenda: &mut Agenda) {
         if closes {
             agenda.add(until, Event::Deed(Deed::CloseQueue(id)));
         }
-        // Often at once: what is in flight to the one finds the other.
+        // Often at once, so that what is in flight for the closed queue meets the new one.
         when = until + if random.random_bool(0.5) { soon(random) } else { instant(random) };
     }
 }
 
-/// Pushes now and then, as a worker does after each step.
+/// A task pushes now and then, as a worker does after each step.
 fn pusher(pusher: usize, to: QueueId, random: &mut SmallRng, agenda: &mut Agenda) {
     let mut when = moment(random) / 2;
     let usual = length(random);
@@ -83,7 +83,7 @@ fn pusher(pusher: usize, to: QueueId, random: &mut SmallRng, agenda: &mut Agenda
     }
 }
 
-/// While a message is on its way.
+/// A delay within which a message is still on its way.
 fn instant(random: &mut SmallRng) -> Duration {
     random.random_range(Duration::ZERO..Duration::from_micros(600))
 }

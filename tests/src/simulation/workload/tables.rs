@@ -14,9 +14,9 @@ use crate::simulation::tables;
 const TABLES: u32 = 3;
 /// Tables that pulls may name; the last is never published.
 const NAMED_TABLES: u32 = TABLES + 1;
-/// Tables of a pull at most; a table may be there twice.
+/// Most tables of a pull, duplicates included.
 const TABLES_MAX: usize = 3;
-/// Longest that a row is half written: some pulls give up before, most do not.
+/// Longest that a row stays half written: some pulls give up before that, most do not.
 const HELD_MAX: Duration = Duration::from_millis(60);
 
 pub(super) fn plan(climate: &Climate, random: &mut SmallRng, agenda: &mut Agenda) {
@@ -62,7 +62,7 @@ fn row(key: u32, random: &mut SmallRng) -> u64 {
     random.random_range(0..tables::shape(key).0)
 }
 
-/// One of so many tables, and rows of it: most often in their order, and rarely one that it lacks.
+/// One of the first `tables` tables, and some of its rows: most often in order, and rarely one that it lacks.
 fn some_rows(tables: u32, random: &mut SmallRng) -> (u32, Vec<u64>) {
     let key = random.random_range(0..tables);
     let count = random.random_range(0..100);

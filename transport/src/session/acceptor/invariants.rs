@@ -1,11 +1,11 @@
-//! What holds of streams between any two calls of their session, as the accepting side keeps them.
+//! What must hold of streams between any two calls of their session, on the accepting side.
 
 use super::super::pusher::Pusher;
 use super::Acceptor;
 
 impl Acceptor {
     /// # Errors
-    /// What does not agree with what.
+    /// The inconsistency.
     pub(in crate::session) fn check(&self) -> Result<(), String> {
         let Some(streams) = &self.streams else { return Ok(()) };
         for (handle, stream) in streams.iter() {
@@ -31,10 +31,10 @@ impl Acceptor {
         !self.ids.is_empty()
     }
 
-    /// Whether every stream agrees with its other side.
+    /// Checks that every stream agrees with its other side.
     ///
     /// # Errors
-    /// What does not agree with what.
+    /// The disagreement.
     pub(in crate::session) fn check_with<D: PartialEq + Clone>(&self, pusher: &Pusher<D>) -> Result<(), String> {
         for (_, stream) in self.streams.iter().flat_map(|streams| streams.iter()) {
             let (come, granted) = ((stream.next, stream.bytes), (stream.granted_messages, stream.granted_bytes));

@@ -19,27 +19,27 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,
-    /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. The waiter
-    /// and the destination come back with each.
+    /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. Each returns the waiter
+    /// and the destination.
     #[inline]
     pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
         self.request_as(now, ask, Manner::default())
     }
 
-    /// As [`request`](Self::request), for one of many that are asked for together: it does not wait for the window.
+    /// As [`request`](Self::request), for one of many requested together: it does not count against the window.
     ///
     /// # Errors
-    /// Those of [`request`](Self::request).
+    /// As [`request`](Self::request).
     #[inline]
     pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
         self.request_as(now, ask, Manner { fused: true, ..Manner::default() })
     }
 
-    /// Requests rows of tables that the peer has published; the key is what to call them, the step the oldest version that will do. It
-    /// is answered as [`request_fused`](Self::request_fused) is.
+    /// Requests rows of tables that the peer has published. The key is a name for messages, the step the oldest version that
+    /// will do. Answered as for [`request_fused`](Self::request_fused).
     ///
     /// # Errors
-    /// Those of [`request`](Self::request).
+    /// As [`request`](Self::request).
     pub fn request_rows(
         &mut self,
         now: Instant,
@@ -52,10 +52,10 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(handle)
     }
 
-    /// Either, as `manner` says.
+    /// [`request`](Self::request) or [`request_fused`](Self::request_fused), according to `manner`.
     ///
     /// # Errors
-    /// Those of [`request`](Self::request).
+    /// As [`request`](Self::request).
     #[inline]
     pub fn request_as(&mut self, now: Instant, ask: Ask<'_, W>, manner: Manner) -> Result<Handle, (Unanswered, W)> {
         if let Some(error) = self.refusal(&ask) {
@@ -80,7 +80,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(handle)
     }
 
-    /// Why a request cannot be made, if it cannot.
+    /// Why a request cannot be made; `None` if it can.
     #[inline]
     fn refusal(&mut self, ask: &Ask<'_, W>) -> Option<Error> {
         if ask.key.len() > KEY_BYTES_MAX {
@@ -104,8 +104,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         })
     }
 
-    /// Cancels a request: no answer is reported for it. Returns its waiter and, unless the tensor is arriving at this moment,
-    /// its destination; `None` if it has already ended.
+    /// Cancels a request: no answer is reported for it. Returns its waiter, and its destination unless the tensor is being
+    /// written to it right now; `None` if the request has already ended.
     pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Buffer>)> {
         let known = self.consumer.wanted.get(handle)?.state != State::Queued;
         let wanted = self.consumer.remove(handle)?;
@@ -115,7 +115,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Some((wanted.waiter?, wanted.destination))
     }
 
-    /// Cancels a request whose tensor is not arriving at this moment; its destination. `None` if it may be, or if the request has ended.
+    /// Cancels a request whose tensor is not arriving right now, and returns its destination. `None` if it may be arriving, or
+    /// if the request has ended.
     pub fn cancel_unanswered(&mut self, handle: Handle) -> Option<Option<Buffer>> {
         let wanted = self.consumer.wanted.get(handle)?;
         if wanted.announced || (wanted.brought && wanted.destination.is_none()) {
@@ -124,7 +125,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.cancel(handle).map(|(_, destination)| destination)
     }
 
-    /// True until the request of that handle has ended or was taken out.
+    /// True until this request has ended or was taken out.
     pub fn is_waiting(&self, handle: Handle) -> bool {
         self.consumer.wanted.get(handle).is_some()
     }
@@ -149,7 +150,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.pusher.end_of(Some(consumer), error, &mut self.control, &mut self.events);
     }
 
-    /// Ends every request, pull and push with `error`: no link could be made.
+    /// Ends every request, pull and push with `error`: no link could be established.
     pub fn end_all_requests(&mut self, error: &Error) {
         for handle in self.consumer.end_those(|_| true, error, &mut self.events) {
             if self.attached.is_some() {
@@ -160,9 +161,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.pusher.end_of(None, error, &mut self.control, &mut self.events);
     }
 
-    /// Takes out the requests that `pick` (consumer, producer) chooses and that have not been sent, to be asked of
-    /// another session: its pair turned out to live on another of the peer's shards. With each goes how it was made, and its
-    /// [rows](Self::request_rows) if it asks for some.
+    /// Removes the requests that `pick` (consumer, producer) chooses and that were not sent, to move them to another session:
+    /// their pair turned out to live on another of the peer's shards. Each comes with its manner, and with its
+    /// [rows](Self::request_rows) if it is for rows.
     pub fn take_requests(
         &mut self,
         mut pick: impl FnMut(u16, u32) -> bool,
@@ -186,7 +187,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// The longest that a request has waited by `now`; zero without requests.
+    /// The longest time that a request has waited at `now`; zero without requests.
     pub fn oldest_wait(&self, now: Instant) -> Duration {
         let since = self.consumer.wanted.iter().map(|(_, wanted)| wanted.since).min();
         since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))

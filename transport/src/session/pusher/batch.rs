@@ -1,5 +1,5 @@
-//! Small pushes that were made together and have credit: written once, as they leave, and kept so until the peer has taken them. What happens
-//! to some of them alone has them [unpacked](Batch::unpack) first.
+//! Small pushes made together within credit: written once, as they are sent, and kept so until the peer has taken them.
+//! Before something happens to only some of them, they are [unpacked](Batch::unpack).
 
 use sealane_runtime::Buffer;
 
@@ -7,35 +7,31 @@ use super::stream::{Entry, What};
 use crate::payload::Meta;
 use crate::wire::{PushRecords, PushRecordsBuf};
 
-/// See the module.
 pub(super) struct Batch {
     records: PushRecordsBuf,
     count: u32,
 }
 
 impl Batch {
-    /// What was written, and how many there are.
     pub(super) fn new(records: PushRecordsBuf, count: u32) -> Self {
         Self { records, count }
     }
 
-    /// As they leave.
     pub(super) fn records(&self) -> PushRecords<'_> {
         self.records.records()
     }
 
-    /// The memory, to be used again.
+    /// The memory, for reuse.
     pub(super) fn into_memory(self) -> Vec<u8> {
         self.records.into_memory()
     }
 
-    /// How many there are.
     #[inline]
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// Each by itself.
+    /// The pushes as entries of their own.
     pub(super) fn unpack<D: Clone>(&self, of: &Entry<D>) -> impl Iterator<Item = Entry<D>> {
         let mut last: &[u8] = &[];
         self.records().iter().map(move |record| {

@@ -1,10 +1,10 @@
-//! What holds of streams between any two calls of their session, as the pushing side keeps them.
+//! What must hold of streams between any two calls of their session, on the pushing side.
 
 use super::{Handle, Pusher, QueueName, Stream, TOLD_AGAIN_MAX, What};
 
 impl<D: PartialEq + Clone> Pusher<D> {
     /// # Errors
-    /// What does not agree with what.
+    /// The inconsistency.
     pub(in crate::session) fn check(&self) -> Result<(), String> {
         let mut pushes = 0;
         for (handle, stream) in self.streams.iter() {
@@ -30,11 +30,11 @@ impl<D: PartialEq + Clone> Pusher<D> {
         }
     }
 
-    /// Whether a stream's other side can be where it says it is: `next` pushes have come there, of so many bytes, and so much
-    /// may come.
+    /// Checks that the other side of a stream can be where it says it is: `next` pushes came there, with `bytes` bytes, and
+    /// this much credit is left.
     ///
     /// # Errors
-    /// What does not agree with what.
+    /// The disagreement.
     pub(in crate::session) fn check_accepted(
         &self,
         handle: Handle,
@@ -42,7 +42,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         (messages, granted_bytes): (u64, u64),
     ) -> Result<(), String> {
         let Some(stream) = self.streams.get(handle) else {
-            // The oldest are no longer kept.
+            // The oldest ended streams are no longer kept.
             let is_told = self.closed.contains(&handle) || self.closed.len() >= TOLD_AGAIN_MAX;
             return is_told.then_some(()).ok_or_else(|| "it has ended, and the peer will not be told".into());
         };
@@ -54,7 +54,7 @@ impl<D: PartialEq + Clone> Pusher<D> {
         for entry in stream.entries.iter().take_while(|entry| entry.number < next) {
             left += match &entry.what {
                 What::One(..) => entry.bytes,
-                // Of a frame's pushes one may have been refused, and the others may have to come again.
+                // One push of a frame may have been refused, and the others may have to come again.
                 What::Many(batch) => {
                     let came = batch.records().iter().take((next - entry.number) as usize);
                     came.map(|record| record.map_or(0, |(_, payload)| payload.len() as u64)).sum()
@@ -104,7 +104,7 @@ impl<D: Clone> Stream<D> {
             return Err(format!("{ready} bytes are to leave, {} are counted", self.bytes_ready));
         }
         if let Some(last) = sent.checked_sub(1) {
-            // The last one may be larger than what is left of the credit.
+            // The last one may exceed what is left of the credit.
             let before = match &self.entries[last].what {
                 What::One(..) => bytes_before + bytes - self.entries[last].bytes,
                 What::Many(batch) => {

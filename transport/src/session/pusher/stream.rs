@@ -1,4 +1,5 @@
-//! One stream of pushes into a queue of the peer: its pushes in order, what of them has left, and what the peer has given credit for.
+//! One stream of pushes into a queue of the peer: its pushes in order, which of them were sent, and the credit from the
+//! peer.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -10,21 +11,21 @@ use crate::outbox::{Outbox, Owner, Unreadable};
 use crate::payload::{Meta, Payload};
 use crate::wire::{Push, PushOpen, PushWant};
 
-/// Pushes that are looked at to tell the peer how much a stream wants.
+/// How many pushes are looked at to tell the peer how much credit a stream wants.
 const WANTED_PUSHES_MAX: usize = 64;
 
-/// Who waits for how many pushes that were taken, and memory that is free.
+/// The owner's value with the number of its pushes that were taken, and memory that is free now.
 pub(super) type Taken<D> = (Option<(D, u32)>, Option<Vec<u8>>);
 
-/// One push, or several small ones that were made together and leave together.
+/// One push, or several small ones made together and sent together.
 pub(super) struct Entry<D> {
-    /// Number of the first of them; of what went out on no link the largest there is.
+    /// Number of its first push; the largest possible for one never sent on any link.
     pub(super) number: u64,
     pub(super) what: What,
     pub(super) bytes: u64,
     pub(super) since: Instant,
     pub(super) deadline: Instant,
-    /// `None` once its end was told.
+    /// `None` once its end was reported.
     pub(super) pending: Option<D>,
 }
 
@@ -35,7 +36,7 @@ pub(super) enum What {
 }
 
 impl<D> Entry<D> {
-    /// How many pushes it is.
+    /// Number of pushes in it.
     #[inline]
     pub(super) fn count(&self) -> u32 {
         match &self.what {
@@ -50,7 +51,7 @@ impl<D> Entry<D> {
         matches!(self.what, What::One(_, None))
     }
 
-    /// Ends it, if it has not ended: who waits, and for how many pushes.
+    /// Ends it, if it has not ended: returns the owner's value, and the number of pushes.
     #[inline]
     pub(super) fn end(&mut self) -> Option<(D, u32)> {
         let count = self.count();
@@ -65,36 +66,37 @@ pub(super) struct Stream<D> {
     pub(super) entries: VecDeque<Entry<D>>,
     /// Number of the first push that was not taken.
     pub(super) first: u64,
-    /// Number of the next push to leave on this link.
+    /// Number of the next push to send on this link.
     pub(super) next: u64,
-    /// Number of the first push that went out on no link.
+    /// Number of the first push never sent on any link.
     pub(super) left: u64,
     /// Number of the first push that is not tried.
     pub(super) fresh: u64,
-    /// Entries at the front that went out on this link.
+    /// Number of entries at the front that were sent on this link.
     pub(super) sent: usize,
-    /// Entries at the front that went out on any link: they may have been taken. Several in one are such from the start.
+    /// Number of entries at the front that were sent on any link: they may have been taken. A batch counts as tried from the
+    /// start.
     pub(super) tried: usize,
     /// Bytes of all pushes before the first entry.
     pub(super) bytes_before: u64,
-    /// Bytes of the entries that went out on this link.
+    /// Bytes of the entries sent on this link.
     pub(super) bytes_sent: u64,
-    /// Bytes of those behind them that are tried: on a link they are several in one, which leave next.
+    /// Bytes of the tried entries behind them: on a link these are batches, which are sent next.
     pub(super) bytes_ready: u64,
     pub(super) granted_messages: u64,
     pub(super) granted_bytes: u64,
-    /// How much credit in bytes the peer was last told on this link that the next push waits for.
+    /// The credit in bytes that the next push waits for, as last told to the peer on this link.
     pub(super) wanted_bytes: u64,
-    /// The peer knows of it on this link.
+    /// The peer knows of the stream on this link.
     pub(super) told: bool,
-    /// The peer was told of it on some link: it keeps it until it hears of its end.
+    /// The peer was told of the stream on some link: it keeps the stream until it learns of its end.
     pub(super) known: bool,
     pub(super) queued: bool,
-    /// Its task is gone: it ends with its last entry.
+    /// Its task is gone: the stream ends with its last entry.
     pub(super) closing: bool,
-    /// Nobody accepts: nothing leaves before the next grant.
+    /// Nobody accepts: nothing is sent before the next grant.
     pub(super) paused: bool,
-    /// The push that leaves in chunks: those behind it wait until the last has left, since pushes arrive in order.
+    /// The push that is being sent in chunks: later ones wait until its last chunk was sent, since pushes arrive in order.
     pub(super) overtaken: Option<u64>,
 }
 
@@ -105,14 +107,14 @@ impl<D: Clone> Stream<D> {
         self.bytes_needed() <= self.granted_bytes && self.is_next_due()
     }
 
-    /// True if the next push may leave but for its bytes.
+    /// True if the next push may be sent, credit in bytes aside.
     #[inline]
     pub(super) fn is_next_due(&self) -> bool {
         self.next < self.granted_messages && !self.paused && self.overtaken.is_none() && self.has_next()
     }
 
-    /// How much credit in bytes the next push needs, since the stream began: of a small one a single byte, since it is copied where
-    /// it arrives, of a larger one all, so that the peer has memory for it.
+    /// The credit in bytes that the next push needs, counted from the stream's beginning. For a small push a single byte, since
+    /// it is copied on arrival; for a larger one all its bytes, so that the peer has memory for it.
     #[inline]
     pub(super) fn bytes_needed(&self) -> u64 {
         let before = self.bytes_before + self.bytes_sent;
@@ -122,26 +124,26 @@ impl<D: Clone> Stream<D> {
         }
     }
 
-    /// True if the peer is to be told that the next push waits for more credit in bytes than the stream has.
+    /// True if the peer must be told that the next push waits for more credit in bytes than the stream has.
     pub(super) fn wants(&self) -> bool {
         let needed = self.bytes_needed();
         needed > self.granted_bytes && needed != self.wanted_bytes && self.told && self.is_next_due()
     }
 
-    /// True if a push that is made now, and is in credit, would be the next to leave.
+    /// True if a push made now, within credit, would be the next to be sent.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.told && !self.paused && self.overtaken.is_none() && self.tried == self.entries.len()
     }
 
-    /// True if there is a push that has not left, or that is to leave again and has come back from the link.
+    /// True if there is a push that was not sent, or that must be sent again and has come back from the link.
     #[inline]
     pub(super) fn has_next(&self) -> bool {
         self.entries.get(self.sent).is_some_and(|entry| !entry.is_out())
     }
 
-    /// Nothing of a stream that has to begin anew was taken, so that its pushes end as those that never left. But what the link
-    /// still has is found by its number. How many are gone, since they had ended before.
+    /// A stream that has to begin anew had no push taken, so its pushes are treated as never sent. But what the link still has
+    /// is found by its number. Returns how many entries were removed because they had already ended.
     pub(super) fn count_tried_anew(&mut self) -> usize {
         let out = self.entries.iter().take(self.tried).rposition(Entry::is_out);
         let were_tried = std::mem::replace(&mut self.tried, out.map_or(0, |last| last + 1));
@@ -149,13 +151,13 @@ impl<D: Clone> Stream<D> {
         self.left = self.left.min(self.fresh);
         self.bytes_ready = self.entries.range(self.sent..self.tried).map(|entry| entry.bytes).sum();
         let (tried, before) = (self.tried, self.entries.len());
-        // Those behind them are as they were made.
+        // Those behind them stay unchanged.
         let were_tried: Vec<_> = self.entries.drain(..were_tried).collect();
         for (index, mut entry) in were_tried.into_iter().enumerate().rev() {
             if index >= tried {
                 entry.number = u64::MAX;
                 if let What::One(_, Some(payload)) = &mut entry.what {
-                    // Its next copy may fail: its number is another's then.
+                    // The next copy may fail, and its number then goes to another push.
                     payload.drop_host_copy();
                 }
             }
@@ -166,17 +168,18 @@ impl<D: Clone> Stream<D> {
         before - self.entries.len()
     }
 
-    /// The entry of a push that went out, by its number.
+    /// The entry of a push that was sent, by its number.
     pub(super) fn tried_entry(&mut self, number: u64) -> Option<&mut Entry<D>> {
         let after = self.entries.partition_point(|entry| entry.number <= number);
         let entry = self.entries.get_mut(after.checked_sub(1)?)?;
         (number < entry.number + u64::from(entry.count())).then_some(entry)
     }
 
-    /// What has to leave again goes each by itself: the next link, or the next grant, may let some of them go and others not.
+    /// What has to be sent again is split into single pushes: the next link, or the next grant, may allow some of them and not
+    /// others.
     #[cold]
     pub(super) fn unpack(&mut self) {
-        // Several in one are tried from the start.
+        // Batches are tried from the start.
         if !self.entries.range(..self.tried).any(|entry| matches!(entry.what, What::Many(_))) {
             return;
         }
@@ -196,13 +199,13 @@ impl<D: Clone> Stream<D> {
         }
     }
 
-    /// Nothing has left on this link.
+    /// Nothing has been sent on this link.
     pub(super) fn begin_again(&mut self) {
         self.bytes_ready += std::mem::take(&mut self.bytes_sent);
         (self.sent, self.next) = (0, self.first);
     }
 
-    /// True if the next push leaves in chunks, and too many do.
+    /// True if the next push leaves in chunks, and too many already do.
     pub(super) fn is_held_back(&self, outbox: &Outbox) -> bool {
         let next_bytes = self.entries.get(self.sent).map_or(0, |entry| entry.bytes as usize);
         self.told && self.may_send() && outbox.is_overtaken(next_bytes) && !outbox.has_room_for_push()
@@ -212,7 +215,7 @@ impl<D: Clone> Stream<D> {
         (!self.told && !self.entries.is_empty()) || self.may_send() || self.wants()
     }
 
-    /// Stages the stream's next frame, unless the link cannot read the push that is next.
+    /// Stages the stream's next frame, unless the link cannot read the next push.
     pub(super) fn stage(
         &mut self,
         handle: Handle,
@@ -288,8 +291,8 @@ impl<D: Clone> Stream<D> {
         Ok(())
     }
 
-    /// Makes sure that any link can read the next push. What is read in place of a device's memory stays until the push has ended:
-    /// when the push leaves again, on another link, no copy can fail that leaves a gap in the numbers.
+    /// Makes sure that any link can read the next push. A host copy of device memory is kept until the push has ended: when the
+    /// push is sent again, on another link, no copy can fail and leave a gap in the numbers.
     #[inline]
     pub(super) fn make_readable(&mut self, outbox: &mut Outbox) -> Result<(), Unreadable> {
         let What::One(_, payload) = &mut self.entries[self.sent].what else { return Ok(()) };
@@ -301,7 +304,7 @@ impl<D: Clone> Stream<D> {
         outbox.copy_to_host(payload)
     }
 
-    /// Takes out the push that is next, which has never left.
+    /// Removes the next push, which was never sent.
     #[cold]
     pub(super) fn drop_next(&mut self) -> Entry<D> {
         debug_assert_eq!(self.sent, self.tried, "the peer would wait for its number");
@@ -321,8 +324,7 @@ impl<D: Clone> Stream<D> {
         self.left = self.left.max(self.next);
     }
 
-    /// Takes the first entry out, which the peer has taken, or up to `most` of its pushes: who waits for how many of them, and memory that
-    /// is free. `None` if there is none.
+    /// Removes the first entry, which the peer has taken, or up to `most` of its pushes; `None` if there is none.
     #[inline]
     pub(super) fn take_front(&mut self, most: u64) -> Option<Taken<D>> {
         if u64::from(self.entries.front()?.count()) > most {

@@ -1,4 +1,4 @@
-//! Small tensors that are sent ahead: what a peer says of them, honest or not.
+//! Small tensors sent ahead: what a peer, honest or not, says of them.
 
 use super::*;
 use crate::limits::{AHEAD_BYTES_MAX, CONTROL_QUEUE_MAX};
@@ -23,7 +23,7 @@ impl End {
         self.hear(&frames(|w| w.ahead_release(sequence, ends)))
     }
 
-    /// Tensors that have ended: how many were taken, and the keys of those that are back.
+    /// Tensors that have ended: how many were taken, and the keys of those that came back.
     fn ended(&mut self) -> (usize, Vec<String>) {
         let (mut taken, mut back) = (0, Vec::new());
         while let Some(event) = self.session.poll_event() {
@@ -52,7 +52,7 @@ fn each_ends_once_in_whatever_order_and_frames_go_with_their_last() {
         let mut end = End::new();
         (0..100).for_each(|number| assert_eq!(end.send_ahead(&format!("w{number}"), alone), number));
         end.speak();
-        // The last first, one by one; the others forwards, over the bounds of frames.
+        // The last ones first, one by one; then the others in order, across the bounds of frames.
         for number in (60..100).rev() {
             end.hear_ends(&[(number, 1, if number % 2 == 0 { Fate::Taken } else { Fate::Returned })]).unwrap();
         }
@@ -86,7 +86,7 @@ fn what_cannot_be_ends_the_link() {
         let error = sent().hear_ends(case).unwrap_err();
         assert!(error.to_string().starts_with("number of a tensor sent ahead is "), "{case:?}: {error}");
     }
-    // Of a link that ended so nothing is left behind, whatever was said of a frame's tensors before.
+    // A link that ended this way leaves nothing behind, whatever was said of a frame's tensors before.
     for before in 1..8_u32 {
         let mut end = sent();
         let told: Vec<_> = (0..3).filter(|number| before >> number & 1 == 1).collect();

@@ -1,10 +1,10 @@
-//! The answering half: a tensor is kept until its release, and no limit of it is passed.
+//! The answering half: a tensor is kept until its release, and no limit on kept tensors is exceeded.
 
 use super::*;
 use crate::error::Error;
 use crate::limits::{OUTBOX_PAYLOADS, RELEASE_ACK_EVERY, RELEASE_LOG_MAX};
 
-/// One tensor asked for, answered, and all its bytes said but not heard.
+/// One tensor requested and answered; returns its bytes, which were sent but not received.
 fn answered(pair: &mut Pair, bytes: usize) -> Vec<u8> {
     pair.asking.ask("w", 1);
     pair.talk();
@@ -37,7 +37,7 @@ fn a_release_that_comes_while_the_link_holds_the_payload_waits_for_it() {
     let id = pair.answering.asked_one();
     pair.answering.answer(id, pattern(100_000), "w");
     pair.answering.session.fill(pair.answering.now, false);
-    // A peer may give a tensor up that it has seen only a part of.
+    // A peer may give up a tensor of which it has received only a part.
     let early = frames(|w| w.release(0, [(Handle::from_bits(1 << 32), false)].into_iter()));
     pair.answering.hear(&early).unwrap();
     assert!(pair.answering.session.poll_event().is_none());
@@ -97,7 +97,7 @@ fn without_acknowledgements_nothing_more_is_asked() {
     let mut asking = End::new();
     asking.ask("held", 1);
     asking.speak();
-    // Answers to nobody: each must be released, and this peer never acknowledges.
+    // Answers that nobody waits for: each must be released, and this peer never acknowledges.
     let nobody = frames(|w| {
         for number in 1..=RELEASE_LOG_MAX as u64 {
             let (id, token) = (Handle::from_bits(99 << 32), Handle::from_bits(1 << 32 | number));
@@ -197,7 +197,7 @@ fn an_abort_reaches_the_peer_with_its_task_and_reason() {
     assert!(!pair.asking.session.has_output());
 }
 
-/// Its process was stopped over the deadline, say, and the peer has waited a second longer for it.
+/// For example, its process was stopped beyond the deadline, and the peer waited a second longer.
 #[test]
 fn a_request_that_the_peer_gives_up_after_its_deadline_ends_with_the_deadline() {
     let mut pair = Pair::new();

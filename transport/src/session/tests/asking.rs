@@ -142,7 +142,7 @@ fn only_a_request_that_went_out_is_cancelled_at_the_peer() {
     let cancel = pair.asking.speak();
     assert_eq!((words(&request), words(&cancel)), (vec!["request sent".to_owned()], vec!["cancel".to_owned()]));
 
-    // The answer crossed the cancel: it is read, nobody gets it, and it goes back.
+    // The answer crosses the cancel: it is read, nobody gets it, and it is released.
     pair.answering.hear(&request).unwrap();
     let id = pair.answering.asked_one();
     pair.answering.answer(id, vec![5; 10], "crossed");

@@ -1,11 +1,11 @@
-//! Large tensors travel in chunks: what else there is to say passes them, and a link may end between any two.
+//! Large tensors travel in chunks: other frames pass them, and a link may end between any two chunks.
 
 use super::*;
 use crate::limits::{ANSWER_TRANSFERS_MAX, CHUNKS_AHEAD, TRANSFERS_MAX};
 use crate::wire::{Chunk, Response};
 
 pub(super) const CHUNK: usize = 10_000;
-/// Ten chunks and a bit.
+/// A little more than ten chunks.
 pub(super) const LARGE: usize = 10 * CHUNK + 1;
 
 pub(super) fn limits() -> SessionLimits {
@@ -16,7 +16,7 @@ fn pair() -> Pair {
     Pair { asking: End::with(limits()), answering: End::with(limits()) }
 }
 
-/// What the outbox holds, as if the link had taken it.
+/// Takes what the outbox holds, as if the link had written it.
 pub(super) fn written<W, D: PartialEq + Clone>(session: &mut Session<W, D>) -> Vec<u8> {
     let outbox = session.outbox();
     let mut slices = [sealane_runtime::VolatileSlice::empty(); 16];
@@ -28,14 +28,14 @@ pub(super) fn written<W, D: PartialEq + Clone>(session: &mut Session<W, D>) -> V
 }
 
 impl End {
-    /// What one write takes.
+    /// The bytes of one write.
     fn write(&mut self) -> Vec<u8> {
         self.session.fill(self.now, false);
         written(&mut self.session)
     }
 }
 
-/// Requests by these names, each asked for and not answered yet.
+/// Requests with these names, received and not answered yet.
 fn asked(pair: &mut Pair, names: &[&'static str]) -> Vec<Handle> {
     for (number, name) in names.iter().enumerate() {
         pair.asking.ask(name, number as u32);
@@ -103,7 +103,7 @@ fn chunks_of_several_take_turns_and_the_rest_waits_its_own() {
     let bytes = pair.answering.speak();
     let said = words(&bytes);
     let begun = |said: &[String]| said.iter().filter(|word| word.starts_with("response")).count();
-    // The first has left its chunks ahead when the others begin.
+    // The first tensor has its chunks ahead in the outbox when the others begin.
     let together = CHUNKS_AHEAD + ANSWER_TRANSFERS_MAX;
     assert_eq!((begun(&said[..together]), begun(&said[..together + 2])), (ANSWER_TRANSFERS_MAX, ANSWER_TRANSFERS_MAX));
     let chunks = said.iter().filter(|word| word.starts_with("chunk")).skip(CHUNKS_AHEAD).take(ANSWER_TRANSFERS_MAX - 1);
@@ -133,7 +133,7 @@ fn any_pieces_of_the_bytes_make_the_same_tensors() {
 
 #[test]
 fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
-    // In the frame of the first, after it, and between and within chunks of both.
+    // In the first frame, after it, and between and within chunks of both tensors.
     for heard in [10, 40, 80, 5_000, 10_060, 10_100, 25_000, 4 * CHUNK] {
         let mut pair = pair();
         let own = heap(LARGE);

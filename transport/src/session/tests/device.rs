@@ -1,4 +1,4 @@
-//! Tensors in the memory of a device: copied through host memory for links that cannot reach it, within what there is of that.
+//! Tensors in device memory: copied through host memory for links that cannot reach it, within the limit on such copies.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::tensor::{DType, TensorMeta};
 
 const LARGE: usize = 100_000;
 
-/// Two ends, of which the answering one may copy so many bytes at once.
+/// Two ends; the answering one may have `copy_bytes` of copies at a time.
 fn pair(copy_bytes: usize) -> (Pair, Slab, FakeDevice) {
     let slab = Slab::new(SlabSettings { name: "send", bytes: copy_bytes, populate: false }).unwrap();
     let mut pair = Pair::new();
@@ -25,7 +25,7 @@ fn pair(copy_bytes: usize) -> (Pair, Slab, FakeDevice) {
     (pair, slab, FakeDevice::default())
 }
 
-/// Asks for a tensor, which the other end has been asked for when this returns.
+/// Asks for a tensor and returns once the other end has the request.
 fn ask_into(pair: &mut Pair, waiter: u32, destination: Option<Buffer>) -> Handle {
     let ask = Ask { destination, ..pair.asking.wanting("w", waiter) };
     pair.asking.session.request(pair.asking.now, ask).expect("accepted");
@@ -43,7 +43,7 @@ fn outcome(pair: &mut Pair) -> Result<Arrived, Unanswered> {
 
 #[test]
 fn what_waits_for_memory_leaves_when_there_is_some() {
-    // Room for one copy, and not for two.
+    // Room for one copy, but not for two.
     let (mut pair, slab, device) = pair(LARGE * 3 / 2);
     let ids: Vec<_> = (0..3).map(|waiter| ask_into(&mut pair, waiter, None)).collect();
     for id in ids {
@@ -99,7 +99,7 @@ fn a_copy_that_fails_ends_its_request_alone() {
 fn a_destination_comes_back_with_whatever_ends_its_recv() {
     for bytes in [1000, LARGE] {
         let (mut pair, _, device) = pair(1 << 20);
-        // The copy into it fails.
+        // The copy into device memory fails.
         let id = ask_into(&mut pair, 1, Some(device.allocate(LARGE)));
         device.fail_after(0, 1);
         pair.answering.answer(id, pattern(bytes), "w");
@@ -107,7 +107,7 @@ fn a_destination_comes_back_with_whatever_ends_its_recv() {
         let Err(Unanswered { error, destination: Some(place) }) = outcome(&mut pair) else { panic!("it cannot land") };
         assert_eq!((error.code(), place.len()), (Code::Unavailable, LARGE));
         assert_eq!(pair.answering.settled(), [("w", bytes, false)], "the producer has it back");
-        // Given up while its tensor arrives.
+        // Given up while the tensor arrives.
         let ask = Ask { destination: Some(place), ..pair.asking.wanting("w", 2) };
         let request = pair.asking.session.request(pair.asking.now, ask).unwrap();
         pair.talk();
@@ -183,7 +183,7 @@ fn a_link_gets_device_memory_that_it_reaches_as_it_is() {
             let kinds = (Some(payload.memory()), landing.memory());
             assert_eq!(kinds.0, kinds.1);
             assert!(payload.host_bytes().is_none() && device.copies() == before, "nothing was copied");
-            // What such a link does by itself.
+            // Done here as such a link would do it.
             let Place::Buffer(place) = &mut landing.place else { panic!("the consumer's own") };
             payload.copy_to(place, 0..bytes).unwrap();
             landing.advance(bytes);
@@ -219,7 +219,7 @@ fn a_pull_buffer_in_device_memory_is_written_through_the_host() {
         both.here.pull(both.now, ask).map_err(|_| ()).unwrap();
         both.forth();
         both.open_and_find();
-        // In the second round the copy of the last into its place fails, and no link is lost by that.
+        // In the second round the last copy into device memory fails, and no link is lost because of it.
         let copies = 5;
         if round == 1 {
             device.fail_after(copies - 1, 1);
@@ -262,7 +262,7 @@ fn pushes_leave_in_order_whatever_copies_fail() {
     both.forth();
     let opened = both.open_and_find().expect("a stream was opened");
     both.there.grant(opened, Credit { messages: 100, bytes: 10 << 20 });
-    // The third and the sixth.
+    // The third and the sixth copy fail.
     device.fail_after(2, 1);
     let (mut came, mut ended, mut rounds) = (Vec::new(), Vec::new(), 0);
     while both.here.requests() > 0 {
@@ -270,7 +270,7 @@ fn pushes_leave_in_order_whatever_copies_fail() {
         assert!(rounds < 1000, "the pushes do not end");
         both.back_once();
         if rounds == 3 {
-            // What left and was not taken leaves again, without another copy.
+            // What was sent and not taken is sent again, without another copy.
             both.new_link();
             both.forth();
             both.open_and_find();

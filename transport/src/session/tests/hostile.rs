@@ -1,4 +1,4 @@
-//! A peer that breaks the protocol, or floods: a typed error or a bound, never more.
+//! A peer that breaks the protocol or floods: this leads to a typed error or meets a limit.
 
 use std::sync::Arc;
 

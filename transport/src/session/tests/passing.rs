@@ -1,4 +1,4 @@
-//! Pulls and pushes of large tensors, in chunks: small ones pass them, and each stream of pushes stays in order.
+//! Pulls and pushes of large tensors, in chunks: small tensors pass them, and each stream of pushes stays in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Store};
 use crate::tensor::{DType, Tensor, TensorMeta};
 use crate::wire::PullFrame;
 
-/// Two sessions that pull and push, and what lies in the store of the one that is pulled from.
+/// Two sessions that pull and push, and the store of the side that is pulled from.
 pub(super) struct Both {
     pub(super) here: Session<u32, u32>,
     pub(super) there: Session<u32, u32>,
@@ -61,7 +61,7 @@ impl Both {
         Self { here, there, store: Vec::new(), slab, now, landing: None, input: Vec::new() }
     }
 
-    /// This side speaks, the other hears all of it.
+    /// Carries everything this side says to the other.
     pub(super) fn forth(&mut self) {
         loop {
             self.here.fill(self.now, false);
@@ -73,14 +73,14 @@ impl Both {
         }
     }
 
-    /// One write of this side, heard there.
+    /// Carries one write of this side to the other.
     pub(super) fn forth_once(&mut self) {
         self.here.fill(self.now, false);
         let bytes = written(&mut self.here);
         hear(&mut self.there, (&mut self.input, &mut self.landing), &self.slab, self.now, &bytes);
     }
 
-    /// The link dies within what this side says, and another takes its place.
+    /// The link fails in the middle of what this side says, and is replaced.
     pub(super) fn new_link(&mut self) {
         self.here.detach(None);
         self.there.detach(self.landing.take());
@@ -90,7 +90,7 @@ impl Both {
         }
     }
 
-    /// The other side finds the sets that were named to it; the stream that was opened, if one was.
+    /// The other side finds the sets named to it; returns the stream that was opened, if any.
     pub(super) fn open_and_find(&mut self) -> Option<Handle> {
         let mut stream = None;
         let mut others = VecDeque::new();
@@ -108,7 +108,7 @@ impl Both {
         stream
     }
 
-    /// One write of the other side, heard here.
+    /// Carries one write of the other side here.
     pub(super) fn back_once(&mut self) -> bool {
         self.there.fill_from(&self.store, self.now, false);
         let bytes = written(&mut self.there);
@@ -118,7 +118,7 @@ impl Both {
         !bytes.is_empty()
     }
 
-    /// The other side has found the keys of a set, in order.
+    /// The other side finds the keys of a set, in order.
     fn find_set(&mut self) {
         let Some(Told::Named(named)) = self.there.poll_event() else { panic!("no set was named") };
         self.there.set_found(named.set, named.serial, (0..named.keys.len() as u32).collect()).unwrap();
@@ -180,7 +180,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
         both.forth();
         both.find_set();
     }
-    // Another shape is published and told while the first tensor is on its way in the shape that it had.
+    // A tensor of another shape is published and announced while the first is still on its way in its old shape.
     for _ in 0..2 {
         both.back_once();
     }
@@ -253,7 +253,7 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     both.forth();
     both.find_set();
     both.back_once();
-    // Asked for last, and here first.
+    // Requested last, but arrives first.
     let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     both.store.push(Entry::new(1, 2, 64));
@@ -285,7 +285,7 @@ fn pushes_stay_in_order_in_their_stream_and_other_streams_pass() {
         let push = PushAsk { stream: streams[stream], meta, payload: pattern(length).into(), deadline, pending };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
     };
-    // More than may leave in chunks at the same time, a small one behind each, and a stream of small ones.
+    // More than may be sent in chunks at the same time, a small one after each, and a stream of small ones.
     for stream in 0..5 {
         push(&mut both, stream, LARGE, stream as u32);
         push(&mut both, stream, 64, stream as u32);
@@ -346,7 +346,7 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         both.forth();
         let opened = both.open_and_find();
         both.there.grant(opened.expect("a stream was opened"), Credit { messages: 10, bytes: 10 << 20 });
-        // Chunks of both tensors come, and chunks of the first push leave.
+        // Chunks of both tensors arrive, and chunks of the first push are sent.
         for _ in 0..writes {
             both.back_once();
             both.forth_once();
@@ -405,7 +405,7 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     for _ in 0..3 {
         both.back_once();
     }
-    // All of the second wait by now, which the owner ends itself.
+    // All of the second push waits by now; the owner ends it.
     let mut waits = Vec::new();
     both.there.take_waits(&mut waits);
     assert_eq!(waits.len(), count);
@@ -429,10 +429,11 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     }
 }
 
-/// The peer would keep it forever: it counts against what one peer may have.
+/// Otherwise the peer would keep it forever, and it counts against the limit for one peer.
 #[test]
 fn a_stream_that_ends_around_a_lost_link_ends_at_the_peer() {
-    // Before the link is lost, so that nobody hears of it; while there is none; on the next, which knows nothing of the stream.
+    // Before the link is lost, so that the peer does not hear of it; while there is no link; on the next link, which knows nothing of the
+    // stream.
     for ends in 0..3 {
         let mut both = Both::new();
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();

@@ -1,4 +1,4 @@
-//! A link dies and another takes its place: every tensor arrives once, every release counts once.
+//! A link fails and is replaced: every tensor arrives once, every release counts once.
 
 use super::*;
 use crate::error::{Code, Error};
@@ -6,7 +6,7 @@ use crate::limits::RELEASE_ACK_EVERY;
 
 const BYTES: usize = 100_000;
 
-/// One request, answered with a tensor of [`BYTES`]; what the answering side then says.
+/// One request, answered with a tensor of [`BYTES`]; returns what the answering side then sends.
 fn answered(pair: &mut Pair, destination: Option<Buffer>) -> Vec<u8> {
     let ask = Ask { destination, ..pair.asking.wanting("w", 1) };
     pair.asking.session.request(pair.asking.now, ask).unwrap();

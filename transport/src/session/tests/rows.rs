@@ -1,4 +1,4 @@
-//! Requests for rows of tables: beside requests for tensors, with the same life.
+//! Requests for rows of tables: mixed with requests for tensors, and handled the same way.
 
 use super::*;
 use crate::error::Error;
@@ -16,7 +16,7 @@ fn named(key: &str, ids: &[u64]) -> NamedRowsBuf {
     named
 }
 
-/// The requests for rows that came, with what they name of their first table.
+/// The requests for rows that came, with the rows named of their first table.
 fn asked(end: &mut End) -> Vec<(RowsAsked, Vec<u64>)> {
     let of_rows = |event| match event {
         Event::RowsAsked(asked) => {
@@ -69,7 +69,7 @@ fn rows_are_asked_for_again_on_the_next_link_unless_they_were_answered() {
     pair.answering.speak();
     pair.new_link();
     pair.talk();
-    // The first has its answer, which comes again; the other is asked for as before.
+    // The first has its answer, which is sent again; the other is requested again.
     let again = asked(&mut pair.answering);
     assert_eq!(again, first[1..]);
     assert_eq!(pair.asking.answers(), [(1, Ok(pattern(BYTES)))]);

@@ -1,4 +1,4 @@
-//! The client's side of attaching: blocks the calling thread, at most until its deadline.
+//! The client's side of attaching: blocks the calling thread, until its deadline at most.
 
 use std::{
     fs::File,
@@ -58,7 +58,7 @@ pub enum AttachError {
     /// The daemon's answer is invalid; most likely it is a different release.
     #[error("the daemon's answer is invalid: {0}")]
     Answer(String),
-    /// What the daemon sent cannot be used.
+    /// What the daemon sent is unusable.
     #[error(transparent)]
     Shm(#[from] ShmError),
 }
@@ -78,7 +78,7 @@ pub struct Attached {
     pub arena: SharedMemory,
     /// Each shard's segment and doorbell.
     pub shards: Vec<(ClientEnd, Doorbell)>,
-    /// The socket, on which the daemon rings: for a [`ClientEar`](crate::shm::ClientEar).
+    /// The socket on which the daemon rings: for a [`ClientEar`](crate::shm::ClientEar).
     pub socket: OwnedFd,
 }
 
@@ -113,7 +113,7 @@ pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> 
     Ok(Attached { welcome, arena, shards, socket: talk.socket })
 }
 
-/// Asks the daemon at `path` to drain; returns when it has begun to, not when it has finished.
+/// Asks the daemon at `path` to drain; returns once it has begun, not when it has finished.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -126,8 +126,8 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
     }
 }
 
-/// Asks the daemon at `path` for the arena of another client, of which it has told this process, and maps it to be read; with
-/// `populate`, its first pages one by one.
+/// Asks the daemon at `path` for the arena of another client, which the daemon has named to this process, and maps it
+/// read-only; with `populate`, its first pages are mapped one by one.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -150,13 +150,14 @@ pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> 
 pub struct GivenLane {
     /// The end.
     pub lane: DirectLane,
-    /// Where others are heard that wake this client; all lanes of a client have the same.
+    /// The ear for other clients that wake this one; all lanes of a client share it.
     pub ear: ClientEar,
     /// Wakes the other client.
     pub bell: ClientBell,
 }
 
-/// Asks the daemon at `path` for the direct lane between this process, attached as `task`, and the one that is attached as `peer`.
+/// Asks the daemon at `path` for the direct lane between this process, attached as `task`, and the client attached as
+/// `peer`.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -179,8 +180,8 @@ pub fn lane(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<Gi
     Ok(GivenLane { lane, ear: ClientEar::among_clients(ear), bell: ClientBell::new(Arc::new(bell)) })
 }
 
-/// Has the daemon at `path` make a connection to the host of `peer`, for one stream between that task and this process, attached as
-/// `task`. The connected socket, and the number by which the other task asks its daemon for the other end.
+/// Asks the daemon at `path` to connect to the host of `peer`, for one stream between that task and this process, attached
+/// as `task`. Returns the connected socket, and the number with which the other task asks its daemon for the other end.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -188,8 +189,8 @@ pub fn connect(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result
     ask_for_connection(path, &Request::Connect { version: VERSION, task: task.into(), peer: peer.into() }, deadline)
 }
 
-/// Asks the daemon at `path` for the connection of that number, which the daemon of `peer` has made for a stream with this process,
-/// attached as `task`.
+/// Asks the daemon at `path` for the connection with this number, which the daemon of `peer` has made for a stream with
+/// this process, attached as `task`.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -230,7 +231,7 @@ pub fn show(path: &Path, deadline: Instant) -> Result<Vec<u8>, AttachError> {
     }
 }
 
-/// The text in the memory that came with an answer.
+/// Reads the text in the memory that came with an answer.
 pub(super) fn read_text(mut memory: Vec<OwnedFd>, bytes: u64, bytes_max: u64) -> Result<Vec<u8>, AttachError> {
     if bytes > bytes_max {
         return Err(AttachError::answer(format!("{bytes} bytes of text, at most {bytes_max} are read")));
@@ -251,7 +252,7 @@ pub(super) fn refusal(refused: super::Refused) -> AttachError {
     }
 }
 
-/// A welcome whose numbers can be worked with.
+/// Checks that the numbers in a welcome are usable.
 fn checked(welcome: Welcome) -> Result<Welcome, AttachError> {
     let Welcome { version, shards, arena_bytes, segment_bytes: announced, area_bytes, .. } = welcome;
     if version != VERSION {
@@ -268,7 +269,7 @@ fn checked(welcome: Welcome) -> Result<Welcome, AttachError> {
     Ok(welcome)
 }
 
-/// Reads an answer out of a message, whose numbers can then be worked with.
+/// Parses an answer, and checks that its numbers are usable.
 pub(super) fn parse_answer(message: &[u8]) -> Result<Answer, AttachError> {
     match serde_json::from_slice(message).map_err(|error| AttachError::answer(error.to_string()))? {
         Answer::Welcome(welcome) => checked(welcome).map(Answer::Welcome),
@@ -276,7 +277,7 @@ pub(super) fn parse_answer(message: &[u8]) -> Result<Answer, AttachError> {
     }
 }
 
-/// A request that was made, and the answers that come.
+/// A request that was sent, and the answers to it.
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) socket: OwnedFd,
@@ -290,7 +291,7 @@ impl Conversation {
         let address = UnixAddr::new(path).map_err(unreachable)?;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
             .map_err(ShmError::system("making a socket"))?;
-        // A daemon with many callers makes the next one wait, which only this option bounds. Zero would mean forever.
+        // A daemon with many callers makes the next one wait, and only this option limits the wait. Zero would mean forever.
         let patience = deadline.saturating_duration_since(Instant::now());
         let patience = TimeVal::milliseconds(patience.clamp(Duration::from_millis(1), PATIENCE_MAX).as_millis() as i64);
         setsockopt(&socket, sockopt::SendTimeout, &patience).map_err(ShmError::system("bounding a wait"))?;
@@ -305,7 +306,7 @@ impl Conversation {
 
     pub(super) fn ask(&self, request: &Request) -> Result<(), AttachError> {
         match descriptors::send(&self.socket, &encode(request), &[]) {
-            // It may have said why before it closed.
+            // The daemon may have said why before it closed.
             Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(()),
             Err(errno) => Err(ShmError::system("asking the daemon")(errno).into()),
         }
@@ -318,7 +319,7 @@ impl Conversation {
                 Ok(message) => break message,
                 Err(Errno::EAGAIN) => self.wait()?,
                 Err(Errno::EINTR) => {}
-                // The daemon closed without reading the request: what it said before comes after this word.
+                // The daemon closed without reading the request: what it sent before can still be read after this error.
                 Err(Errno::ECONNRESET) if !was_reset => was_reset = true,
                 Err(Errno::ECONNRESET) => return Err(AttachError::HungUp),
                 Err(errno) => return Err(ShmError::system("hearing the daemon")(errno).into()),

@@ -40,7 +40,7 @@ pub enum RequestError {
     /// The client has closed its socket.
     #[error("the client closed the connection")]
     HungUp,
-    /// The request is longer than any should be.
+    /// The request is longer than any valid one.
     #[error("a request of {bytes} bytes, at most {MESSAGE_BYTES_MAX} are possible")]
     TooLong {
         /// Its length.
@@ -58,7 +58,7 @@ pub enum RequestError {
         /// The client's version.
         theirs: u32,
     },
-    /// The daemon that is to take over does so in another way.
+    /// The daemon that should take over uses another version of the hand-over.
     #[error(
         "the new daemon speaks version {theirs} of the hand-over, this one {HAND_OVER_VERSION}; stop this one with `sealane drain`, \
          then start the new one"
@@ -81,7 +81,7 @@ pub struct Credentials {
     pub uid: u32,
 }
 
-/// Listens at `path`, which only this user may connect to from the first moment on.
+/// Listens at `path`; from the first moment on, only this user may connect.
 ///
 /// A path left over by a killed daemon is not removed: only the caller knows whether a daemon is alive.
 ///
@@ -92,7 +92,7 @@ pub fn listen(path: &Path) -> Result<OwnedFd, ShmError> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
         .map_err(ShmError::system("making the daemon's socket"))?;
-    // The file that bind makes has the socket's mode.
+    // The file that bind creates gets the socket's mode.
     fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR).map_err(ShmError::system("restricting the daemon's socket"))?;
     match bind(listener.as_raw_fd(), &address) {
         Err(Errno::EADDRINUSE) => return Err(ShmError::InUse { path: path.into() }),
@@ -102,19 +102,19 @@ pub fn listen(path: &Path) -> Result<OwnedFd, ShmError> {
     Ok(listener)
 }
 
-/// Goes on listening at a socket that another daemon has listened at: clients are shown this process from now on.
+/// Continues to listen on a socket on which another daemon has listened: from now on clients see this process as its owner.
 ///
 /// # Errors
-/// [`ShmError::System`] if it is no socket that can listen.
+/// [`ShmError::System`] if it is not a socket that can listen.
 pub fn listen_again(listener: &OwnedFd) -> Result<(), ShmError> {
     let backlog = Backlog::new(LISTEN_BACKLOG).expect("a constant that is possible");
     nix::sys::socket::listen(listener, backlog).map_err(ShmError::system("listening for clients"))
 }
 
-/// The next client that has connected, if one has.
+/// Accepts the next client, if one has connected.
 ///
 /// # Errors
-/// [`ShmError::System`], such as where no descriptor is left; the client then still waits.
+/// [`ShmError::System`], for example if no descriptor is left; the client then keeps waiting.
 pub fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, ShmError> {
     match descriptors::accept(listener) {
         Ok(socket) => Ok(Some(socket)),
@@ -123,22 +123,22 @@ pub fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, ShmError> {
     }
 }
 
-/// Who connected.
+/// Returns who connected.
 ///
 /// # Errors
-/// [`ShmError::System`] if this is no connected Unix socket.
+/// [`ShmError::System`] if this is not a connected Unix socket.
 pub fn credentials(socket: &OwnedFd) -> Result<Credentials, ShmError> {
     let known = getsockopt(socket, sockopt::PeerCredentials).map_err(ShmError::system("asking who a client is"))?;
     Ok(Credentials { pid: known.pid(), uid: known.uid() })
 }
 
-/// The request of a client, if it has come. Descriptors that come with it are never opened here.
+/// The request of a client, if it has come. Descriptors sent with it are never opened here.
 ///
 /// # Errors
-/// [`RequestError`]; the conversation is then over.
+/// [`RequestError`]; the conversation is over then.
 pub fn read_request(socket: &OwnedFd) -> Result<Option<Request>, RequestError> {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-    // MSG_TRUNC: the answer is the message's length, not what fitted.
+    // MSG_TRUNC: returns the message's length, not what fit.
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
     let len = match recv(socket.as_raw_fd(), &mut buffer, flags) {
         Ok(0) | Err(Errno::ECONNRESET) => return Err(RequestError::HungUp),
@@ -150,10 +150,10 @@ pub fn read_request(socket: &OwnedFd) -> Result<Option<Request>, RequestError> {
     parse_request(message).map(Some)
 }
 
-/// Reads a request out of a message, which may hold anything.
+/// Parses a request, which may hold anything.
 pub(super) fn parse_request(message: &[u8]) -> Result<Request, RequestError> {
     let malformed = |error: serde_json::Error| RequestError::Malformed(error.to_string());
-    // First the version alone: the rest of another version's request may look different.
+    // First only the version: the rest of another version's request may look different.
     let versioned: Versioned = serde_json::from_slice(message).map_err(malformed)?;
     let (theirs, ours) = (versioned.version, versioned.expected());
     if theirs != ours {
@@ -167,7 +167,7 @@ pub(super) fn parse_request(message: &[u8]) -> Result<Request, RequestError> {
     serde_json::from_slice(message).map_err(malformed)
 }
 
-/// The descriptors that a client gets of one shard.
+/// The descriptors of one shard for a client.
 #[derive(Debug)]
 pub struct ShardDescriptors {
     /// The segment's memory.
@@ -182,20 +182,19 @@ pub struct Welcoming {
     welcome: Vec<u8>,
     arena: Option<OwnedFd>,
     shards: std::iter::Enumerate<std::vec::IntoIter<ShardDescriptors>>,
-    /// A shard whose message the socket did not take yet.
+    /// A shard whose message did not fit into the socket yet.
     waiting: Option<(usize, ShardDescriptors)>,
 }
 
 impl Welcoming {
-    /// Begins a welcome; `shards` has one entry for each shard that `welcome` announces, in their order.
+    /// Begins a welcome; `shards` has one entry for each shard that `welcome` announces, in the same order.
     pub fn new(welcome: Welcome, arena: OwnedFd, shards: Vec<ShardDescriptors>) -> Self {
         debug_assert_eq!(welcome.shards as usize, shards.len());
         let welcome = encode(&Answer::Welcome(welcome));
         Self { welcome, arena: Some(arena), shards: shards.into_iter().enumerate(), waiting: None }
     }
 
-    /// Sends what the socket takes now. True once all is sent; false if it must be called again when the socket is
-    /// writable.
+    /// Sends what the socket accepts now. True once all is sent; false if it must be called again when the socket is writable.
     ///
     /// # Errors
     /// [`ShmError::System`] if the client is gone, or descriptors cannot be sent.
@@ -234,17 +233,18 @@ pub fn draining(socket: &OwnedFd) -> Result<(), ShmError> {
     answer(socket, &Answer::Draining)
 }
 
-/// Sends a client the arena of another one, of `bytes`, which is read-only from then on for all but those who have mapped it.
+/// Sends a client the arena of another client, `bytes` long. From then on it is read-only for all but those who have mapped
+/// it already.
 ///
 /// # Errors
-/// [`ShmError::System`] if the kernel cannot make it so, or the client is gone or does not read.
+/// [`ShmError::System`] if the kernel cannot make it read-only, or the client is gone or does not read.
 pub fn show_arena(socket: &OwnedFd, arena: &OwnedFd, bytes: u64) -> Result<(), ShmError> {
     seal_for_readers(arena)?;
     let message = encode(&Answer::Arena { bytes });
     descriptors::send(socket, &message, &[arena.as_raw_fd()]).map_err(ShmError::system("answering a client"))
 }
 
-/// Gives a client its end of a direct lane, with its own ear and the bell of the other client.
+/// Gives a client its end of a direct lane, with its own ear and the other client's bell.
 ///
 /// # Errors
 /// [`ShmError::System`] if the client is gone or does not read.
@@ -259,7 +259,7 @@ pub fn give_lane(
     descriptors::send(socket, &message, &descriptors).map_err(ShmError::system("answering a client"))
 }
 
-/// Gives a client a connection, with its number.
+/// Gives a client a connection and its number.
 ///
 /// # Errors
 /// [`ShmError::System`] if the client is gone or does not read.
@@ -278,7 +278,7 @@ pub fn show_figures(socket: &OwnedFd, figures: &[u8]) -> Result<(), ShmError> {
     descriptors::send(socket, &message, &[memory.as_raw_fd()]).map_err(ShmError::system("answering a client"))
 }
 
-/// Memory that holds a text which may exceed a message.
+/// Memory that holds a text, which may be longer than a message.
 pub(super) fn memory_with(text: &[u8]) -> Result<File, ShmError> {
     let memory = memfd_create(c"sealane-text", MFdFlags::MFD_CLOEXEC);
     let memory = File::from(memory.map_err(ShmError::system("making memory for an answer"))?);
@@ -291,7 +291,7 @@ fn answer(socket: &OwnedFd, answer: &Answer) -> Result<(), ShmError> {
     descriptors::send(socket, &encode(answer), &[]).map_err(ShmError::system("answering a client"))
 }
 
-/// Whether a message left; a full socket is not an error.
+/// Whether a message was sent; a full socket is not an error.
 fn sent(answer: Result<(), Errno>) -> Result<bool, ShmError> {
     match answer {
         Ok(()) => Ok(true),

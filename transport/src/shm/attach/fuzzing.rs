@@ -3,18 +3,18 @@
 
 use super::{Answer, AttachError, Request, RequestError, client, daemon, encode};
 
-/// A client's request, as a client would write it.
+/// Parses a client's request, and returns it as a client would write it.
 ///
 /// # Errors
-/// It is none.
+/// It is not a valid request.
 pub fn request(message: &[u8]) -> Result<Vec<u8>, RequestError> {
     daemon::parse_request(message).map(|request: Request| encode(&request))
 }
 
-/// A daemon's answer, as a daemon would write it.
+/// Parses a daemon's answer, and returns it as a daemon would write it.
 ///
 /// # Errors
-/// It is none; or it is a refusal, as the client's caller sees it.
+/// It is not a valid answer; or it is a refusal, as the client's caller sees it.
 pub fn answer(message: &[u8]) -> Result<Vec<u8>, AttachError> {
     match client::parse_answer(message)? {
         Answer::Refused(refused) => Err(client::refusal(refused)),

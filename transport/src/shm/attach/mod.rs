@@ -1,16 +1,16 @@
-//! The attach protocol, by which a client gets its shared memory: one request, one answer, and one message with each shard's
-//! memory. JSON on a `SOCK_SEQPACKET` Unix socket, with descriptors attached.
+//! The attach protocol, by which a client gets its shared memory: one request, one answer, and one message with each
+//! shard's memory. JSON on a `SOCK_SEQPACKET` Unix socket, with descriptors attached.
 //!
-//! The client may block until a deadline; the daemon never does. Afterwards the socket stays open: the daemon rings on it, and
-//! each side detects the other's exit by it.
+//! The client may block until a deadline; the daemon never does. Afterwards the socket stays open: the daemon rings on it,
+//! and each side detects by it that the other is gone.
 //!
-//! By the same socket a daemon takes the place of a running one, its *predecessor*:
+//! On the same socket a daemon takes the place of a running one, its *predecessor*:
 //!
-//! 1. `take_over`: the predecessor shows what it has, and shares the locks of its CPUs. It serves on.
-//! 2. `hand_over`, once the successor is prepared: the predecessor drains, and then sends its listening sockets. If the successor
-//!    hangs up from here on, it serves again.
-//! 3. `taken`: the predecessor answers `yours`, and from then on is the one that stops, and the successor the one that serves. No
-//!    moment has two daemons that accept callers, and callers wait in the sockets' queues at most.
+//! 1. `take_over`: the predecessor shows its state, and shares the locks of its CPUs. It keeps serving.
+//! 2. `hand_over`, once the successor is prepared: the predecessor drains, and then sends its listening sockets. If the
+//!    successor hangs up from here on, the predecessor serves again.
+//! 3. `taken`: the predecessor answers `yours`. From then on it is the one that stops, and the successor the one that
+//!    serves. At no moment do two daemons accept callers; at worst callers wait in the sockets' backlogs.
 
 mod client;
 mod daemon;
@@ -37,12 +37,12 @@ pub use self::{
     successor::{Inheritance, Shown, Successor},
 };
 
-/// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon must
-/// have the same.
+/// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon
+/// must have the same.
 pub const VERSION: u32 = 16;
 
-/// Version of the conversation in which one daemon takes the place of another. It changes independently of [`VERSION`], so that
-/// a daemon can hand over to one of another release.
+/// Version of the conversation by which one daemon takes the place of another. It changes independently of [`VERSION`], so
+/// that a daemon can hand over to another release.
 pub const HAND_OVER_VERSION: u32 = 1;
 
 /// A client's request to attach.
@@ -50,27 +50,27 @@ pub const HAND_OVER_VERSION: u32 = 1;
 pub struct Attach {
     /// The client's [`VERSION`].
     pub version: u32,
-    /// The task that it is.
+    /// The task as which it attaches.
     pub task: String,
     /// The requested arena size.
     pub arena_bytes: u64,
-    /// The daemon may grant less.
+    /// The daemon may grant less than that.
     pub or_less: bool,
 }
 
 impl Attach {
-    /// A request of this version.
+    /// A request with this version.
     pub fn new(task: impl Into<String>, arena_bytes: u64) -> Self {
         Self { version: VERSION, task: task.into(), arena_bytes, or_less: false }
     }
 }
 
-/// The daemon's answer to a client that it attaches.
+/// The daemon's answer to a client that it accepts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// The daemon's [`VERSION`].
     pub version: u32,
-    /// How many shards it has; a segment and a doorbell of each follow.
+    /// Number of shards; a segment and a doorbell for each follow.
     pub shards: u32,
     /// The size of the arena.
     pub arena_bytes: u64,
@@ -78,11 +78,11 @@ pub struct Welcome {
     pub segment_bytes: u64,
     /// The size of the receive area in each segment.
     pub area_bytes: u64,
-    /// The default timeout of calls; 0 for no limit.
+    /// The default timeout of calls, in milliseconds; 0 for no limit.
     pub request_timeout_ms: u64,
     /// The largest tensor that the daemon carries.
     pub tensor_bytes_max: u64,
-    /// The daemon's process.
+    /// The daemon's process number.
     pub daemon_pid: u32,
     /// Tasks of this host with whose clients this one may have a direct lane.
     pub neighbours: Vec<String>,
@@ -92,81 +92,81 @@ pub struct Welcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// To be attached.
+    /// To attach.
     Attach(Attach),
-    /// That the daemon takes no new requests, finishes those in flight and stops.
+    /// To accept no new requests, finish those in flight and stop.
     Drain {
-        /// The asker's [`VERSION`].
+        /// The client's [`VERSION`].
         version: u32,
     },
-    /// For an arena in which the client was told of a tensor, to read that there.
+    /// For an arena that holds a tensor the client was told of, to read it there.
     Arena {
-        /// The asker's [`VERSION`].
+        /// The client's [`VERSION`].
         version: u32,
-        /// Its number, which nobody can guess.
+        /// The arena's number, which nobody can guess.
         arena: u64,
     },
-    /// For its end of the direct lane between two clients of one user.
+    /// For the client's end of the direct lane between two clients of one user.
     Lane {
-        /// The asker's [`VERSION`].
+        /// The client's [`VERSION`].
         version: u32,
-        /// The task as which the asker is attached.
+        /// The task as which the client is attached.
         task: String,
-        /// The other one's.
+        /// The other task.
         peer: String,
     },
-    /// For a connection to the daemon of a task of another host, for one stream between the asker and that task.
+    /// For a connection to the daemon of a task on another host, for one stream between the client and that task.
     Connect {
-        /// The asker's [`VERSION`].
+        /// The client's [`VERSION`].
         version: u32,
-        /// The task as which the asker is attached.
+        /// The task as which the client is attached.
         task: String,
-        /// The other one's.
+        /// The other task.
         peer: String,
     },
-    /// For a connection that another host's daemon has made for a stream between that task and the asker, as it has told.
+    /// For a connection that another host's daemon has made for a stream between its task and the client, which was told of it.
     Connection {
-        /// The asker's [`VERSION`].
+        /// The client's [`VERSION`].
         version: u32,
-        /// The task as which the asker is attached.
+        /// The task as which the client is attached.
         task: String,
-        /// The other one's.
+        /// The other task.
         peer: String,
-        /// Which of those between the two.
+        /// Which of the connections between the two.
         number: u64,
     },
-    /// To be shown the daemon's figures.
+    /// To show the daemon's figures.
     Show {
-        /// The asker's [`VERSION`].
+        /// The client's [`VERSION`].
         version: u32,
     },
-    /// To be shown what the daemon has, by the one that is to take its place and that prepares itself with it.
+    /// To show the daemon's state to the daemon that will take its place, which prepares itself with it.
     TakeOver {
-        /// The asker's [`HAND_OVER_VERSION`].
+        /// The successor's [`HAND_OVER_VERSION`].
         version: u32,
     },
-    /// That the daemon drains and hands over its sockets: its successor is prepared.
+    /// To drain and hand over its sockets: its successor is prepared.
     HandOver {
-        /// The asker's [`HAND_OVER_VERSION`].
+        /// The successor's [`HAND_OVER_VERSION`].
         version: u32,
     },
-    /// That the daemon goes: its successor has the sockets, and serves once it hears that they are its own.
+    /// To stop: its successor has the sockets, and serves once it is told that they are its own.
     Taken {
-        /// The asker's [`HAND_OVER_VERSION`].
+        /// The successor's [`HAND_OVER_VERSION`].
         version: u32,
     },
 }
 
-/// What a daemon has that another one takes over. Fields that a daemon does not know it ignores.
+/// The state of a daemon that another one takes over. Unknown fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estate {
-    /// Its process.
+    /// Its process number.
     pub pid: u32,
     /// Its release.
     pub release: String,
     /// How long its drain may take, in milliseconds.
     pub drain_timeout_ms: u64,
-    /// The transport addresses at which it listens, each with the address of its socket.
+    /// The transport addresses at which it listens, each with its socket's address.
     pub listeners: Vec<(String, SocketAddr)>,
     /// Where it serves metrics.
     pub metrics: Option<SocketAddr>,
@@ -176,7 +176,7 @@ pub struct Estate {
     pub arenas: Vec<u64>,
 }
 
-/// The part of every request that every version has.
+/// The part of a request that all versions share.
 #[derive(Deserialize)]
 struct Versioned {
     #[serde(default)]
@@ -185,7 +185,7 @@ struct Versioned {
 }
 
 impl Versioned {
-    /// The version that such a request must have to be understood here.
+    /// The version that such a request must have here.
     fn expected(&self) -> u32 {
         match &*self.request {
             "take_over" | "hand_over" | "taken" => HAND_OVER_VERSION,
@@ -194,51 +194,51 @@ impl Versioned {
     }
 }
 
-/// What the daemon says.
+/// An answer of the daemon.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 enum Answer {
-    /// The arena comes with it.
+    /// Comes with the arena.
     Welcome(Welcome),
-    /// A segment and its doorbell come with it.
+    /// Comes with a segment and its doorbell.
     Shard {
         index: u32,
     },
     Refused(Refused),
     Draining,
-    /// An arena of so many bytes comes with it, to be read.
+    /// Comes with an arena of `bytes` bytes, read-only.
     Arena {
         bytes: u64,
     },
-    /// A direct lane comes with it, the ear of the asker and the bell of the other client. Which end of it is the asker's.
+    /// Comes with a direct lane, the client's own ear and the other client's bell. Says which end of the lane is the client's.
     Lane {
         first: bool,
     },
-    /// A connected TCP socket comes with it, and which of those between the two tasks it is.
+    /// Comes with a connected TCP socket. Says which of the connections between the two tasks it is.
     Connection {
         number: u64,
     },
-    /// So many bytes of JSON are in the memory that comes with it.
+    /// Comes with memory that holds this many bytes of JSON.
     Figures {
         bytes: u64,
     },
-    /// So many bytes of JSON, an [`Estate`], are in the memory that comes with it.
+    /// Comes with memory that holds this many bytes of JSON, an [`Estate`].
     Estate {
         bytes: u64,
     },
-    /// The lock of that CPU comes with it.
+    /// Comes with the lock of this CPU.
     Cpu {
         cpu: usize,
     },
-    /// The socket that listens for that transport address comes with it.
+    /// Comes with the socket that listens at this transport address.
     Listener {
         address: String,
     },
-    /// The socket that serves metrics comes with it.
+    /// Comes with the socket that serves metrics.
     Metrics,
-    /// The socket that clients attach at and its lock come with it, and nothing after it.
+    /// Comes with the socket for clients and its lock; it is the last message.
     ClientSocket,
-    /// What was handed over is the successor's alone.
+    /// What was handed over now belongs to the successor alone.
     Yours,
 }
 
@@ -267,7 +267,7 @@ impl Refused {
         Failure {
             code: self.code,
             operation: self.operation,
-            // Nobody is refused for what was sent.
+            // A refusal is never about something that was sent.
             delivery_unknown: false,
             step: self.step,
             waited: Failure::waited(self.waited_s, self.waited_ns)?,
@@ -278,7 +278,7 @@ impl Refused {
     }
 }
 
-/// A message as it goes over the socket.
+/// A message as sent over the socket.
 fn encode(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).expect("these structures have nothing that JSON cannot say")
 }

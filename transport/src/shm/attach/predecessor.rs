@@ -1,5 +1,5 @@
-//! The side of the daemon that hands over: steps on the thread that watches its sockets. A successor that does not read is waited
-//! for at most [`SUCCESSOR_PATIENCE`].
+//! The side of the daemon that hands over: steps on the thread that watches its sockets. A successor that does not read is
+//! waited for at most [`SUCCESSOR_PATIENCE`].
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
@@ -18,17 +18,17 @@ use crate::shm::{descriptors, error::ShmError, limits::SUCCESSOR_PATIENCE};
 /// What a daemon hands over.
 #[derive(Debug)]
 pub struct Bequest<'a> {
-    /// The sockets that listen for transport addresses.
+    /// The sockets that listen at transport addresses.
     pub listeners: Vec<(String, BorrowedFd<'a>)>,
-    /// The one that serves metrics.
+    /// The socket that serves metrics.
     pub metrics: Option<BorrowedFd<'a>>,
-    /// The one that clients attach at.
+    /// The socket at which clients attach.
     pub client_socket: BorrowedFd<'a>,
-    /// The locked file beside it.
+    /// The locked file beside `client_socket`.
     pub lock: BorrowedFd<'a>,
 }
 
-/// Shows a successor what this daemon has, and shares the locks of its CPUs, in the order in which the estate has these.
+/// Shows a successor this daemon's state, and shares the locks of its CPUs, in the estate's order.
 ///
 /// # Errors
 /// [`ShmError::System`] if the successor is gone or does not read, or there is no memory or descriptor.
@@ -45,7 +45,7 @@ pub fn show_estate(socket: &OwnedFd, estate: &Estate, locks: &[OwnedFd]) -> Resu
         .try_for_each(|(&cpu, lock)| send(socket, &Answer::Cpu { cpu }, &[lock.as_raw_fd()], deadline))
 }
 
-/// Sends the successor the sockets. It has taken them when it says so.
+/// Sends the sockets to the successor. It has accepted them once it says so.
 ///
 /// # Errors
 /// [`ShmError::System`] if the successor is gone or does not read, or descriptors cannot be sent.
@@ -60,7 +60,7 @@ pub fn bequeath(socket: &OwnedFd, bequest: &Bequest<'_>) -> Result<(), ShmError>
     send(socket, &Answer::ClientSocket, &[bequest.client_socket.as_raw_fd(), bequest.lock.as_raw_fd()], deadline)
 }
 
-/// Tells the successor that what it has is its alone.
+/// Tells the successor that everything handed over is now its own.
 ///
 /// # Errors
 /// [`ShmError::System`] if the successor is gone.
@@ -68,7 +68,7 @@ pub fn let_go(socket: &OwnedFd) -> Result<(), ShmError> {
     send(socket, &Answer::Yours, &[], Instant::now() + SUCCESSOR_PATIENCE)
 }
 
-/// Sends a message, as soon as there is room for it.
+/// Sends a message as soon as there is room for it.
 fn send(socket: &OwnedFd, answer: &Answer, descriptors: &[RawFd], deadline: Instant) -> Result<(), ShmError> {
     let failed = || ShmError::system("handing over to another daemon");
     let message = encode(answer);

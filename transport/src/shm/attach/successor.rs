@@ -9,40 +9,40 @@ use super::{
 };
 use crate::shm::limits::{ESTATE_BYTES_MAX, LISTENERS_MAX, SHARDS_MAX};
 
-/// A daemon that is about to take the place of the one at the other end. Dropped before [`taken`](Self::taken), it leaves that one
-/// serving.
+/// A daemon that is about to take the place of the one at the other end. If this is dropped before [`taken`](Self::taken),
+/// that one keeps serving.
 #[derive(Debug)]
 pub struct Successor(Conversation);
 
 /// What the predecessor shows.
 #[derive(Debug)]
 pub struct Shown {
-    /// What it has.
+    /// The predecessor's state.
     pub estate: Estate,
-    /// Its user, as the kernel says.
+    /// Its user, as reported by the kernel.
     pub predecessor: Credentials,
-    /// The locks of its CPUs, in the order of the estate: shared with it.
+    /// The locks of its CPUs, in the estate's order: shared with it.
     pub locks: Vec<OwnedFd>,
 }
 
 /// What the predecessor has handed over.
 #[derive(Debug)]
 pub struct Inheritance {
-    /// The sockets that listen for transport addresses.
+    /// The sockets that listen at transport addresses.
     pub listeners: Vec<(String, OwnedFd)>,
-    /// The one that serves metrics.
+    /// The socket that serves metrics.
     pub metrics: Option<OwnedFd>,
-    /// The one that clients attach at.
+    /// The socket at which clients attach.
     pub client_socket: OwnedFd,
-    /// The locked file beside it.
+    /// The locked file beside `client_socket`.
     pub lock: OwnedFd,
 }
 
 impl Successor {
-    /// Asks the daemon at `path` what it has.
+    /// Asks the daemon at `path` for its state.
     ///
     /// # Errors
-    /// [`AttachError`]; the daemon there serves on.
+    /// [`AttachError`]; the daemon there keeps serving.
     pub fn announce(path: &Path, deadline: Instant) -> Result<(Successor, Shown), AttachError> {
         let request = Request::TakeOver { version: HAND_OVER_VERSION };
         let mut talk = Conversation::begin(path, &request, deadline)?;
@@ -67,10 +67,10 @@ impl Successor {
         Ok((Successor(talk), Shown { estate, predecessor, locks }))
     }
 
-    /// Has the predecessor drain and hand over, which may take as long as its drain.
+    /// Asks the predecessor to drain and hand over, which may take as long as its drain.
     ///
     /// # Errors
-    /// [`AttachError`]; if the daemon there lives, it serves on.
+    /// [`AttachError`]; if the daemon there is alive, it keeps serving.
     pub fn inherit(&mut self, deadline: Instant) -> Result<Inheritance, AttachError> {
         let Successor(talk) = self;
         talk.deadline = deadline;
@@ -92,10 +92,10 @@ impl Successor {
         }
     }
 
-    /// Takes what was handed over. From then on the predecessor stops.
+    /// Takes over what was handed over. From then on the predecessor stops.
     ///
     /// # Errors
-    /// [`AttachError`]; if the daemon there lives, it serves on.
+    /// [`AttachError`]; if the daemon there is alive, it keeps serving.
     pub fn taken(&mut self, deadline: Instant) -> Result<(), AttachError> {
         let Successor(talk) = self;
         talk.deadline = deadline;

@@ -82,7 +82,7 @@ fn a_client_that_does_not_listen_or_is_gone_does_not_block_the_daemon() {
 fn what_cannot_be_waited_for_says_so() {
     let (daemon, client) = pair();
     let ear = ClientEar::new(client);
-    // Whoever makes the socket useless is told that the daemon is gone.
+    // A client whose socket is shut down is told that the daemon is gone.
     nix::sys::socket::shutdown(std::os::fd::AsRawFd::as_raw_fd(&daemon), nix::sys::socket::Shutdown::Both).unwrap();
     assert_eq!(ear.wait(LONG).unwrap(), Woken::HungUp);
     let error = ShmError::system("waiting for the daemon")(nix::errno::Errno::ENOMEM);

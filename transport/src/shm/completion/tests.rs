@@ -1,4 +1,4 @@
-//! Completions go through a record and come out the same; records that hold anything else are refused.
+//! Completions written to a record read the same; records that hold anything else are refused.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn errors() -> Vec<Error> {
     ]
 }
 
-/// Shows records of every kind, one after the other.
+/// Passes records of every kind to `look`, one after the other.
 fn each(look: &mut dyn FnMut(&Completion<'_>)) {
     let (plan, index, calls) = (u32::MAX, 7, &[0x8000_0001, 2, 3]);
     let (span, token) = (Span { offset: 1 << 50, len: 3 }, u64::MAX);

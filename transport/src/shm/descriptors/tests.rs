@@ -1,4 +1,4 @@
-//! Descriptors over a socket pair: those that are wanted arrive, the others are closed.
+//! Descriptors over a socket pair: expected ones arrive, others are closed.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -16,7 +16,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap()
 }
 
-/// Whether all writing ends of the pipe are closed.
+/// True if all writing ends of the pipe are closed.
 fn hung_up(reader: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(reader.as_fd(), PollFlags::empty())];
     poll(&mut polled, PollTimeout::ZERO).unwrap();

@@ -1,13 +1,14 @@
-//! A ring of bytes from one client to the other: what a stream carries, past the daemon. The writer copies in, the reader out. Each end on
-//! one thread at a time, without locks, system calls or allocation.
+//! A ring of bytes from one client to the other, for a stream that bypasses the daemon. The writer copies in, the reader
+//! copies out. Each end on one thread at a time, without locks, system calls or allocation.
 //!
-//! Two positions count the bytes since the ring was taken into use: of those that were written, by the writer, and of those that were read,
-//! by the reader. Whose turn it is to do something is said in two more words: an end that finds nothing to do says that it *waits*, and
-//! looks once more; an end that has done something looks whether the other waits. So at least one of them sees the other (Dekker's idea, as
-//! in
-//! `sealane_runtime::SleepFlag`). A writer that waits is told when half of the ring is free, or all that there is was read.
+//! Two positions count the bytes since the ring was taken into use: the writer's counts bytes written, the reader's bytes
+//! read. Two more words coordinate the ends: an end that finds nothing to do announces that it *waits*, and looks once
+//! more; an end that has done something checks whether the other waits. So at least one of them sees the other (Dekker's
+//! idea, as in `sealane_runtime::SleepFlag`). A waiting writer is told when half of the ring is free, or everything was
+//! read.
 //!
-//! Each end believes a position of the other only if it can be: not before the last, nor further ahead than the ring has bytes.
+//! Each end accepts a position of the other only if it is possible: not before the last one, and not further ahead than the
+//! ring is long.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -16,15 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::shm::ring::Broken;
 
-/// Where a ring of bytes lies.
+/// Where a ring of bytes is.
 pub trait BytesMemory {
-    /// How many bytes it holds, a power of two.
+    /// Its size in bytes, a power of two.
     const BYTES: u64;
 
-    /// Bytes that were written.
+    /// Number of bytes written.
     fn written(&self) -> &AtomicU64;
 
-    /// Bytes that were read.
+    /// Number of bytes read.
     fn read(&self) -> &AtomicU64;
 
     /// Not 0 if the writer waits for room.
@@ -33,16 +34,16 @@ pub trait BytesMemory {
     /// Not 0 if the reader waits for bytes.
     fn reader_waits(&self) -> &AtomicU64;
 
-    /// Which use of the ring it is, from 1 on; by the writer.
+    /// The number of the ring's current use, from 1 on; set by the writer.
     fn used(&self) -> &AtomicU64;
 
-    /// The last use that its reader has no use for any more; by the reader.
+    /// The last use that its reader has finished; set by the reader.
     fn left(&self) -> &AtomicU64;
 
-    /// Copies bytes in, from a position on, which is taken modulo how many there are.
+    /// Copies bytes in at a position, modulo the ring's size.
     fn copy_in(&self, position: u64, bytes: &[u8]);
 
-    /// Copies bytes out, likewise.
+    /// Copies bytes out from a position, modulo the ring's size.
     fn copy_out(&self, position: u64, into: &mut [u8]);
 }
 
@@ -50,12 +51,13 @@ pub trait BytesMemory {
 pub struct BytesWriter<M> {
     memory: M,
     written: u64,
-    /// Bytes that were read, when it last looked.
+    /// Bytes read, when this end last looked.
     read: u64,
 }
 
 impl<M: BytesMemory> BytesWriter<M> {
-    /// The writing end of a ring that is used for the `used`th time, from 1 on; `None` if it may still be read of the time before.
+    /// The writing end for the ring's `used`th use, counted from 1; `None` if the reader may not have finished the previous
+    /// use.
     pub fn begin(memory: M, used: u64) -> Option<Self> {
         // LEFT: Acquire here, Release in the reader's drop: nothing of the last use comes after this.
         if memory.left().load(Ordering::Acquire) != used - 1 {
@@ -68,10 +70,10 @@ impl<M: BytesMemory> BytesWriter<M> {
         Some(Self { memory, written: 0, read: 0 })
     }
 
-    /// Copies in as many of the bytes as there is room for; how many.
+    /// Copies in as many of the bytes as there is room for; returns how many.
     ///
     /// # Errors
-    /// [`Broken`] if the reader has read what cannot be.
+    /// [`Broken`] if the reader's position is impossible.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         if self.room() < bytes.len() as u64 {
             self.look()?;
@@ -86,17 +88,17 @@ impl<M: BytesMemory> BytesWriter<M> {
         Ok(count)
     }
 
-    /// Where it lies.
+    /// The ring's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Bytes that were written since the ring was taken into use.
+    /// Bytes written since the ring was taken into use.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// After a write: true if the reader waits, and is to be told.
+    /// After a write: true if the reader waits and must be told.
     pub fn must_tell(&self) -> bool {
         let must_tell = is_waited_for(self.memory.reader_waits());
         if must_tell {
@@ -105,7 +107,7 @@ impl<M: BytesMemory> BytesWriter<M> {
         must_tell
     }
 
-    /// Says that this end waits for room; false if there is some, and it does not.
+    /// Announces that this end waits for room; false if there is some, and it does not wait.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -130,27 +132,27 @@ impl<M: BytesMemory> BytesWriter<M> {
     }
 }
 
-/// The end that reads. Dropped, it leaves the ring to be used again.
+/// The end that reads. Dropping it lets the ring be reused.
 pub struct BytesReader<M: BytesMemory> {
     memory: M,
     used: u64,
     read: u64,
-    /// Bytes that were written, when it last looked.
+    /// Bytes written, when this end last looked.
     written: u64,
 }
 
 impl<M: BytesMemory> BytesReader<M> {
-    /// The reading end of a ring that is used for the `used`th time; `None` if it is not. One for each use.
+    /// The reading end for the ring's `used`th use; `None` if that is not the current one. Only one for each use.
     pub fn begin(memory: M, used: u64) -> Option<Self> {
         // USED: see `BytesWriter::begin`.
         let is_used = memory.used().load(Ordering::Acquire) == used;
         is_used.then(|| Self { memory, used, read: 0, written: 0 })
     }
 
-    /// Copies out as many bytes as there are and have room; how many.
+    /// Copies out as many bytes as there are and fit; returns how many.
     ///
     /// # Errors
-    /// [`Broken`] if the writer has written what cannot be.
+    /// [`Broken`] if the writer's position is impossible.
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
         if self.written - self.read < into.len() as u64 {
             self.look()?;
@@ -165,12 +167,12 @@ impl<M: BytesMemory> BytesReader<M> {
         Ok(count)
     }
 
-    /// Where it lies.
+    /// The ring's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Bytes that were written since the ring was taken into use.
+    /// Bytes written since the ring was taken into use.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -179,12 +181,12 @@ impl<M: BytesMemory> BytesReader<M> {
         Ok(self.written)
     }
 
-    /// As many of them as were found when it last looked.
+    /// Bytes written, as found when this end last looked.
     pub fn found(&self) -> u64 {
         self.written
     }
 
-    /// After a read: true if the writer waits, and is to be told.
+    /// After a read: true if the writer waits and must be told.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -200,7 +202,7 @@ impl<M: BytesMemory> BytesReader<M> {
         Ok(has_half)
     }
 
-    /// Says that this end waits for bytes; false if there are some, and it does not.
+    /// Announces that this end waits for bytes; false if there are some, and it does not wait.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -228,14 +230,14 @@ impl<M: BytesMemory> Drop for BytesReader<M> {
     }
 }
 
-/// Before it looks once more.
+/// Call this before looking once more.
 fn say_waits(waits: &AtomicU64) {
     waits.store(1, Ordering::Relaxed);
     // Pairs with the fence in `is_waited_for`.
     fence(Ordering::SeqCst);
 }
 
-/// After what the other may wait for was done.
+/// Call this after doing what the other end may wait for.
 fn is_waited_for(waits: &AtomicU64) -> bool {
     // Pairs with the fence in `say_waits`.
     fence(Ordering::SeqCst);

@@ -8,7 +8,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 use super::LaneMemory;
 use crate::shm::limits::{LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY};
 
-/// A direction of `N` entries; the clones share it.
+/// A direction of `N` entries; clones share it.
 #[derive(Clone)]
 pub(super) struct Heap<const N: usize> {
     pub(super) notes: Arc<Vec<AtomicU64>>,

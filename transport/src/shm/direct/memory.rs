@@ -1,4 +1,5 @@
-//! The memory of a lane: a page of header, and two directions. The daemon keeps it, and each of two clients opens one end.
+//! The memory of a lane: a page of header, and two directions. The daemon keeps it, and each of the two clients opens one
+//! end.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -18,7 +19,7 @@ use crate::shm::{
     mapping::{Bytes, Mapping, PAGE, SEGMENT, Words},
 };
 
-/// The offsets of what lies in a lane, in bytes. Words that one side writes while the other looks have lines of their own.
+/// Offsets within a lane, in bytes. Words that one side writes while the other polls have cache lines of their own.
 mod at {
     use super::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RING_BYTES, LANE_RINGS, Side};
 
@@ -26,7 +27,7 @@ mod at {
         side as u64 * LINE
     }
 
-    /// Beside the other word of that side which is looked at often.
+    /// In the line of `standing`, the other word of this side that is polled often.
     pub(super) const fn passed_by(side: Side) -> u64 {
         standing(side) + 8
     }
@@ -39,7 +40,7 @@ mod at {
         (2 + side as u64) * LINE
     }
 
-    /// Where what a side sends begins.
+    /// Where the data that a side sends begins.
     pub(super) const fn notes(sender: Side) -> u64 {
         super::PAGE + sender as u64 * DIRECTION_BYTES
     }
@@ -52,14 +53,14 @@ mod at {
         returns(sender) + RETURNS_BYTES
     }
 
-    /// Rings that a side has news of.
+    /// Rings for which a side has reported news.
     pub(super) const fn news(side: Side) -> u64 {
         (6 + side as u64) * LINE
     }
 
     pub(super) const NUMBER: u64 = 8 * LINE;
 
-    /// The words of a ring, each in a line of its own: bytes written, bytes read, and who waits.
+    /// The words of a ring, each in a cache line of its own: bytes written, bytes read, and who waits.
     pub(super) const fn ring_words(writer: Side, ring: usize) -> u64 {
         super::PAGE + 2 * DIRECTION_BYTES + (writer as u64 * LANE_RINGS as u64 + ring as u64) * RING_WORDS_BYTES
     }
@@ -78,17 +79,17 @@ mod at {
     const DIRECTION_BYTES: u64 = NOTES_BYTES + RETURNS_BYTES + (LANE_ENTRIES * LANE_ENTRY_WORDS * 8) as u64;
 }
 
-/// Which of its two clients an end belongs to.
+/// Which of the lane's two clients an end belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The one that the daemon names first.
+    /// The client that the daemon names first.
     First = 0,
-    /// The other.
+    /// The other client.
     Second = 1,
 }
 
 impl Side {
-    /// The other one.
+    /// The other side.
     pub fn other(self) -> Side {
         match self {
             Side::First => Side::Second,
@@ -97,16 +98,16 @@ impl Side {
     }
 }
 
-/// How things stand with a side.
+/// The state of a side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It has not opened its end: nothing is to be sent to it.
+    /// It has not opened its end: nothing may be sent to it.
     Absent,
     /// It reads.
     Here,
-    /// Its task has gone.
+    /// Its task is gone.
     Gone,
-    /// It wants no more of this lane, or the daemon gives the two another.
+    /// It no longer wants this lane, or the daemon gives the two clients another.
     Abandoned,
 }
 
@@ -114,7 +115,7 @@ const HERE: u64 = 1;
 const GONE: u64 = 2;
 const ABANDONED: u64 = 3;
 
-/// A lane as the daemon keeps it.
+/// A lane as held by the daemon.
 #[derive(Debug)]
 pub struct LaneKeeper {
     mapping: Arc<Mapping>,
@@ -122,37 +123,37 @@ pub struct LaneKeeper {
 }
 
 impl LaneKeeper {
-    /// Makes a lane. Its pages exist from their first use on.
+    /// Creates a lane. Its pages are allocated on first use.
     ///
     /// # Errors
-    /// [`ShmError::System`] where there is no descriptor.
+    /// [`ShmError::System`] if no descriptor is left.
     pub fn create() -> Result<LaneKeeper, ShmError> {
         let (mapping, descriptor) = Mapping::create("sealane-lane", at::END, SEGMENT, false)?;
-        // Two lanes of the same clients, of which one has lost the first, have different ones.
+        // Distinguishes two lanes of the same clients after one of them lost the first.
         mapping.word(at::NUMBER).store(RandomState::new().hash_one(()), Ordering::Release);
         Ok(LaneKeeper { mapping, descriptor })
     }
 
-    /// The task of a side has gone. The other is to be rung for.
+    /// The task of a side is gone. The caller must wake the other side.
     pub fn end(&self, gone: Side) {
         self.mapping.word(at::standing(gone)).store(GONE, Ordering::Release);
     }
 
-    /// Neither side has anything more of this lane. Both are to be rung for.
+    /// Neither side can use this lane any more. The caller must wake both.
     pub fn abandon(&self) {
         for side in [Side::First, Side::Second] {
             self.mapping.word(at::standing(side)).store(ABANDONED, Ordering::Release);
         }
     }
 
-    /// True if one side wants no more of it.
+    /// True if one side no longer wants the lane.
     pub fn has_ended(&self) -> bool {
         let standing = |side| self.mapping.word(at::standing(side)).load(Ordering::Relaxed);
         [Side::First, Side::Second].into_iter().any(|side| standing(side) > HERE)
     }
 }
 
-/// All of a lane's memory, which either of its clients may write as it likes.
+/// Access to all of a lane's memory, since either client may write anything to it.
 #[cfg(any(test, feature = "fuzzing"))]
 impl LaneKeeper {
     /// What a side sends.
@@ -160,7 +161,7 @@ impl LaneKeeper {
         Way::new(&self.mapping, sender)
     }
 
-    /// A word of the header, whose number is taken modulo how many there are.
+    /// A word of the header; its number is taken modulo their number.
     pub fn header(&self, number: u64) -> &AtomicU64 {
         self.mapping.word(number % (PAGE / 8) * 8)
     }
@@ -230,7 +231,7 @@ impl LaneMemory for Way {
     }
 }
 
-/// One client's end of a lane. It is to be opened once: a second one would begin where the first did.
+/// One client's end of a lane. Open it only once: a second end would begin where the first did.
 pub struct DirectLane {
     /// What this side sends.
     pub sender: LaneSender<Way>,
@@ -245,7 +246,7 @@ impl DirectLane {
     /// Opens the end of a side.
     ///
     /// # Errors
-    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] where it cannot be mapped.
+    /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] if it cannot be mapped.
     pub fn open(descriptor: &OwnedFd, side: Side) -> Result<DirectLane, ShmError> {
         let mapping = Mapping::open(descriptor, at::END, SEGMENT, false)?;
         let sender = LaneSender::new(Way::new(&mapping, side));
@@ -254,47 +255,48 @@ impl DirectLane {
         Ok(DirectLane { sender, receiver, mapping, side, number })
     }
 
-    /// This side reads from now on: the other may send. It changes nothing once a side has gone.
+    /// This side reads from now on: the other may send. Has no effect once a side is gone.
     pub fn arrive(&self) {
         let own = self.mapping.word(at::standing(self.side));
-        // Release: who sees it sends, and what it sends is looked for.
+        // Release: a sender that sees this sends, and what it sends will be looked for.
         let _gone = own.compare_exchange(0, HERE, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The task of this side goes. The other is to be rung for.
+    /// The task of this side leaves. The caller must wake the other side.
     pub fn leave(&self) {
         self.mapping.word(at::standing(self.side)).store(GONE, Ordering::Release);
     }
 
-    /// This side wants no more of this lane. The other is to be rung for.
+    /// This side no longer wants the lane. The caller must wake the other side.
     pub fn abandon(&self) {
         self.mapping.word(at::standing(self.side)).store(ABANDONED, Ordering::Release);
     }
 
-    /// Something for the other side goes by the daemon, which no record here says.
+    /// Something for the other side goes through the daemon, and no record here says so.
     pub fn pass_by(&self) {
         self.mapping.word(at::passed_by(self.side)).fetch_add(1, Ordering::Release);
     }
 
-    /// Says, before this side says that it sleeps and when that changes, whether somebody waits here for what the other sends.
+    /// Tells whether somebody here waits for what the other side sends: set before this side announces its sleep, and on every
+    /// change.
     pub fn say_awaits(&self, awaits: bool) {
         self.mapping.word(at::awaits(self.side)).store(awaits.into(), Ordering::Release);
     }
 
-    /// Whether somebody waited there when the other side went to sleep.
+    /// Whether somebody was waiting there when the other side went to sleep.
     pub fn other_awaits(&self) -> bool {
-        // After what this side has written, as the other says that it sleeps before it looks for that.
+        // After this side's writes: the other side announces its sleep before it looks for them.
         fence(Ordering::SeqCst);
         self.mapping.word(at::awaits(self.side.other())).load(Ordering::Acquire) != 0
     }
 
-    /// How often the other side has said so.
+    /// How often the other side has called [`pass_by`](Self::pass_by).
     #[inline]
     pub fn passed_by(&self) -> u64 {
         self.mapping.word(at::passed_by(self.side.other())).load(Ordering::Acquire)
     }
 
-    /// How things stand with the other side.
+    /// The state of the other side.
     #[inline]
     pub fn other(&self) -> Standing {
         match self.mapping.word(at::standing(self.side.other())).load(Ordering::Acquire) {
@@ -305,46 +307,46 @@ impl DirectLane {
         }
     }
 
-    /// Where this side says that it sleeps.
+    /// Where this side announces that it sleeps.
     #[inline]
     pub fn own_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::sleep(self.side))
     }
 
-    /// Whether the other side must be rung for.
+    /// Tells whether the other side must be woken.
     #[inline]
     pub fn other_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::sleep(self.side.other()))
     }
 
-    /// True if the other side has said something, or wants no more of this lane.
+    /// True if the other side has sent something, or no longer wants this lane.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.receiver.has_note() || self.sender.has_returned() || self.has_ring_news() || self.has_ended()
     }
 
-    /// Which lane it is of those that the two clients have had.
+    /// Distinguishes this lane from others that the two clients have had.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The ring of that number which this side writes. One end of it at a time.
+    /// The ring with this number that this side writes. Only one end of it at a time.
     pub fn bytes_to(&self, ring: usize) -> LaneBytes {
         LaneBytes::new(&self.mapping, self.side, self.side, ring)
     }
 
-    /// The ring of that number which this side reads, likewise.
+    /// The ring with this number that this side reads. Only one end of it at a time.
     pub fn bytes_from(&self, ring: usize) -> LaneBytes {
         LaneBytes::new(&self.mapping, self.side.other(), self.side, ring)
     }
 
-    /// True if the other side has said something of a ring.
+    /// True if the other side has reported news of a ring.
     #[inline]
     pub fn has_ring_news(&self) -> bool {
         self.mapping.word(at::news(self.side.other())).load(Ordering::Relaxed) != 0
     }
 
-    /// Of which rings the other side has said something since this was asked.
+    /// The rings of which the other side has reported news since the last call.
     #[inline]
     pub fn take_ring_news(&self) -> LaneNews {
         // NEWS: Acquire here, Release in `LaneBytes::tell`. Where there are none, nothing is written.
@@ -361,11 +363,11 @@ impl DirectLane {
     }
 }
 
-/// Rings of which the other side has said something, whatever that may be.
+/// Rings of which the other side has reported news; it may hold anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneNews(u64);
 
-/// Where in the news a ring is that was read; those that were written come before.
+/// First bit of the rings that were read, in the news; bits of rings that were written come before.
 const READ_AT: usize = 32;
 
 const _: () = assert!(LANE_RINGS <= READ_AT, "each has a bit");
@@ -382,7 +384,7 @@ impl LaneNews {
     }
 }
 
-/// A ring of bytes of a lane, as one side has it.
+/// A ring of bytes of a lane, as one side sees it.
 pub struct LaneBytes {
     mapping: Arc<Mapping>,
     words: u64,
@@ -398,12 +400,12 @@ impl LaneBytes {
         LaneBytes { mapping: Arc::clone(mapping), words: at::ring_words(writer, ring), bytes, side, ring }
     }
 
-    /// The writer tells the reader, who waits, that there are bytes; true if the other client is to be rung for.
+    /// The writer tells a waiting reader that there are bytes; true if the other client must be woken.
     pub fn tell_reader(&self) -> bool {
         self.tell(self.ring)
     }
 
-    /// The reader tells the writer that there is room, likewise.
+    /// The reader tells a waiting writer that there is room; true if the other client must be woken.
     pub fn tell_writer(&self) -> bool {
         self.tell(READ_AT + self.ring)
     }
@@ -439,7 +441,7 @@ impl BytesMemory for LaneBytes {
     }
 
     fn used(&self) -> &AtomicU64 {
-        // Beside what the writer writes most often, and then the reader.
+        // In the line that first the writer and then the reader writes most often.
         self.mapping.word(self.words + 8)
     }
 

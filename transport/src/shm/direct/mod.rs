@@ -1,20 +1,22 @@
-//! A direct lane: memory that two clients of one host and one user share, by which small tensors go from one to the other past the
-//! daemon, which makes it, gives it to both, and ends it when one of them has gone. Each end on one thread at a time, without locks,
-//! system calls or allocation; bounded by [`LANE_ENTRIES`].
+//! A direct lane: memory shared by two clients of one host and one user, through which small tensors go from one to the
+//! other without the daemon. The daemon creates it, gives it to both, and ends it when one of them is gone. Each end on one
+//! thread at a time, without locks, system calls or allocation; bounded by [`LANE_ENTRIES`].
 //!
-//! Each direction has entries, each of which holds one record of a submission ring: a send, the end of a step, or a recv, by which the
-//! sender says that a tensor of that name goes by the daemon. **Whose a record is, one word decides**: its state, which the receiver changes from *sent* to what became of it, and the sender from *sent* to
-//! *withdrawn*. Who comes first has it, so a deadline, an abort or the death of one end needs no answer from the other: no tensor is
-//! both received and taken back.
+//! Each direction has entries, each for one record of a submission ring: a send, the end of a step, or a recv, by which the
+//! sender says that a tensor of that name goes through the daemon. **One word decides who owns a record**: its state, which
+//! the receiver changes from *sent* to the record's fate, and the sender from *sent* to *withdrawn*. Whoever changes it
+//! first wins, so a deadline, an abort or the death of one end needs no answer from the other: no tensor is both received
+//! and taken back.
 //!
-//! Two queues of entries' numbers go with them. *Notes*, from the sender: that an entry was sent, and that it was withdrawn. *Returns*,
-//! from the receiver: entries that it has done with, what became of their records, and that they may be written anew. A record that nobody wants yet stays where it is;
-//! so what a receiver does not take costs its sender entries, and when there are none, tensors go by the daemon.
+//! Two queues of entry numbers belong to the entries. *Notes*, from the sender: an entry was sent, or withdrawn. *Returns*,
+//! from the receiver: it is done with an entry, with the fate of the record, and the entry may be reused. A record that
+//! nobody wants yet stays where it is; so what a receiver does not take costs its sender entries, and when none is left,
+//! tensors go through the daemon.
 //!
-//! Beside them each direction has [rings of bytes](BytesWriter), for streams.
+//! In addition each direction has [rings of bytes](BytesWriter), for streams.
 //!
-//! Each end checks what the other writes as a peer's: numbers before they are used, records after they were copied. A queue that is
-//! written past what was read (which no correct end can do) loses what its writer has written.
+//! Each end treats the other's writes as those of a peer: it checks numbers before it uses them, and records after it has
+//! copied them. If a writer writes a queue beyond what was read (which no correct end can do), its entries are lost.
 
 mod bytes;
 #[cfg(not(loom))]
@@ -36,30 +38,30 @@ pub use self::{
 };
 use super::limits::{LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY};
 
-/// Where one direction of a lane lies. The memory must be zero before its first use.
+/// Where one direction of a lane is. The memory must be zero before its first use.
 pub trait LaneMemory {
-    /// How many entries there are, a power of two.
+    /// Number of entries, a power of two.
     const ENTRIES: usize;
 
-    /// The word of a note, whose position is taken modulo [`LANE_NOTES_PER_ENTRY`] times as many as there are entries.
+    /// The word of a note; its position is taken modulo [`LANE_NOTES_PER_ENTRY`] times the number of entries.
     fn note(&self, position: u64) -> &AtomicU64;
 
-    /// The word of a return, whose position is taken modulo how many entries there are.
+    /// The word of a return; its position is taken modulo the number of entries.
     fn returned(&self, position: u64) -> &AtomicU64;
 
-    /// An entry: its state, what kind of record it holds, and the record.
+    /// An entry: its state, the kind of its record, and the record.
     fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS];
 
-    /// A hint that the record of this entry is read soon, and decided about.
+    /// A hint that the record of this entry will soon be read and decided.
     fn is_read_soon(&self, _entry: u16) {}
 
-    /// A hint that this entry is written soon.
+    /// A hint that this entry will soon be written.
     fn is_written_soon(&self, _entry: u16) {}
 
-    /// A hint that the note at a position is written soon.
+    /// A hint that the note at this position will soon be written.
     fn is_noted_soon(&self, _position: u64) {}
 
-    /// The same of a return.
+    /// A hint that the return at this position will soon be written.
     fn is_returned_soon(&self, _position: u64) {}
 }
 
@@ -68,7 +70,7 @@ pub trait LaneMemory {
 pub enum Fate {
     /// A recv has it.
     Taken,
-    /// Another tensor of its name waits already.
+    /// Another tensor with its name is waiting already.
     Duplicate,
     /// Its step has ended at the receiver.
     Aborted,
@@ -76,7 +78,6 @@ pub enum Fate {
     Withdrawn,
 }
 
-/// States of an entry.
 mod state {
     pub(super) const SENT: u64 = 1;
     pub(super) const TAKEN: u64 = 2;
@@ -106,21 +107,21 @@ impl Fate {
     }
 }
 
-/// In a return, above the entry: what became of its record, so that the sender need not load the entry's state, whose cache line the receiver
-/// has just written.
+/// In a return, above the entry: the fate of its record, so that the sender need not load the entry's state, whose cache
+/// line the receiver has just written.
 const FATE_AT: u32 = 16;
 
-/// In a note: the entry was withdrawn, and not sent.
+/// In a note: the entry was withdrawn, not sent.
 const WITHDRAWAL: u64 = 1 << 16;
 
-/// The word of a queue of so many at a position: how often it was gone round, from 1 on, and the value. What was written the last time
-/// round cannot be mistaken for it.
+/// The word at a position of a queue of `of` words: the lap, from 1 on, and the value. A word from the previous lap cannot
+/// be mistaken for it.
 #[inline]
 fn queued(position: u64, of: usize, value: u64) -> u64 {
     lap(position, of) << 32 | value
 }
 
-/// What a word says, if it was written this time round.
+/// The value of a word, if it was written in this lap.
 #[inline]
 fn read(word: u64, position: u64, of: usize) -> Option<u64> {
     (word >> 32 == lap(position, of)).then_some(word & u64::from(u32::MAX))

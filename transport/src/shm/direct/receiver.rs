@@ -1,4 +1,4 @@
-//! The end of a direction that receives.
+//! The receiving end of a direction.
 
 #[cfg(loom)]
 use loom::sync::atomic::Ordering;
@@ -8,34 +8,34 @@ use std::sync::atomic::Ordering;
 use super::{FATE_AT, Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, sender::copy, state};
 use crate::shm::{record::Record, ring::Broken};
 
-/// The end that receives records, and decides what becomes of them.
+/// The end that receives records and decides their fate.
 pub struct LaneReceiver<M> {
     memory: M,
-    /// Entries that were sent and are not returned.
+    /// By entry: it was sent and is not returned yet.
     known: Box<[bool]>,
     notes: u64,
     returns: u64,
 }
 
-/// What a sender has said.
+/// A message from the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
-    /// It has sent the record of that entry.
+    /// The sender has sent the record of this entry.
     Sent(u16),
-    /// It has taken back the record of that entry, which is returned.
+    /// The sender has taken back the record of this entry; the entry was returned.
     Withdrawn(u16),
 }
 
 impl<M: LaneMemory> LaneReceiver<M> {
-    /// The receiving end of a direction that nobody has used yet.
+    /// The receiving end of a direction that was not used yet.
     pub fn new(memory: M) -> Self {
         Self { memory, known: vec![false; M::ENTRIES].into(), notes: 0, returns: 0 }
     }
 
-    /// The next that the sender says.
+    /// The next note of the sender.
     ///
     /// # Errors
-    /// [`Broken`] if it is what no correct sender says.
+    /// [`Broken`] if no correct sender would write it.
     #[inline]
     pub fn next_note(&mut self) -> Result<Option<Note>, Broken> {
         // NOTE: see `LaneSender::note`.
@@ -49,7 +49,7 @@ impl<M: LaneMemory> LaneReceiver<M> {
             if std::mem::replace(is_known, true) {
                 return Err(broken("an entry was sent again that was not returned"));
             }
-            // What another core has in its cache comes while the record is dealt with, and so does the next one.
+            // What is in another core's cache is fetched while the record is handled, and so is the next record.
             self.memory.is_read_soon(entry);
             self.memory.is_returned_soon(self.returns);
             let next = self.memory.note(self.notes).load(Ordering::Relaxed);
@@ -65,17 +65,17 @@ impl<M: LaneMemory> LaneReceiver<M> {
         Ok(Some(Note::Withdrawn(entry)))
     }
 
-    /// True if the sender has said something: one load.
+    /// True if there is a note from the sender; costs one load.
     #[inline]
     pub fn has_note(&self) -> bool {
         // NOTE: see `LaneSender::note`.
         read(self.memory.note(self.notes).load(Ordering::Acquire), self.notes, notes_of::<M>()).is_some()
     }
 
-    /// Copies the record of an entry that was sent. It counts once [`settle`](Self::settle) says so.
+    /// Copies the record of an entry that was sent. It counts only once [`settle`](Self::settle) returns true.
     ///
     /// # Errors
-    /// [`Broken`] if it claims to be longer than one can be.
+    /// [`Broken`] if it claims to be longer than possible.
     #[inline]
     pub fn load(&self, entry: u16, into: &mut Record) -> Result<(), Broken> {
         match copy(self.memory.entry(entry), into) {
@@ -84,8 +84,8 @@ impl<M: LaneMemory> LaneReceiver<M> {
         }
     }
 
-    /// Decides what becomes of a record, and returns its entry; false if its sender has withdrawn it before, which it
-    /// [says](Note::Withdrawn).
+    /// Decides the fate of a record, and returns its entry; false if its sender has withdrawn it first, which a
+    /// [note](Note::Withdrawn) reports.
     #[inline]
     pub fn settle(&mut self, entry: u16, fate: Fate) -> bool {
         debug_assert!(self.known[usize::from(entry)], "it is not the receiver's");

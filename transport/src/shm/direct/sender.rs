@@ -1,4 +1,4 @@
-//! The end of a direction that sends.
+//! The sending end of a direction.
 
 #[cfg(loom)]
 use loom::sync::atomic::Ordering;
@@ -12,52 +12,52 @@ use crate::shm::{
     ring::{Broken, load, store},
 };
 
-/// The end that sends records, and may take them back.
+/// The end that sends records and may take them back.
 pub struct LaneSender<M> {
     memory: M,
-    /// Entries that may be written; the last used is used first, so that few are touched.
+    /// Entries that may be written; the last used is reused first, so that few are touched.
     free: Vec<u16>,
-    /// By entry, who has it.
+    /// Who has each entry.
     held: Box<[Holder]>,
     notes: u64,
     returns: u64,
 }
 
-/// Who has an entry, as its sender knows.
+/// Who has an entry, as far as its sender knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holder {
     Sender,
-    /// It has the record, too, and decides about it.
+    /// It also has the record, and decides its fate.
     Receiver,
-    /// The sender has taken the record back; the receiver has still to return the entry.
+    /// The sender has taken back the record; the receiver must still return the entry.
     Withdrawn,
 }
 
 /// An entry that came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Returned {
-    /// The entry, which may be written anew.
+    /// The entry, which may be reused.
     pub entry: u16,
     /// What became of its record.
     pub fate: Fate,
 }
 
 impl<M: LaneMemory> LaneSender<M> {
-    /// The sending end of a direction that nobody has used yet.
+    /// The sending end of a direction that was not used yet.
     pub fn new(memory: M) -> Self {
         let entries = M::ENTRIES as u16;
         let held = vec![Holder::Sender; M::ENTRIES].into();
         Self { memory, free: (0..entries).rev().collect(), held, notes: 0, returns: 0 }
     }
 
-    /// Sends a record; the entry that holds it, or none if all are away or the record is longer than an entry.
+    /// Sends a record. Returns its entry, or `None` if no entry is free or the record is longer than an entry.
     #[inline]
     pub fn send(&mut self, record: &Record) -> Option<u16> {
         if record.len > LANE_ENTRY_WORDS - LANE_RECORD_AT {
             return None;
         }
         let entry = self.free.pop()?;
-        // Another core has it in its cache, and it comes while the entry is written.
+        // The word is in another core's cache, and is fetched while the entry is written.
         self.memory.is_noted_soon(self.notes);
         let words = self.memory.entry(entry);
         store(&words[LANE_RECORD_AT..], record.content());
@@ -76,8 +76,8 @@ impl<M: LaneMemory> LaneSender<M> {
         self.notes += 1;
     }
 
-    /// Takes a record back, if the receiver has not decided about it. True if it is back: it was not received and never will be. Its entry
-    /// is returned later in either case.
+    /// Takes back a record, if the receiver has not decided its fate. True if it is back: it was not received and never will
+    /// be. Its entry is returned later in either case.
     pub fn withdraw(&mut self, entry: u16) -> bool {
         if self.held.get(usize::from(entry)) != Some(&Holder::Receiver) {
             return false;
@@ -92,12 +92,12 @@ impl<M: LaneMemory> LaneSender<M> {
         won
     }
 
-    /// What the receiver has decided about the record of an entry that is away.
+    /// The receiver's decision about the record of an entry that is away.
     pub fn fate(&self, entry: u16) -> Option<Fate> {
         Fate::of(self.memory.entry(entry)[0].load(Ordering::Acquire))
     }
 
-    /// The record of an entry that is away, as it lies there: the receiver may have changed it.
+    /// The record of an entry that is away, as it is there now: the receiver may have changed it.
     pub fn load(&self, entry: u16, into: &mut Record) {
         copy(self.memory.entry(entry), into);
     }
@@ -105,7 +105,7 @@ impl<M: LaneMemory> LaneSender<M> {
     /// The next entry that came back.
     ///
     /// # Errors
-    /// [`Broken`] if the receiver returns what it was not sent, or says of it what cannot be.
+    /// [`Broken`] if the receiver returns what it was not sent, or with an impossible fate.
     #[inline]
     pub fn next_returned(&mut self) -> Result<Option<Returned>, Broken> {
         // RETURN: Acquire here, Release in `LaneReceiver::give_back`, so that its loads are over before the entry is written anew.
@@ -115,7 +115,7 @@ impl<M: LaneMemory> LaneSender<M> {
         let (entry, fate) = (number as u16, Fate::of(number >> FATE_AT));
         let holder = self.held.get_mut(usize::from(entry)).filter(|holder| **holder != Holder::Sender);
         let holder = holder.ok_or(broken("an entry came back that was not away"))?;
-        // A record that was withdrawn can only come back as that, and any other only as what the receiver has decided.
+        // A withdrawn record can only come back as withdrawn, and any other only with the receiver's decision.
         let fate = match (&holder, fate) {
             (Holder::Withdrawn, Some(Fate::Withdrawn)) => Fate::Withdrawn,
             (Holder::Receiver, Some(fate)) if fate != Fate::Withdrawn => fate,
@@ -124,30 +124,30 @@ impl<M: LaneMemory> LaneSender<M> {
         *holder = Holder::Sender;
         self.returns += 1;
         self.free.push(entry);
-        // Entries are a stack: the next send writes this one.
+        // The free entries are a stack: the next send writes this one.
         self.memory.is_written_soon(entry);
         Ok(Some(Returned { entry, fate }))
     }
 
-    /// True if an entry came back: one load.
+    /// True if an entry came back; costs one load.
     #[inline]
     pub fn has_returned(&self) -> bool {
         // RETURN: see `next_returned`.
         read(self.memory.returned(self.returns).load(Ordering::Acquire), self.returns, M::ENTRIES).is_some()
     }
 
-    /// Whether the receiver has an entry.
+    /// True if the receiver has this entry.
     pub fn is_away(&self, entry: u16) -> bool {
         self.held.get(usize::from(entry)).is_some_and(|holder| *holder != Holder::Sender)
     }
 
-    /// Entries that the receiver has.
+    /// Number of entries that the receiver has.
     pub fn away(&self) -> usize {
         M::ENTRIES - self.free.len()
     }
 }
 
-/// Copies the record out of an entry; false if it claims to be longer than one can be.
+/// Copies the record out of an entry; false if it claims to be longer than possible.
 #[inline]
 pub(super) fn copy(words: &[super::AtomicU64; LANE_ENTRY_WORDS], into: &mut Record) -> bool {
     let kind = words[1].load(Ordering::Relaxed);

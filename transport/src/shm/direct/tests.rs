@@ -14,18 +14,18 @@ fn record(value: u64) -> Record {
     record
 }
 
-/// Both ends, and what each knows of every record.
+/// Both ends, and what each knows of the records.
 struct Both {
     sender: LaneSender<Heap<ENTRIES>>,
     receiver: LaneReceiver<Heap<ENTRIES>>,
-    /// The record of each entry that the sender has not had back.
+    /// Entry and record of what the sender has sent and not got back.
     away: Vec<(u16, u64)>,
-    /// What the receiver has read of and not decided.
+    /// Entry and record of what the receiver has read and not decided.
     waiting: VecDeque<(u16, u64)>,
     sent: u64,
     received: Vec<u64>,
     withdrawn: Vec<u64>,
-    /// What the sender was told of each that came back.
+    /// The fate of each record that came back to the sender.
     told: Vec<(u64, Fate)>,
 }
 
@@ -101,7 +101,7 @@ impl Both {
     fn settle(&mut self, first: bool) {
         let place = if first { 0 } else { self.waiting.len().wrapping_sub(1) };
         if let Some(&(entry, value)) = self.waiting.get(place) {
-            // One that was withdrawn stays until its sender says so.
+            // A withdrawn entry stays until its sender's note says so.
             if self.receiver.settle(entry, Fate::Taken) {
                 self.waiting.remove(place);
                 self.received.push(value);
@@ -109,7 +109,7 @@ impl Both {
         }
     }
 
-    /// All that was said is heard, and all is decided.
+    /// Lets both ends read and decide everything, and checks the result.
     fn check(mut self, steps: &[Step]) {
         while self.receiver.has_note() || !self.waiting.is_empty() {
             self.step(Step::Note);
@@ -187,7 +187,7 @@ fn a_sender_that_says_what_cannot_be_is_found_out() {
     }
     assert!(says(&[1, 1]).unwrap().contains("sent again"));
     assert!(says(&[WITHDRAWAL]).unwrap().contains("was not sent"));
-    // Withdrawn, as it says, but not in its state.
+    // The note says that it was withdrawn, but its state does not.
     assert!(says(&[0, WITHDRAWAL]).unwrap().contains("was not sent"));
 
     let memory = Heap::<ENTRIES>::new();

@@ -1,9 +1,9 @@
-//! How the ranks of a group on one host meet: each listens, all learn the names of each other's sockets by some other way (a store that
-//! they share), and each pair exchanges the descriptors of its segments by a connection, which the later rank makes. On the thread of the
-//! caller, until a deadline.
+//! How the ranks of a group on one host meet. Each listens; all learn the names of each other's sockets some other way
+//! (through a store that they share); and each pair exchanges the descriptors of its segments over a connection, which the
+//! later rank makes. Runs on the caller's thread, until a deadline.
 //!
-//! The names are of Linux's abstract sockets: there is no file that a killed process leaves behind, and what is in another network
-//! namespace counts as another host. Only processes of the same user are let in.
+//! The names are of Linux's abstract sockets: a killed process leaves no file behind, and another network namespace counts
+//! as another host. Only processes of the same user are accepted.
 
 use std::{
     fs,
@@ -29,16 +29,16 @@ use nix::{
     unistd::getuid,
 };
 
-/// How often it is looked whether others have come, if none comes.
+/// Longest wait before looking again whether others have come.
 const LOOK_MAX: Duration = Duration::from_millis(100);
 
-/// How often it is tried again what the kernel had no room for.
+/// How soon to retry what the kernel had no room for.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// A rank of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its number in the group, which errors say.
+    /// Its number in the group, for error messages.
     pub rank: usize,
     /// The name of its socket.
     pub name: String,
@@ -48,10 +48,10 @@ pub struct Neighbour {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// This process cannot do what it takes.
+    /// This process lacks something that joining needs.
     #[error(transparent)]
     System(#[from] ShmError),
-    /// The name of a rank's socket is none.
+    /// The name of a rank's socket is not valid.
     #[error("rank {rank} gives a socket's name that is none: {reason}")]
     Malformed {
         /// The rank.
@@ -65,7 +65,7 @@ pub enum JoinError {
         /// The rank.
         rank: usize,
     },
-    /// A rank went before the group was complete.
+    /// A rank left before the group was complete.
     #[error("rank {rank} left before the group was complete")]
     Left {
         /// The rank.
@@ -74,12 +74,12 @@ pub enum JoinError {
     /// A rank did not come.
     #[error("rank {rank} did not join within {waited:?}")]
     Late {
-        /// The first of them.
+        /// The first rank that did not come.
         rank: usize,
-        /// How long it was waited for.
+        /// How long this one waited.
         waited: Duration,
     },
-    /// There may be no more ranks on a host.
+    /// More ranks than may be on one host.
     #[error("a group has at most {RANKS_MAX} ranks on a host, and {0} are on this one")]
     Crowded(usize),
 }
@@ -96,15 +96,15 @@ pub struct Bootstrap {
 pub struct Joined {
     /// Its own segment.
     pub segment: OwnSegment,
-    /// The others' by rank, `None` in its own place.
+    /// The others' segments by rank; `None` in its own place.
     pub others: Vec<Option<(OthersSegment, PeerProcess)>>,
 }
 
 impl Bootstrap {
-    /// Listens.
+    /// Starts to listen.
     ///
     /// # Errors
-    /// [`JoinError::System`] without descriptors.
+    /// [`JoinError::System`] if no descriptors are left.
     pub fn new() -> Result<Bootstrap, JoinError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
@@ -116,18 +116,18 @@ impl Bootstrap {
         Ok(Bootstrap { name, listener })
     }
 
-    /// The name of its socket, which the others must know.
+    /// The name of its socket, which the others need.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Meets the others of this host, of which this is number `own`. All must do so.
+    /// Meets the others of this host, among which this one has index `own`. All must call this.
     ///
     /// # Errors
-    /// [`JoinError`]; before Linux 5.1, too.
+    /// [`JoinError`]; also before Linux 5.1.
     ///
     /// # Panics
-    /// If `own` is none of them.
+    /// If `own` is out of range.
     pub fn join(self, own: usize, neighbours: &[Neighbour], limit: Duration) -> Result<Joined, JoinError> {
         assert!(own < neighbours.len(), "{own} is one of {}", neighbours.len());
         if neighbours.len() > RANKS_MAX {
@@ -148,7 +148,7 @@ impl Bootstrap {
         match meeting.meet(limit) {
             Ok(()) => Ok(Joined { segment, others: meeting.others }),
             Err(error) => {
-                // Some may have met all.
+                // Some ranks may already have met all others.
                 segment.words.fail(&format!("it has not met all ranks: {error}"));
                 Err(error)
             }
@@ -156,20 +156,20 @@ impl Bootstrap {
     }
 }
 
-/// Ranks on their way to meet this one.
+/// The state of meeting the other ranks.
 struct Meeting {
     own: usize,
     descriptor: OwnedFd,
     listener: OwnedFd,
     /// Their numbers in the group.
     ranks: Vec<usize>,
-    /// Earlier ones that this one has not connected to, by their sockets' names.
+    /// Earlier ranks that this one has not connected to yet, with their sockets' names.
     uncalled: Vec<(usize, String)>,
-    /// Ranks that have not been told who this is, and the segment of those who have said it.
+    /// Ranks that were not told yet who this is, with their segment if they have already sent it.
     unsaid: Vec<(usize, PeerProcess, Option<OthersSegment>)>,
-    /// Earlier ranks that have not answered.
+    /// Earlier ranks that have not answered yet.
     called: Vec<(usize, PeerProcess)>,
-    /// Who has connected, and not said who it is.
+    /// Connections that have not said yet which rank they are.
     callers: Vec<OwnedFd>,
     others: Vec<Option<(OthersSegment, PeerProcess)>>,
 }
@@ -194,16 +194,16 @@ impl Meeting {
     }
 
     fn wait(&self, limit: Duration) {
-        // What the kernel has had no room for is tried again soon.
+        // What the kernel had no room for is retried soon.
         let limit = if self.uncalled.is_empty() && self.unsaid.is_empty() { limit } else { limit.min(RETRY) };
         let called = self.called.iter().map(|(_, process)| &process.connection);
         let all = [&self.listener].into_iter().chain(&self.callers).chain(called);
         let mut polled: Vec<PollFd<'_>> = all.map(|each| PollFd::new(each.as_fd(), PollFlags::POLLIN)).collect();
-        // Whatever comes of it, all are looked at.
+        // Whatever the result, all are checked next.
         let _ = poll(&mut polled, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
     }
 
-    /// Connects to earlier ranks, whose queues may be full for a moment.
+    /// Connects to earlier ranks, whose backlogs may be full for a moment.
     fn call(&mut self) -> Result<(), JoinError> {
         for (rank, name) in std::mem::take(&mut self.uncalled) {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -215,14 +215,14 @@ impl Meeting {
                 Ok(()) if is_of_this_user(&connection) => self.unsaid.push((rank, PeerProcess::new(connection), None)),
                 Ok(()) => return Err(JoinError::Stranger { rank: self.ranks[rank] }),
                 Err(Errno::EAGAIN | Errno::EINTR) => self.uncalled.push((rank, name)),
-                // Whoever has a name listens, or is gone.
+                // A rank that published its name listens, or is gone.
                 Err(_) => return Err(self.left(rank)),
             }
         }
         Ok(())
     }
 
-    /// Takes in whoever connects, of this user.
+    /// Accepts connections from processes of this user.
     fn accept(&mut self) -> Result<(), JoinError> {
         loop {
             match descriptors::accept(&self.listener) {
@@ -234,7 +234,7 @@ impl Meeting {
         }
     }
 
-    /// Later ranks say who they are. Who says something else is a stranger, and is sent away.
+    /// Hears from later ranks who they are. A connection that says anything else is a stranger's, and is closed.
     fn hear_callers(&mut self) -> Result<(), JoinError> {
         for connection in std::mem::take(&mut self.callers) {
             match hear(&connection) {
@@ -253,7 +253,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Says who this is, and gives its segment. The kernel has room for so many descriptors under way, of all processes of a user.
+    /// Says who this is, and sends its segment. The kernel limits the descriptors in flight, over all processes of a user.
     fn say(&mut self) -> Result<(), JoinError> {
         let name = (self.own as u32).to_ne_bytes();
         for (rank, process, segment) in std::mem::take(&mut self.unsaid) {
@@ -271,7 +271,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Earlier ranks answer.
+    /// Hears the answers of earlier ranks.
     fn hear_called(&mut self) -> Result<(), JoinError> {
         for (rank, process) in std::mem::take(&mut self.called) {
             match hear(&process.connection) {
@@ -294,7 +294,7 @@ impl Meeting {
 enum Heard {
     Nothing,
     Rank(usize, OwnedFd),
-    /// It has gone, or says what no rank says.
+    /// It is gone, or sent something that no rank sends.
     Gone,
 }
 
@@ -313,17 +313,17 @@ fn is_of_this_user(connection: &OwnedFd) -> bool {
     getsockopt(connection, sockopt::PeerCredentials).is_ok_and(|known| known.uid() == getuid().as_raw())
 }
 
-/// Of the system's randomness.
+/// 16 bytes from the system's random source.
 ///
 /// # Errors
-/// [`ShmError::System`] where there is none.
+/// [`ShmError::System`] if there is none.
 pub fn random_bytes() -> Result<[u8; 16], ShmError> {
     let mut bytes = [0; 16];
     let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));
     read.map(|()| bytes).map_err(|source| ShmError::System { operation: "reading random bytes", source })
 }
 
-/// What is equal for processes that can share memory, as far as that can be known.
+/// A string that is equal for processes that can share memory, as far as can be known.
 pub fn host() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino());
@@ -378,7 +378,7 @@ mod tests {
         let error = first.join(0, &neighbours, Duration::from_millis(20)).unwrap_err();
         assert!(matches!(error, JoinError::Late { rank: 11, .. }), "{error}");
         drop(late);
-        // Its segment was seen by nobody; whoever had met it would hear from it.
+        // Nobody has seen its segment; a rank that had met it would be told.
         let error = ranks.remove(0).join(1, &neighbours, LIMIT).unwrap_err();
         assert!(matches!(error, JoinError::Left { rank: 10 }), "{error}");
     }

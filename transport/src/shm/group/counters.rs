@@ -1,5 +1,5 @@
-//! Counters that a process writes and others read without asking it: a page of memory, which they find among its open files by its name.
-//! It is gone with the process, and those that it forked, and needs no daemon.
+//! Counters that one process writes and others read without asking it: a page of memory, which they find by name among its
+//! open files. It is gone once the process and its forks are gone, and needs no daemon.
 
 use std::{
     collections::HashSet,
@@ -18,41 +18,41 @@ use crate::shm::{
     mapping::{ARENA, Mapping, PAGE, seal_for_readers},
 };
 
-/// Counters of a page.
+/// Number of counters in a page.
 pub const COUNTERS: usize = PAGE as usize / 8;
 
 /// A page of counters. Any thread.
 #[derive(Debug)]
 pub struct CounterPage {
     mapping: Arc<Mapping>,
-    /// By which others find it.
+    /// Others find the page by it.
     _descriptor: OwnedFd,
 }
 
-/// The page of some process as it was read, which may hold anything.
+/// The page of some process as it was read; it may hold anything.
 #[derive(Debug, Clone)]
 pub struct FoundPage {
-    /// The process that has it open, as this one sees it; of several, as after a fork, the one with the lowest number.
+    /// The process that has it open, by its number as seen from here; after a fork, the one with the lowest number.
     pub process: u32,
     /// Its counters.
     pub counters: [u64; COUNTERS],
 }
 
-/// A device and a number on it, which tell a file from others.
+/// A device and an inode number, which together identify a file.
 type Inode = (u64, u64);
 
 impl CounterPage {
-    /// A page under a name, all zero, which only this process can write.
+    /// A zeroed page with this name, which only this process can write.
     ///
     /// # Errors
-    /// [`ShmError::System`] where there is no descriptor or no memory.
+    /// [`ShmError::System`] if no descriptor or memory is left.
     pub fn create(name: &str) -> Result<CounterPage, ShmError> {
         let (mapping, descriptor) = Mapping::create(name, PAGE, ARENA, false)?;
         seal_for_readers(&descriptor)?;
         Ok(CounterPage { mapping, _descriptor: descriptor })
     }
 
-    /// A counter by its number.
+    /// The counter with this number.
     ///
     /// # Panics
     /// If it is not below [`COUNTERS`].
@@ -61,10 +61,10 @@ impl CounterPage {
         self.mapping.word(number as u64 * 8)
     }
 
-    /// The pages of that name of all processes on this host whose files this one may see: those of its user, or all for root.
+    /// The pages with this name of all processes on this host whose files this one may see: those of its user, or all for root.
     ///
     /// # Errors
-    /// There is no list of processes.
+    /// The list of processes cannot be read.
     pub fn find(name: &str) -> io::Result<Vec<FoundPage>> {
         let target = format!("/memfd:{name} (deleted)");
         let of_process = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
@@ -72,7 +72,7 @@ impl CounterPage {
         processes.sort_unstable();
         let (mut seen, mut found) = (HashSet::new(), Vec::new());
         for process in processes {
-            // Another user's shows none, and any may end meanwhile.
+            // A process of another user shows none, and any process may end meanwhile.
             let files = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
             let is_page = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == target.as_str());
             for path in files.map(|file| file.path()).filter(|path| is_page(path)) {
@@ -88,7 +88,7 @@ impl CounterPage {
 }
 
 fn read(path: &Path) -> io::Result<(Inode, [u64; COUNTERS])> {
-    // What is there by now may be a pipe, which nobody must wait for.
+    // The path may be a pipe by now, and opening it must not block.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let about = file.metadata()?;
     let mut bytes = [0; PAGE as usize];

@@ -1,4 +1,4 @@
-//! The layout of a rank's segment, and access to it. The only place of groups where shared memory becomes slices.
+//! The layout of a rank's segment, and access to it. In groups, only here does shared memory become slices.
 #![allow(unsafe_code)]
 
 use std::{
@@ -19,7 +19,8 @@ use crate::shm::{
     mapping::{ARENA, Mapping, OTHERS_ARENA, SharedMemory, seal_for_readers},
 };
 
-/// Offsets in a segment, in bytes. What is written at different times has cache lines of its own, in pairs as processors fetch them.
+/// Offsets in a segment, in bytes. What is written at different times has separate cache lines, in pairs as processors
+/// fetch them.
 mod at {
     use super::{CALL_WORDS, MAIL_PIECE_BYTES, MAIL_PIECES, RANKS_MAX, REASON_BYTES, SLOT_BYTES};
 
@@ -40,7 +41,7 @@ mod at {
     const _: () = assert!(REASON + 8 + REASON_BYTES <= MAIL_WORDS);
 }
 
-/// Of a collective that takes two passes: all give what they have, then what each has made of it.
+/// The two passes of a collective: first all give their input, then what each has made of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// The tensors of the call.
@@ -49,7 +50,7 @@ pub enum Stage {
     Made = 1,
 }
 
-/// Values of [`Word::State`] but 0, which a rank has that takes part.
+/// Values of [`Word::State`]; 0 means that the rank takes part.
 pub mod state {
     /// It has left the group.
     pub const LEFT: u32 = 1;
@@ -60,21 +61,21 @@ pub mod state {
 /// A word of a segment.
 #[derive(Debug, Clone, Copy)]
 pub enum Word {
-    /// How things stand with the rank.
+    /// The state of the rank.
     State,
-    /// The thread that does its collectives sleeps.
+    /// The thread that runs its collectives sleeps.
     Sleeps,
-    /// The thread that does its messages sleeps.
+    /// The thread that handles its messages sleeps.
     Listens,
     /// The last round of a stage that it has written.
     Posted(Stage),
-    /// The last round of a stage of which it has read all that it wants.
+    /// The last round of a stage of which it has read all that it needs.
     Read(Stage),
-    /// Pieces of messages that it has written for a rank.
+    /// Number of message pieces that it has written for a rank.
     Sent(usize),
-    /// Pieces of messages that it has taken from a rank.
+    /// Number of message pieces that it has taken from a rank.
     Taken(usize),
-    /// Counts what it has sent to a rank and taken from it, for who waits for either.
+    /// Counts what it has sent to and taken from a rank, so that the rank can wait for either.
     Told(usize),
 }
 
@@ -95,12 +96,12 @@ impl Word {
     }
 }
 
-/// Bytes of the segment of a rank in a group of `size`.
+/// Size of a rank's segment in a group of `size`.
 fn bytes_of(size: usize) -> u64 {
     (at::MAILBOXES + size * at::MAILBOX_BYTES) as u64
 }
 
-/// The words of a segment, to be read. Cheap to clone; any thread.
+/// The words of a segment, read-only. Cheap to clone; any thread.
 #[derive(Debug, Clone)]
 pub struct GroupWords(Arc<Mapping>);
 
@@ -110,34 +111,34 @@ impl GroupWords {
         self.0.word32(word.offset() as u64)
     }
 
-    /// What a word says. Who sees it sees what was written before.
+    /// The value of a word. A reader that sees it also sees what was written before it.
     ///
     /// # Panics
-    /// If it is of a rank beyond [`RANKS_MAX`].
+    /// If it names a rank beyond [`RANKS_MAX`].
     #[inline]
     pub fn load(&self, word: Word) -> u32 {
         // POSTED: Acquire here, Release in `OwnWords::store`.
         self.word(word).load(Ordering::Acquire)
     }
 
-    /// Sleeps while a word says `seen`, for at most `limit`. It may return early.
+    /// Sleeps while a word has the value `seen`, for at most `limit`. It may return early.
     pub fn wait(&self, word: Word, seen: u32, limit: Duration) {
         futex::wait(self.word(word), seen, limit);
     }
 
-    /// Sleeps while each word of some segments says what was seen of it, for at most `limit`. It may return early.
+    /// Sleeps while each of these words has the value that was seen, for at most `limit`. It may return early.
     pub fn wait_any<'w>(words: impl Iterator<Item = (&'w GroupWords, Word, u32)>, limit: Duration) {
         futex::wait_any(words.map(|(words, word, seen)| (words.word(word), seen)), limit);
     }
 
-    /// What the rank calls, of its calls that begin with even and odd rounds.
+    /// The call that the rank makes; there is one place for calls that begin in even rounds, and one for odd ones.
     #[inline]
     pub fn call(&self, round: u32) -> [u64; CALL_WORDS] {
         let at = at::CALLS + (round as usize & 1) * CALL_WORDS * 8;
         std::array::from_fn(|index| self.0.word((at + index * 8) as u64).load(Ordering::Relaxed))
     }
 
-    /// Why the rank has ended its group: text of its own making, cut to what is legal.
+    /// Why the rank has ended its group: its own text, cut to what is legal.
     pub fn reason(&self) -> String {
         let len = (self.0.word(at::REASON as u64).load(Ordering::Acquire) as usize).min(REASON_BYTES);
         let words =
@@ -152,7 +153,7 @@ impl GroupWords {
     }
 }
 
-/// The words of the segment that this process writes. Cheap to clone; any thread.
+/// The words of this process's own segment. Cheap to clone; any thread.
 #[derive(Debug, Clone)]
 pub struct OwnWords(GroupWords);
 
@@ -164,7 +165,7 @@ impl Deref for OwnWords {
     }
 }
 
-/// The segment that a rank writes.
+/// A rank's own segment.
 #[derive(Debug)]
 pub struct OwnSegment {
     /// Its words.
@@ -184,11 +185,11 @@ pub struct Slots(GroupWords);
 pub struct Mailboxes(GroupWords, usize);
 
 impl OwnSegment {
-    /// The segment of a rank in a group of `size`, zero, and its descriptor for the others, who can only read it. Pages exist from
-    /// their first use on.
+    /// Creates the zeroed segment of a rank in a group of `size`, with its descriptor for the others, who can only read it.
+    /// Pages are allocated on first use.
     ///
     /// # Errors
-    /// [`ShmError::System`] where there is no descriptor, and before Linux 5.1, whose memory others could write.
+    /// [`ShmError::System`] if no descriptor is left, or before Linux 5.1, where others could write the memory.
     pub(super) fn create(size: usize) -> Result<(OwnSegment, OwnedFd), ShmError> {
         let (mapping, descriptor) = Mapping::create("sealane-group", bytes_of(size), ARENA, false)?;
         seal_for_readers(&descriptor)?;
@@ -199,19 +200,19 @@ impl OwnSegment {
 }
 
 impl OwnWords {
-    /// Has a word say something, and all that was written before be seen with it.
+    /// Sets a word; whoever sees it also sees all that was written before.
     #[inline]
     pub fn store(&self, word: Word, value: u32) {
         // POSTED: see `GroupWords::load`.
         self.word(word).store(value, Ordering::Release);
     }
 
-    /// Wakes all who wait for a word.
+    /// Wakes everyone who waits for a word.
     pub fn wake(&self, word: Word) {
         futex::wake(self.word(word));
     }
 
-    /// Says what this rank calls, from a round on.
+    /// Announces the call that this rank makes from a round on.
     #[inline]
     pub fn say_call(&self, round: u32, call: &[u64; CALL_WORDS]) {
         let at = at::CALLS + (round as usize & 1) * CALL_WORDS * 8;
@@ -220,7 +221,7 @@ impl OwnWords {
         }
     }
 
-    /// Says that this rank ends its group, and why, as far as there is room for it.
+    /// Announces that this rank ends its group, and why, as far as there is room.
     pub fn fail(&self, reason: &str) {
         let bytes = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES)];
         for (index, part) in bytes.chunks(8).enumerate() {
@@ -234,7 +235,7 @@ impl OwnWords {
 }
 
 impl Slots {
-    /// The slot of a round of a stage, [`SLOT_BYTES`] long.
+    /// The slot for a round of a stage, [`SLOT_BYTES`] long.
     #[inline]
     pub fn slot(&mut self, stage: Stage, round: u32) -> &mut [u8] {
         let mut bytes = self.0.span(slot_at(stage, round), SLOT_BYTES);
@@ -245,7 +246,7 @@ impl Slots {
 }
 
 impl Mailboxes {
-    /// A piece of the mailbox for a rank, [`MAIL_PIECE_BYTES`] long.
+    /// A piece of the mailbox for rank `to`, [`MAIL_PIECE_BYTES`] long.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -266,7 +267,7 @@ fn piece_at(to: usize, number: u32) -> usize {
     at::MAILBOXES + to * at::MAILBOX_BYTES + (number as usize % MAIL_PIECES) * MAIL_PIECE_BYTES
 }
 
-/// The segment of another rank, which this process can only read.
+/// The segment of another rank, read-only.
 #[derive(Debug, Clone)]
 pub struct OthersSegment {
     /// Its words.
@@ -278,13 +279,14 @@ impl OthersSegment {
     /// Opens the segment of a rank in a group of `size`.
     ///
     /// # Errors
-    /// [`ShmError::Unsealed`], also where it could be written to; [`ShmError::WrongSize`]; [`ShmError::System`] where it cannot be mapped.
+    /// [`ShmError::Unsealed`], also if it could be written to; [`ShmError::WrongSize`]; [`ShmError::System`] if it cannot be
+    /// mapped.
     pub(super) fn open(descriptor: &OwnedFd, size: usize) -> Result<OthersSegment, ShmError> {
         let mapping = Mapping::open(descriptor, bytes_of(size).next_multiple_of(4096), OTHERS_ARENA, false)?;
         Ok(OthersSegment { words: GroupWords(mapping), size })
     }
 
-    /// The slot of a round of a stage, [`SLOT_BYTES`] long.
+    /// The slot for a round of a stage, [`SLOT_BYTES`] long.
     #[inline]
     pub fn slot(&self, stage: Stage, round: u32) -> &[u8] {
         let bytes = self.words.span(slot_at(stage, round), SLOT_BYTES);

@@ -1,6 +1,7 @@
-//! Whether another rank's process lives. A descriptor of the process says so, whoever else has inherited its files; where it is not
-//! visible from here (another PID namespace), the connection by which the two ranks met does, as long as no child of it has inherited
-//! that. The ranks of many groups are few processes, of which each has one descriptor here. Any thread; never blocks.
+//! Whether another rank's process is alive. A descriptor of the process tells, whoever else has inherited its files. If the
+//! process is not visible from here (another PID namespace), the connection over which the two ranks met tells, as long as
+//! no child of it has inherited that. The ranks of many groups are few processes, and each has one descriptor here. Any
+//! thread; never blocks.
 
 use std::{
     collections::HashMap,
@@ -17,17 +18,17 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Processes whose descriptors are open here.
 static PROCESSES: Mutex<Option<HashMap<i32, Weak<OwnedFd>>>> = Mutex::new(None);
 
-/// See the module.
+/// Another rank's process; see the module's documentation.
 #[derive(Debug)]
 pub struct PeerProcess {
     descriptor: Option<Arc<OwnedFd>>,
-    /// Held also where it is not asked: the other side may have nothing else.
+    /// Kept open even if it is not polled: the other side may have nothing else to watch this process by.
     pub(super) connection: OwnedFd,
     pid: i32,
 }
 
 impl PeerProcess {
-    /// Of the process at the other end of a connection, which waits for an answer by it.
+    /// The process at the other end of a connection, which waits for an answer on it.
     pub(super) fn new(connection: OwnedFd) -> PeerProcess {
         let pid = getsockopt(&connection, sockopt::PeerCredentials).map_or(0, |known| known.pid());
         PeerProcess { descriptor: process_descriptor(pid), connection, pid }
@@ -38,13 +39,13 @@ impl PeerProcess {
         self.pid
     }
 
-    /// The first of some processes that has ended.
+    /// The first of these processes that has ended.
     pub fn first_gone<'p>(processes: impl Iterator<Item = (usize, &'p PeerProcess)>) -> Option<usize> {
         let (ranks, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             processes.map(|(rank, process)| (rank, PollFd::new(process.as_fd(), PollFlags::POLLIN))).unzip();
         match poll(&mut polled, PollTimeout::ZERO) {
             Ok(1..) => polled.iter().position(|polled| polled.any() == Some(true)).map(|index| ranks[index]),
-            // Another look follows.
+            // The caller will look again.
             _ => None,
         }
     }
@@ -66,7 +67,7 @@ fn process_descriptor(process: i32) -> Option<Arc<OwnedFd>> {
     {
         return Some(known);
     }
-    // It lives, for it is to answer or waits for an answer. So this is no later process of that number.
+    // It is alive, since it must answer or waits for an answer; so this is no later process with the same number.
     let opened = Arc::new(pidfd_open(pid, PidfdFlags::empty()).ok()?);
     processes.insert(process, Arc::downgrade(&opened));
     Some(opened)

@@ -1,4 +1,4 @@
-//! Memory as two processes see it (here: two mappings in one), and memory that must not be trusted.
+//! Memory as two processes see it (here: two mappings in one process), and memory that must not be trusted.
 
 use std::os::fd::OwnedFd;
 
@@ -36,7 +36,7 @@ fn what_one_side_writes_the_other_reads() {
         let span = Span { offset: PAGE - 2, len: 4 };
         assert_eq!(read(&there, span), [0; 4]);
         write(&here, span, 7);
-        // The mapping outlives the one that it was cloned from.
+        // The mapping outlives the one it was cloned from.
         let clone = there.clone();
         drop(there);
         assert_eq!(read(&clone, span), [7; 4]);
@@ -63,7 +63,7 @@ fn nobody_can_change_size_or_seals() {
         let (_memory, fd) = Mapping::create("test", PAGE, purpose, false).unwrap();
         assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
         assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::EPERM));
-        // Those of an arena may be added to, but nothing is taken from who has mapped it.
+        // More seals may be added to an arena, but none that would take rights from a process that has mapped it.
         let refused = if purpose.seals == FINAL_SEALS { Errno::EPERM } else { Errno::EBUSY };
         assert_eq!(fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)), Err(refused));
     }
@@ -105,7 +105,7 @@ fn memory_without_all_seals_is_refused() {
         assert!(matches!(refused, ShmError::Unsealed { .. }), "{refused}");
         assert_eq!(SharedMemory::open(&fd, PAGE, false).is_ok(), missing == SealFlag::F_SEAL_SEAL);
     }
-    // No memory file at all.
+    // Not a memory file at all.
     let (pipe, _writer) = nix::unistd::pipe().unwrap();
     assert!(matches!(SharedMemory::open(&pipe, PAGE, false), Err(ShmError::Unsealed { seals: 0 })));
 }

@@ -1,4 +1,4 @@
-//! The ring on heap memory: order, fullness, and what the other side may do to it.
+//! The ring on heap memory: order, a full ring, and what the other side may do to it.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -54,7 +54,7 @@ fn a_full_ring_takes_nothing_until_slots_are_published() {
     assert_eq!(writer.push(&record(2, 0)), Err(PushError::Full));
     assert_eq!((writer.free_slots(), writer.behind()), (Ok(0), Some(0)));
     assert!(popped(&mut reader).is_some());
-    // A quarter of the ring was read, which the reader says by itself.
+    // After a quarter of the ring the reader publishes its head by itself.
     assert_eq!((writer.free_slots(), writer.behind()), (Ok(2), Some(2)));
     writer.push(&record(2, 0)).unwrap();
     assert_eq!(writer.push(&two_slots), Err(PushError::Full));
@@ -89,10 +89,10 @@ fn a_head_that_cannot_be_breaks_the_ring() {
         assert_eq!(writer.push(&record(0, 0)), Err(PushError::Broken(broken)));
         assert_eq!(writer.free_slots(), Err(broken));
     }
-    // Ahead of the head that was, and right: the writer goes on.
+    // A valid head further on: the writer continues.
     memory.head.store(4, Ordering::Relaxed);
     writer.push(&record(0, 0)).unwrap();
-    // More than the ring behind.
+    // A head that is further behind than the ring is long.
     for _ in 0..3 {
         writer.push(&record(0, 0)).unwrap();
     }
@@ -110,7 +110,7 @@ fn a_record_longer_than_any_breaks_the_ring() {
     assert_eq!(into.content(), record(3, 2).content());
     assert!(broken.to_string().contains("901"));
 
-    // As long as a record may be, but longer than the ring.
+    // A record of legal length that is longer than the ring.
     let (memory, _, mut reader) = ends::<4>();
     memory.slots[0][0].store(1 << 32 | 61 << 16, Ordering::Relaxed);
     assert!(reader.pop(&mut into).is_err());
@@ -125,7 +125,7 @@ fn what_lies_there_from_an_earlier_lap_is_no_record() {
     while popped(&mut reader).is_some() {}
     reader.publish();
     assert!(reader.is_empty());
-    // Covers slots whose commit words are old, and which begin no record.
+    // It covers slots with old commit words at which no record begins.
     writer.push(&record(8, 3 * CONTENT_WORDS)).unwrap();
     assert_eq!(popped(&mut reader).unwrap().0, 8);
     assert!(reader.is_empty());
@@ -172,7 +172,7 @@ fn two_threads_exchange_records_of_all_lengths() {
     });
 }
 
-/// A client that writes whatever it likes into the ring, at any time, harms nobody.
+/// A client that writes anything into the ring at any time harms nobody.
 #[test]
 fn a_ring_that_is_scribbled_over_is_read_without_harm() {
     const POPS: usize = 50_000;
@@ -184,7 +184,7 @@ fn a_ring_that_is_scribbled_over_is_read_without_harm() {
             while !over.load(Ordering::Relaxed) {
                 let index = random.random_range(0..SLOTS);
                 let slot = &memory.slots[index];
-                // Mostly commit words that look right, before contents that are anything.
+                // Mostly plausible commit words, with arbitrary contents after them.
                 for lap in 1..8_u64 {
                     let len = random.random_range(0..RECORD_WORDS_MAX as u64 + 3);
                     let commit = lap << 32 | len << 16 | random.random_range(0..10) << 8 | random.random_range(0..3);
@@ -204,7 +204,7 @@ fn a_ring_that_is_scribbled_over_is_read_without_harm() {
                     let _ = Completion::decode(&into);
                 }
                 Ok(false) => {}
-                // A broken ring is given up; here it goes on, to see more.
+                // A broken ring would be given up; here it is read on, to see more.
                 Err(Broken { found, .. }) => assert!(found as usize > RECORD_WORDS_MAX),
             }
             reader.publish();

@@ -1,4 +1,4 @@
-//! Submissions go through a record and come out the same; records that hold anything else are refused.
+//! Submissions written to a record read the same; records that hold anything else are refused.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 fn through(submission: &Submission<'_>) -> Record {
-    // Dirty, so that what is not written is noticed.
+    // Not cleared before, so that words that were not written are noticed.
     let mut record = Record::new();
     record.set(0xff, 0xff, &[u64::MAX; RECORD_WORDS_MAX]);
     submission.encode(&mut record).unwrap();
@@ -50,7 +50,7 @@ fn many(calls: CallList<'_>, fail_if_gone: bool) -> Submission<'_> {
 
 const SPAN: Span = Span { offset: 1 << 40, len: u64::MAX };
 
-/// Shows records of every kind, one after the other.
+/// Passes records of every kind to `look`, one after the other.
 fn each(look: &mut dyn FnMut(&Submission<'_>)) {
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w", "", "ключ"].into_iter(), &mut packed).unwrap();
@@ -215,7 +215,7 @@ fn a_text_of_any_length_ends_where_it_ends() {
             through(&recv(&key, None));
             through(&recv(&key, Some(SPAN)));
             through(&send(&key, &[0xff; 3], PayloadAt::Inline(&[0xff; 5])));
-            // The last byte goes with the first of the zeros behind the content, which are no part of a character.
+            // The name's last byte is followed by the zeros that pad the content, which do not continue a character.
             let mut record = through(&Submission::Peer { number: 1, name: &key });
             let mut content = record.content().to_vec();
             if key.len() > len {
@@ -266,7 +266,7 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(12, 0, &[9 << 32, 0]), "keys");
     assert_eq!(refused(12, 0, &[u64::MAX, 0]), "keys");
     assert_eq!(refused(12, 0, &[8 << 32, 0xffff]), "a list of keys");
-    // Two words of a list: how many calls, and how long all keys and all data are; the head of each; data; keys.
+    // A list: the number of calls, the length of all keys and of all data; each call's head; the data; the keys.
     let head = |key: u64, meta: u64, inline: u64| [1 | key << 32 | meta << 48, inline];
     let list = |count: u64, keys: u64, data: u64| count | keys << 16 | data << 32;
     let mut refused_list = |list: u64, head: [u64; 2], rest: &[u64]| {
@@ -292,7 +292,7 @@ fn wrong_records_are_refused() {
     ] {
         assert_eq!(refused_list(list, head, &[0; 520]), "a list of calls");
     }
-    // Two keys, the first of which ends within a character.
+    // Two keys, where the first one's end splits a character.
     let two = [0, 0, list(2, 2, 0), head(1, 0, 0)[0], 1 << 32, 1 << 0, 0xa9c3];
     assert_eq!(refused(25, 0, &two), "a list of calls");
     assert_eq!(refused(25, 1, &two), "an unknown flag");

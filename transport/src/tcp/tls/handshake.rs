@@ -1,4 +1,4 @@
-//! TLS's handshake, by rustls: who speaks when, until both sides have shown who they are. No I/O.
+//! TLS's handshake, by rustls, until both sides are authenticated. No I/O.
 
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::CertificateDer;
@@ -9,23 +9,23 @@ use rustls::{CommonState, Error};
 use super::records::{Records, Schedule};
 use crate::authentication::{Identity, PROTOCOL};
 
-/// Steps that an alert may take to be made.
+/// Steps that producing an alert may take.
 const LAST_WORDS: usize = 4;
 
-/// One side of it.
+/// One side of the handshake.
 pub(super) enum Handshake {
     Caller(UnbufferedClientConnection),
     Called(UnbufferedServerConnection),
 }
 
-/// What came of a look at what the peer has said.
+/// The result of handling received data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Something; look again.
+    /// Progress was made; call again.
     Again,
     /// More bytes are needed.
     Blocked,
-    /// Both sides have shown who they are.
+    /// Both sides are authenticated.
     Done,
     /// The peer has said that nothing follows.
     Over,
@@ -40,8 +40,8 @@ impl Handshake {
         identity.called().map(Handshake::Called)
     }
 
-    /// Looks at what has come: how many bytes of it are done with, and what came of it. Appends what is to be said to `sealed`, and
-    /// to `opened` what the peer has written behind its last word.
+    /// Handles received data: returns how many bytes of it were consumed, and the result. Appends what must be sent to
+    /// `sealed`, and to `opened` what the peer has written after its last message.
     pub(super) fn step(
         &mut self,
         incoming: &mut [u8],
@@ -54,8 +54,8 @@ impl Handshake {
         }
     }
 
-    /// It has failed: appends why, for the peer. Parts of a handshake lie where they came: the connection is never shown less than it
-    /// has seen. The alert comes before another look at them, which would fail again.
+    /// The handshake has failed: appends the alert for the peer. Partial messages stay where they came: the connection must
+    /// never be shown less than it has seen. The alert comes before they are looked at again, which would fail again.
     pub(super) fn last_words(&mut self, mut incoming: &mut [u8], sealed: &mut Vec<u8>) {
         for _ in 0..LAST_WORDS {
             let before = sealed.len();
@@ -74,12 +74,13 @@ impl Handshake {
         }
     }
 
-    /// A side that names no protocol is one of another.
+    /// A peer that names no protocol uses TLS for something else.
     pub(super) fn names_protocol(&self) -> bool {
         self.common().alpn_protocol() == Some(PROTOCOL)
     }
 
-    /// Ends it, once it is [done](Step::Done) and all has been said: the records that follow, and the peer's certificate.
+    /// Ends the handshake once it is [done](Step::Done) and everything was sent: returns the records that follow, and the
+    /// peer's certificate.
     pub(super) fn end(self) -> Result<(Records, Option<CertificateDer<'static>>), Error> {
         let certificate = self.common().peer_certificates().and_then(<[_]>::first);
         let certificate = certificate.map(|certificate| certificate.clone().into_owned());
@@ -97,7 +98,7 @@ impl Handshake {
     }
 }
 
-/// Carries out one state of the connection.
+/// Handles one state of the connection.
 fn act<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     opened: &mut Vec<u8>,
@@ -139,7 +140,7 @@ fn act<Data>(
             }
         }
         Ok(ConnectionState::TransmitTlsData(words)) => {
-            // They leave with what is sealed, in order.
+            // They are sent with the sealed data, in order.
             words.done();
             Ok(Step::Again)
         }

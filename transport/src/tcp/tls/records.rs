@@ -1,6 +1,6 @@
-//! TLS 1.3's records once both sides have shown who they are (RFC 8446, section 5): sealed where they leave from, and opened where
-//! they came, so that a byte is copied once at each end. rustls, whose own records cost a sender three copies, has made the keys and
-//! makes the next ones. No I/O.
+//! TLS 1.3's records once both sides are authenticated (RFC 8446, section 5): sealed in the buffer they are sent from, and
+//! opened where they came, so that each end copies a byte once. rustls, whose own records cost a sender three copies,
+//! provides the first and all later keys. No I/O.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use rustls::client::ClientConnectionData;
@@ -8,35 +8,36 @@ use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, HandshakeType};
 
-/// A record's kind, a version that nobody looks at, and how long the rest is.
+/// A record's kind, a version that is ignored, and the length of the rest.
 const HEAD_BYTES: usize = 5;
 const TAG_BYTES: usize = 16;
-/// What one record holds at most.
+/// Most data in one record.
 pub(super) const PLAIN_BYTES: usize = 16 * 1024;
-/// The longest rest of a record: what is sealed may be padded.
+/// The longest rest of a record: sealed data may be padded.
 const REST_BYTES_MAX: usize = PLAIN_BYTES + 256;
-/// A key seals no more records than this: half of what AES-GCM stands (RFC 8446, section 5.5), which is what it opens at most.
+/// A key seals no more records than this: half of what AES-GCM tolerates (RFC 8446, section 5.5), which is the most that it
+/// opens.
 const RECORDS_PER_KEY: u64 = 1 << 23;
-/// Records in a row that change keys, are empty or say nothing: each costs this side more than the peer.
+/// Most successive records that only update keys, are empty or carry nothing: each costs this side more than the peer.
 const FRUITLESS_RECORDS: u32 = 32;
-/// A peer's messages of TLS's own, of which a part has come: a ticket for a session is much shorter.
+/// Longest message of TLS's own that may come in parts: a session ticket is much shorter.
 const MESSAGE_BYTES: usize = 16 * 1024;
-/// A message's kind, and how long the rest is.
+/// A message's kind, and the length of the rest.
 const MESSAGE_HEAD_BYTES: usize = 4;
 
-/// What stands for a record that was looked at.
+/// The result of opening a record.
 pub(super) enum Opened<'a> {
-    /// More of it is needed.
+    /// More of the record is needed.
     Part,
     /// Bytes that the peer has written.
     Data(&'a [u8]),
-    /// A word of TLS's own.
+    /// A message of TLS's own.
     Own,
     /// The peer has said that nothing follows.
     Over,
 }
 
-/// Why a peer is not listened to any more, and what it is told, if it has not said so itself.
+/// Why a peer is no longer listened to, and the alert for it, unless the fault was reported by the peer itself.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) error: Error,
@@ -49,13 +50,13 @@ impl Fault {
     }
 }
 
-/// How the keys go on.
+/// The source of further keys.
 pub(super) enum Schedule {
     Caller(KernelConnection<ClientConnectionData>),
     Called(KernelConnection<ServerConnectionData>),
 }
 
-/// A key, and how many records it has sealed or opened.
+/// A key, and the number of records that it has sealed or opened.
 struct Key {
     key: LessSafeKey,
     iv: [u8; 12],
@@ -76,7 +77,7 @@ impl Key {
         Ok(Key { key: LessSafeKey::new(key), iv, records })
     }
 
-    /// The next record's: no two of a key have the same.
+    /// The next record's nonce: no two of a key are the same.
     fn nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         nonce[4..].iter_mut().zip(self.records.to_be_bytes()).for_each(|(byte, number)| *byte ^= number);
@@ -85,18 +86,17 @@ impl Key {
     }
 }
 
-/// See the module.
 pub(super) struct Records {
     sending: Key,
     receiving: Key,
     schedule: Schedule,
-    /// A part of a message of TLS's own.
+    /// Part of a message of TLS's own.
     message: Vec<u8>,
-    /// The peer wants this side's next records sealed with another key.
+    /// The peer has requested that this side update its key.
     is_key_wanted: bool,
     /// [`RECORDS_PER_KEY`].
     records_per_key: u64,
-    /// Of the peer's, since the last one that brought something.
+    /// Number of the peer's records since the last one with data.
     fruitless: u32,
 }
 
@@ -114,7 +114,7 @@ impl Records {
         })
     }
 
-    /// Appends a record with the bytes that `fill` appends: [`PLAIN_BYTES`] at most.
+    /// Appends a record with the bytes that `fill` appends: at most [`PLAIN_BYTES`].
     pub(super) fn seal(&mut self, sealed: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), Error> {
         if self.sending.records >= self.records_per_key {
             self.change_key(sealed)?;
@@ -122,15 +122,16 @@ impl Records {
         self.seal_as(ContentType::ApplicationData, sealed, fill)
     }
 
-    /// Appends the last words to a peer: why it is not listened to any more.
+    /// Appends the final alert to a peer: why it is no longer listened to.
     pub(super) fn seal_alert(&mut self, alert: AlertDescription, sealed: &mut Vec<u8>) -> Result<(), Error> {
-        /// As every alert that is sent here (RFC 8446, section 6).
+        /// As in every alert that is sent here (RFC 8446, section 6).
         const FATAL: u8 = 2;
         self.seal_as(ContentType::Alert, sealed, |sealed| sealed.extend([FATAL, alert.into()]))
     }
 
-    /// Appends the change of keys that the peer has asked for; false if it has not. It comes before the next bytes (RFC 8446, section
-    /// 4.6.3), and only when all before it has left: of a peer that asks and does not read, one answer waits.
+    /// Appends the key update that the peer has requested; false if it has not. It comes before the next data (RFC 8446,
+    /// section 4.6.3), and only once everything before it was sent: if a peer requests and does not read, only one answer
+    /// waits.
     pub(super) fn answer(&mut self, sealed: &mut Vec<u8>) -> Result<bool, Error> {
         let is_wanted = std::mem::take(&mut self.is_key_wanted);
         if is_wanted {
@@ -139,13 +140,13 @@ impl Records {
         Ok(is_wanted)
     }
 
-    /// [Changes the key](Self::change_key), and has the peer change its own.
+    /// [Changes the key](Self::change_key), and requests that the peer change its own.
     #[cfg(test)]
     pub(super) fn ask_for_key(&mut self, sealed: &mut Vec<u8>) -> Result<(), Error> {
         self.change_key_saying(1, sealed)
     }
 
-    /// Seals with another key from now on, and tells the peer (RFC 8446, section 4.6.3).
+    /// Uses another key for sealing from now on, and tells the peer (RFC 8446, section 4.6.3).
     fn change_key(&mut self, sealed: &mut Vec<u8>) -> Result<(), Error> {
         const NOT_REQUESTED: u8 = 0;
         self.change_key_saying(NOT_REQUESTED, sealed)
@@ -182,14 +183,14 @@ impl Records {
                 Ok(())
             }
             Err(_) => {
-                // Nothing may leave that is not sealed.
+                // Nothing may be sent unsealed.
                 sealed.truncate(at);
                 Err(Error::EncryptError)
             }
         }
     }
 
-    /// Opens the first record of what has come, where it lies; also how long it is.
+    /// Opens the first received record in place; also returns its length.
     pub(super) fn open<'a>(&mut self, incoming: &'a mut [u8]) -> Result<(usize, Opened<'a>), Fault> {
         let Some((head, rest)) = incoming.split_at_mut_checked(HEAD_BYTES) else { return Ok((0, Opened::Part)) };
         if ContentType::from(head[0]) != ContentType::ApplicationData {
@@ -207,7 +208,7 @@ impl Records {
         let opened = self.receiving.key.open_in_place(nonce, Aad::from(&*head), sealed);
         let opened =
             opened.map_err(|_| Fault { error: Error::DecryptError, alert: Some(AlertDescription::BadRecordMac) })?;
-        // What stands behind the kind is padding.
+        // Everything behind the kind is padding.
         let Some(end) = opened.iter().rposition(|byte| *byte != 0) else {
             return Err(Fault::of(AlertDescription::UnexpectedMessage, "a record without a kind"));
         };
@@ -239,7 +240,7 @@ impl Records {
         Ok((HEAD_BYTES + len, opened))
     }
 
-    /// Takes messages of TLS's own, which may come in parts.
+    /// Handles messages of TLS's own, which may come in parts.
     fn take(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         if bytes.is_empty() || self.message.len() + bytes.len() > MESSAGE_BYTES {
             return Err(Fault::of(AlertDescription::UnexpectedMessage, "a message that is empty, or too long"));
@@ -253,7 +254,7 @@ impl Records {
             match (HandshakeType::from(kind), &self.schedule) {
                 // Sessions are not resumed.
                 (HandshakeType::NewSessionTicket, Schedule::Caller(_)) => {}
-                // Nothing that is sealed with the key before may follow in its record.
+                // Nothing sealed with the previous key may follow in its record.
                 (HandshakeType::KeyUpdate, _) if after.is_empty() => self.renew(body)?,
                 _ => return Err(Fault::of(AlertDescription::UnexpectedMessage, "a message that nobody asked for")),
             }
@@ -263,7 +264,7 @@ impl Records {
         Ok(())
     }
 
-    /// The peer seals with another key from now on.
+    /// The peer uses another key for sealing from now on.
     fn renew(&mut self, body: &[u8]) -> Result<(), Fault> {
         match body {
             [0] => {}
@@ -281,14 +282,14 @@ impl Records {
     }
 }
 
-/// The peer's last words.
+/// Handles the peer's alert.
 fn heard(alert: &[u8]) -> Result<Opened<'static>, Fault> {
     let &[_, description] = alert else {
         return Err(Fault::of(AlertDescription::DecodeError, "an alert that is none"));
     };
     match AlertDescription::from(description) {
         AlertDescription::CloseNotify => Ok(Opened::Over),
-        // The next says what it comes to.
+        // The next alert gives the reason.
         AlertDescription::UserCanceled => Ok(Opened::Own),
         alert => Err(Fault { error: Error::AlertReceived(alert), alert: None }),
     }

@@ -1,4 +1,4 @@
-//! Two streams with a wire between them that the test can read, cut and alter.
+//! Two streams, connected by a wire on which the test can read, cut and alter.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use super::*;
 use crate::authentication::{Authentication, Authority, Certified, Means};
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// More than a socket of the test holds.
+/// More than the sockets of a test hold.
 const LARGE: usize = 3 << 20;
 
-/// One end of the wire: what a stream has said and the other has not heard.
+/// The wire between two streams.
 struct Wire {
     ends: [Socket; 2],
-    /// What has come out of each end, in order.
+    /// Bytes that each stream has sent, in order.
     said: [Vec<u8>; 2],
 }
 
 impl Wire {
-    /// Carries what either side has said to the other, altered by `alter`, which is given whose it is.
+    /// Carries what each side has sent to the other, after `alter` (which gets the sending side's number) has changed it.
     fn carry(&mut self, alter: &mut dyn FnMut(usize, &mut [u8])) {
         for side in 0..2 {
             let mut bytes = [0; 16 * 1024];
@@ -33,7 +33,7 @@ impl Wire {
                 while !rest.is_empty() {
                     match (&self.ends[1 - side]).write(rest) {
                         Ok(count) => rest = &rest[count..],
-                        // Nobody reads there while the wire is carried: enough room is the test's affair.
+                        // Nobody reads while the wire is carried: the test must leave enough room.
                         Err(error) => panic!("the wire is full: {error}"),
                     }
                 }
@@ -42,7 +42,7 @@ impl Wire {
     }
 }
 
-/// Two streams that have shaken hands.
+/// Two streams after their handshake.
 fn pair() -> ([TlsStream; 2], Wire) {
     let authority = Authority::new().unwrap();
     let certified = authority.certify(&[], SystemTime::now() + DAY).unwrap();
@@ -75,7 +75,7 @@ fn pair_of(caller_identity: &Identity, called_identity: &Identity) -> ([TlsStrea
     (streams, wire)
 }
 
-/// Writes `bytes` in slices of these lengths, in turn, carrying the wire between, and reads them into targets of other lengths.
+/// Writes `bytes` in slices of these lengths in turn, carries the wire in between, and reads into targets of other lengths.
 fn pass(streams: &mut [TlsStream; 2], wire: &mut Wire, from: usize, bytes: &[u8], slices: [usize; 2]) -> Vec<u8> {
     let (mut sent, mut heard) = (0, Vec::new());
     while heard.len() < bytes.len() {
@@ -97,7 +97,7 @@ fn pass(streams: &mut [TlsStream; 2], wire: &mut Wire, from: usize, bytes: &[u8]
     heard
 }
 
-/// What comes of a handshake between two sides on one wire, for each of them as far as it came.
+/// The result of a handshake on each side.
 fn shake_hands(caller: &Identity, called: &Identity) -> [Result<bool, LinkError>; 2] {
     let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     for socket in [&one, &other] {
@@ -165,7 +165,7 @@ fn both_sides_say_whose_certificate_is_not_believed_and_why() {
             "not in security.tls_authorities there",
         ),
     ] {
-        // As the called side: the caller sees it, and tells.
+        // On the called side: the caller notices it, and tells the other side.
         let [caller, called] = shake_hands(&good, &bad).map(|came| came.map_err(|error| error.to_string()));
         assert!(caller.as_ref().unwrap_err().contains(here), "{caller:?}");
         let told = called.unwrap_err();
@@ -191,7 +191,7 @@ fn records_of_tls_alone_are_read_a_bounded_number_of_times() {
     let (mut streams, mut wire) = pair_of(&ours, &ours.with_tickets(1000));
     streams[1].write(&[VolatileSlice::from(b"and this")], false).unwrap();
     wire.carry(&mut |_, _| {});
-    // A little at once: the socket holds more than is read in one go.
+    // Small reads: the socket holds more than one of them takes.
     streams[0].incoming_bytes = streams[0].end + 1024;
     let mut target = [0; 8];
     let mut read = || streams[0].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap();
@@ -220,7 +220,7 @@ fn one_altered_bit_ends_the_stream() {
     let error = streams[1].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap_err();
     assert!(matches!(error, LinkError::Tls(_)), "{error}");
     assert!(target.iter().all(|&byte| byte == 0), "nothing of it was believed");
-    // And the other side is told.
+    // The other side is told, too.
     wire.carry(&mut |_, _| {});
     let error = streams[0].read(&mut [VolatileSliceMut::from(&mut target)]).unwrap_err();
     assert!(matches!(error, LinkError::Tls(_)), "{error}");
@@ -244,7 +244,7 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
     let (mut streams, mut wire) = pair();
     streams[0].socket.set_send_buffer_size(4096).unwrap();
     let bytes = pattern(200_000);
-    // Nobody reads: at some time the socket is full, and what is under seal is not counted.
+    // Nobody reads, so that the socket fills up; bytes that are sealed but not sent are not counted as written.
     let mut sent = 0;
     while let Some(count) = streams[0].write(&[VolatileSlice::from(&bytes[sent..])], false).unwrap() {
         sent += count;
@@ -254,7 +254,7 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
     let mut target = vec![0; 50_000];
     while heard.len() < bytes.len() {
         wire.carry(&mut |_, _| {});
-        // A smaller budget than what is under seal: it is told in parts.
+        // A smaller budget than what is sealed: it is counted in parts.
         let offered = &bytes[sent..bytes.len().min(sent + 1000)];
         if !offered.is_empty() {
             let taken = streams[0].write(&[VolatileSlice::from(offered)], false).unwrap().unwrap_or(0);
@@ -268,7 +268,7 @@ fn what_the_socket_does_not_take_is_told_as_written_only_when_it_has() {
     assert!(heard == bytes);
 }
 
-/// Takes the records of a stream, so that the test says something by them.
+/// Lets the test send something with a stream's records.
 fn say(stream: &mut TlsStream, say: impl FnOnce(&mut Records, &mut Vec<u8>)) {
     let Stage::Open(records) = &mut stream.stage else { unreachable!("they have shaken hands") };
     say(records, &mut stream.sealed);
@@ -278,7 +278,7 @@ fn say(stream: &mut TlsStream, say: impl FnOnce(&mut Records, &mut Vec<u8>)) {
 #[test]
 fn a_change_of_keys_that_was_asked_for_comes_before_the_next_bytes() {
     let (mut streams, mut wire) = pair();
-    // Together with bytes, so that the read has something to bring.
+    // Together with bytes, so that the read returns something.
     say(&mut streams[0], |records, sealed| {
         records.seal(sealed, |sealed| sealed.extend_from_slice(b"bytes")).unwrap();
         records.ask_for_key(sealed).unwrap();
@@ -286,7 +286,7 @@ fn a_change_of_keys_that_was_asked_for_comes_before_the_next_bytes() {
     wire.carry(&mut |_, _| {});
     let mut target = [0; 5];
     assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(Some(5)));
-    // Not read on: it writes first.
+    // This is not read: the stream writes first.
     say(&mut streams[0], |records, sealed| records.seal(sealed, |sealed| sealed.push(7)).unwrap());
     wire.carry(&mut |_, _| {});
     assert_eq!(streams[1].step(&mut [], &mut 0), Ok(Step::Again));
@@ -353,7 +353,7 @@ proptest! {
     }
 }
 
-/// Memory that a connection keeps: many are idle, and a peer may stop in the middle of a record.
+/// The memory of a connection: many connections are idle, and a peer may stop in the middle of a record.
 #[test]
 fn between_two_reads_a_part_of_a_record_is_all_that_is_kept() {
     let (mut streams, mut wire) = pair();
@@ -373,7 +373,7 @@ fn between_two_reads_a_part_of_a_record_is_all_that_is_kept() {
     assert_eq!(streams[1].read(&mut [VolatileSliceMut::from(&mut target)]), Ok(Some(PLAIN_BYTES)));
     assert_eq!(pass(&mut streams, &mut wire, 0, &pattern(LARGE), [100_000, 1_000_000]), pattern(LARGE));
     assert_eq!([kept(&streams[0]), kept(&streams[1])], [[0; 3]; 2]);
-    // Nor does the thread keep as many as there were links.
+    // Nor does the thread keep one buffer per link.
     let buffers: Vec<Vec<u8>> =
         std::iter::repeat_with(|| INCOMING.with(Spares::take)).take(LARGE_BUFFERS + 3).collect();
     for mut buffer in buffers {

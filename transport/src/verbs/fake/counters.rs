@@ -2,28 +2,28 @@
 
 use super::fault::RequestKind;
 
-/// Requests, and their bytes.
+/// A number of requests, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many were carried out.
+    /// Requests carried out.
     pub requests: u64,
     /// Their payload, in bytes.
     pub bytes: u64,
 }
 
-/// Counters of an adapter, or of all together.
+/// Counters of one adapter, or of all together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     carried_out: [Tally; RequestKind::ALL.len()],
-    /// Posted requests that ended with another status than success, those that were flushed among them.
+    /// Posted requests that ended with another status than success, including flushed ones.
     pub failed: u64,
-    /// Regions that were ever registered.
+    /// Regions registered so far.
     pub registrations: u64,
-    /// Most bytes whose registration one call has begun or ended before it returned.
+    /// Most bytes that a single call has registered or deregistered before it returned.
     pub register_call_bytes_max: u64,
-    /// Windows that were ever allocated.
+    /// Windows allocated so far.
     pub allocations: u64,
-    /// Queue pairs that were ever created.
+    /// Queue pairs created so far.
     pub creations: u64,
     /// Regions that are registered now.
     pub regions: u64,
@@ -31,19 +31,19 @@ pub struct Counters {
     pub windows: u64,
     /// Queue pairs that exist now.
     pub queue_pairs: u64,
-    /// Regions, windows and queue pairs that were still there when their device was dropped.
+    /// Regions, windows and queue pairs that still existed when their device was dropped.
     pub left_behind: u64,
-    /// Windows that were bound when their queue pair was destroyed. They open nothing, but some drivers wait for them:
-    /// free or invalidate them first.
+    /// Windows that were bound when their queue pair was destroyed. They open nothing, but some drivers wait for them: free or
+    /// invalidate them first.
     pub windows_orphaned: u64,
-    /// Requests that found a shared receive queue empty here. Credits keep it at 0.
+    /// Requests that found a shared receive queue empty. Credit keeps this at 0.
     pub receiver_not_ready: u64,
-    /// Receive buffers that went with a queue pair which was destroyed while a message had begun to come into them.
+    /// Receive buffers lost because their queue pair was destroyed after a message had begun to come into them.
     pub receives_lost: u64,
-    /// Completions that had no room. Credits keep it at 0.
+    /// Completions for which there was no room. Credit keeps this at 0.
     pub completion_overruns: u64,
-    /// Completions that there could have been at once in one device's completion queue, if all that was posted and not yet
-    /// known to be done had failed: to be compared with its depth.
+    /// Most completions that one device's completion queue could have held at once, if everything posted and not known to be
+    /// done had failed: to be compared with its depth.
     pub completions_worst: u64,
 }
 

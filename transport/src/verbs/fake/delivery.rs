@@ -1,14 +1,14 @@
 //! Executes and acknowledges requests: in order for each queue pair, in random order among queue pairs.
 //!
 //! A request takes two steps, each after a delay: its work is done, which the peer sees, and it is acknowledged, which its
-//! sender sees. So an answer of the peer may come before the completion of what it answers, as on a real network.
+//! sender sees. So the peer's answer may come before the completion of what it answers, as on a real network.
 
 use super::fault::{RequestKind, Strike, struck_by};
 use super::network::Network;
 use super::queue_pair::{Outstanding, State};
 use crate::verbs::device::{AsyncEvent, Completion, Grant, Piece, Status, Work};
 
-/// Where a connection leads at this moment.
+/// Where a connection currently leads.
 enum Path {
     /// To this queue pair.
     Open(Peer),
@@ -24,7 +24,7 @@ struct Peer {
     context: u32,
 }
 
-/// What a message is made of.
+/// The contents of a message.
 #[derive(Clone, Copy)]
 enum Payload<'a> {
     Registered(Piece),
@@ -32,7 +32,7 @@ enum Payload<'a> {
 }
 
 impl Network {
-    /// Does all that is due.
+    /// Does everything that is due.
     pub(super) fn progress(&mut self) {
         if self.is_paused {
             return;
@@ -48,14 +48,14 @@ impl Network {
         }
     }
 
-    /// Takes one step of one queue pair, due or not. False if there is none that can be taken.
+    /// Takes one step of one queue pair, due or not. False if no step is possible.
     pub(super) fn step(&mut self) -> bool {
         let mut order: Vec<u32> = self.busy.iter().copied().collect();
         self.random.shuffle(&mut order);
         order.into_iter().any(|number| self.advance(number, true))
     }
 
-    /// The time of something that is delayed from now on.
+    /// The time at which something delayed from now on happens.
     pub(super) fn delayed(&mut self, context: u32) -> u64 {
         match self.contexts[&context].settings.delay_polls_max {
             0 => self.clock,
@@ -63,7 +63,7 @@ impl Network {
         }
     }
 
-    /// One step of a queue pair, if it is due, or at once if it is `urgent`.
+    /// Takes one step of a queue pair if it is due, or at once if `urgent`.
     fn advance(&mut self, number: u32, urgent: bool) -> bool {
         let Some(queue_pair) = self.queue_pairs.get(&number) else {
             return false;
@@ -143,7 +143,7 @@ impl Network {
         true
     }
 
-    /// A request met a port that is down. True if that was once too often.
+    /// A request met a port that is down. True if its retries are used up.
     fn try_again(&mut self, number: u32, at: usize, sleeps: bool) -> bool {
         let context = self.queue_pairs[&number].context;
         let last = self.clock + u64::from(self.contexts[&context].settings.retry_polls);
@@ -160,15 +160,15 @@ impl Network {
         &mut self.queue_pairs.get_mut(&number).expect("it has requests").pending[at]
     }
 
-    /// What goes wrong on purpose with the next request of a device.
+    /// The injected fault for the next request of a device, if any.
     fn strike(&mut self, context: u32, kind: RequestKind) -> Option<Strike> {
         let adapter = self.contexts[&context].adapter;
         let strike = self.adapters[adapter].faults.strikes(kind);
         strike.or_else(|| struck_by(&self.climate, kind, &mut self.random))
     }
 
-    /// The queue pair is in error from now on. Its requests before the culprit were carried out, the culprit ends with its
-    /// status, and all behind it are flushed; without a culprit, all are.
+    /// Puts the queue pair into error. Requests before the culprit were carried out, the culprit ends with its status, and all
+    /// behind it are flushed; without a culprit, all are flushed.
     pub(super) fn fail(&mut self, number: u32, culprit: Option<(usize, Status)>) {
         self.busy.remove(&number);
         let queue_pair = self.queue_pairs.get_mut(&number).expect("a queue pair that fails is there");
@@ -179,7 +179,7 @@ impl Network {
         for (at, request) in pending.iter().enumerate() {
             let status = match (culprit_at, culprit) {
                 (Some(first), _) if at < first && request.lost.is_some() => {
-                    // Its acknowledgement is lost too, and before that.
+                    // Its acknowledgement is lost as well, and earlier.
                     culprit_at = Some(at);
                     request.lost.expect("just looked at")
                 }
@@ -246,7 +246,7 @@ impl Network {
         }
     }
 
-    /// The peer of a queue pair, for a request that it has a part in.
+    /// The peer of a queue pair, for a request that involves it.
     fn peer(&self, number: u32) -> Result<Peer, Status> {
         match self.path(number) {
             Path::Open(peer) => Ok(peer),
@@ -254,7 +254,7 @@ impl Network {
         }
     }
 
-    /// Does the work of a request; its bytes.
+    /// Does the work of a request; returns its bytes.
     fn perform(&mut self, number: u32, work: &Work, inline: &[u8]) -> Result<u32, Status> {
         let context = self.queue_pairs[&number].context;
         match *work {
@@ -313,7 +313,7 @@ impl Network {
         here.protection.local(piece).map(|_| ())
     }
 
-    /// The reads that both ends agreed on: none, or more than the peer has, is a mistake of the handshake.
+    /// Checks the reads that both ends agreed on: none, or more than the peer supports, is a mistake of the handshake.
     fn check_reads(&self, number: u32, peer: Peer) -> Result<(), Status> {
         let near = &self.queue_pairs[&number];
         let told = near.connection().map_or(0, |connection| connection.peer.reads);
@@ -326,7 +326,7 @@ impl Network {
         }
     }
 
-    /// A message into the peer's oldest buffer.
+    /// Puts a message into the peer's oldest buffer.
     fn send(&mut self, context: u32, payload: Payload<'_>, peer: Peer) -> Result<(), Status> {
         let bytes = match payload {
             Payload::Registered(piece) => piece.bytes,
@@ -361,8 +361,8 @@ impl Network {
         })
     }
 
-    /// Tells the receiver how it went, and the sender if it went wrong: the first status is the one's, the second the
-    /// other's.
+    /// Reports the result to the receiver, and to the sender if it failed: the first status is for the receiver, the second for
+    /// the sender.
     fn received(
         &mut self,
         peer: Peer,

@@ -1,5 +1,5 @@
-//! One open fake device: the device interface on top of the fabric's state. Used by its shard; its peers' threads reach it only
-//! through the fabric's lock.
+//! One open fake device: the device interface on top of the fabric's state. Used by its shard; its peers' threads reach it
+//! only through the fabric's lock.
 
 #![allow(unsafe_code, reason = "the contract of the seam is unsafe to fulfil; memory is touched in memory.rs alone")]
 
@@ -20,7 +20,7 @@ use crate::verbs::device::{
     RegistrationEvent, VerbsError, Window, Work,
 };
 
-/// A device of a [`Fabric`]. Dropping it ends all that it had; peers find its queue pairs gone.
+/// A device of a [`Fabric`]. Dropping it ends everything that it had; peers find its queue pairs gone.
 #[derive(Debug)]
 pub struct FakeDevice {
     fabric: Fabric,
@@ -29,7 +29,7 @@ pub struct FakeDevice {
     completions: Arc<EventFd>,
     events: Arc<EventFd>,
     register_time_per_mib: Duration,
-    /// What was begun, and when it is done.
+    /// Registrations and deregistrations in progress, and when each is done.
     begun: VecDeque<(Instant, Begun)>,
 }
 
@@ -80,7 +80,7 @@ impl FakeDevice {
         self.register_time_per_mib.mul_f64(bytes as f64 / f64::from(1 << 20))
     }
 
-    /// When what is begun now is done: one after the other.
+    /// Sets when what is begun now will be done: one after the other.
     fn begin(&mut self, bytes: u64, begun: Begun) {
         let free = self.begun.back().map_or_else(Instant::now, |(done, _)| *done);
         self.begun.push_back((free.max(Instant::now()) + self.time_of(bytes), begun));
@@ -236,7 +236,7 @@ unsafe impl Device for FakeDevice {
     }
 
     fn disarm(&mut self) {
-        // Nothing to take is no error.
+        // It is not an error if there is nothing to read.
         let _ = self.completions.read();
     }
 

@@ -9,15 +9,15 @@ use super::fault::{Fault, Weather};
 use super::network::Network;
 use super::settings::FakeSettings;
 
-/// Joins fake devices, of any threads. Clones are the same fabric.
+/// Connects fake devices of any threads. Clones are the same fabric.
 #[derive(Clone)]
 pub struct Fabric {
     network: Arc<Mutex<Network>>,
 }
 
 impl Fabric {
-    /// A fabric without devices. `seed` chooses the delays, the order among queue pairs, and whom the climate strikes: on
-    /// one thread, the same calls then have the same answers.
+    /// A fabric without devices. `seed` chooses the delays, the order among queue pairs, and which requests the climate
+    /// strikes: on one thread, the same calls then have the same results.
     pub fn new(seed: u64) -> Self {
         Self { network: Arc::new(Mutex::new(Network::new(seed))) }
     }
@@ -25,55 +25,55 @@ impl Fabric {
     /// Opens a device.
     ///
     /// # Panics
-    /// If the process may have no more descriptors.
+    /// If the process may open no more descriptors.
     pub fn open(&self, settings: FakeSettings) -> FakeDevice {
         FakeDevice::open(self, settings)
     }
 
-    /// From now on nothing is carried out or acknowledged, but by [`step`](Self::step). Requests that fail at once, those
-    /// of a queue pair in error, still do.
+    /// From now on nothing is carried out or acknowledged, except by [`step`](Self::step). Requests that fail at once, those of
+    /// a queue pair in error, still do.
     pub fn pause(&self) {
         self.lock().is_paused = true;
     }
 
-    /// Ends a pause; all that is due is done before this returns.
+    /// Ends a pause; everything that is due is done before this returns.
     pub fn resume(&self) {
         let mut network = self.lock();
         network.is_paused = false;
         network.progress();
     }
 
-    /// Carries out, or acknowledges, the next request of one queue pair, which the seed chooses; delays do not count. False
-    /// if there is nothing that can be done.
+    /// Carries out or acknowledges the next request of one queue pair, which the seed chooses; delays are ignored. False if
+    /// nothing can be done.
     pub fn step(&self) -> bool {
         self.lock().step()
     }
 
-    /// Makes something go wrong with the devices of this name. False if what is to fail is not there: a queue pair of
-    /// another device, a device that is not open. Other faults wait for a device of that name.
+    /// Injects a fault into the devices with this name. False if what should fail does not exist: a queue pair of another
+    /// device, or a device that is not open. Other faults wait for a device with that name.
     ///
     /// # Panics
-    /// If the fault is a request that ends with success.
+    /// If the fault is a request that should end with success.
     pub fn inject(&self, device: &str, fault: Fault) -> bool {
         self.lock().inject(device, fault)
     }
 
-    /// Makes requests fail by chance from now on; replaces the climate before it.
+    /// Makes requests fail randomly from now on; replaces the previous climate.
     ///
     /// # Panics
-    /// If one of them ends with success.
+    /// If one of them should end with success.
     pub fn set_climate(&self, climate: &[Weather]) {
         assert!(climate.iter().all(|weather| !weather.strike.status.is_success()), "a climate with success");
         self.lock().climate = climate.to_vec();
     }
 
-    /// Numbers of the queue pairs that devices of this name have now, oldest first.
+    /// Numbers of the queue pairs that devices with this name have now, oldest first.
     pub fn queue_pairs(&self, device: &str) -> Vec<u32> {
         let network = self.lock();
         network.queue_pairs_of(|_, adapter| network.adapters[adapter].name == device)
     }
 
-    /// Buffers that wait in the shared receive queues of the devices of this name.
+    /// Number of buffers waiting in the shared receive queues of the devices with this name.
     pub fn receive_buffers(&self, device: &str) -> usize {
         let network = self.lock();
         let here = network.contexts.values().filter(|context| network.adapters[context.adapter].name == device);
@@ -96,18 +96,18 @@ impl Fabric {
         found.map_or_else(Counters::default, |adapter| adapter.counters.clone())
     }
 
-    /// Requests that found a shared receive queue empty. Credits keep it at 0.
+    /// Requests that found a shared receive queue empty. Credit keeps this at 0.
     pub fn receiver_not_ready(&self) -> u64 {
         self.counters().receiver_not_ready
     }
 
-    /// Completions that had no room. Credits keep it at 0.
+    /// Completions for which there was no room. Credit keeps this at 0.
     pub fn completion_overruns(&self) -> u64 {
         self.counters().completion_overruns
     }
 
-    /// Breaches of the seam's contract that have no answer of their own, for a person: memory that was deregistered while
-    /// it was in use, things that were given back twice. A test asserts that there are none.
+    /// Breaches of the interface's contract that have no error of their own, human-readable: memory deregistered while in use,
+    /// objects freed twice. A test asserts that there are none.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }

@@ -3,14 +3,14 @@
 use super::random::Random;
 use crate::verbs::device::{Status, VerbsError, Work};
 
-/// Kinds of requests, as faults and counters tell them apart.
+/// Kinds of requests, as distinguished by faults and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestKind {
     /// A message, inline or not.
     Send,
-    /// A write without a word.
+    /// A write without immediate data.
     Write,
-    /// A write with a word.
+    /// A write with immediate data.
     WriteWithWord,
     /// A read.
     Read,
@@ -38,21 +38,21 @@ impl RequestKind {
         }
     }
 
-    /// True if the peer has a part in it.
+    /// True if it involves the peer.
     pub(super) fn travels(self) -> bool {
         !matches!(self, Self::Bind | Self::Invalidate)
     }
 }
 
-/// A request that ends badly.
+/// A failure of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strike {
-    /// Only requests of this kind; `None`: of any, but not receive buffers.
+    /// Only requests of this kind; `None` for any kind except receive buffers.
     pub kind: Option<RequestKind>,
-    /// How it ends; not success.
+    /// Its status; not success.
     pub status: Status,
-    /// The request does its work, and only its acknowledgement is lost: the peer has what the sender takes for failed.
-    /// Of no meaning for receive buffers.
+    /// The request does its work, and only its acknowledgement is lost: the peer has what the sender believes failed.
+    /// Meaningless for receive buffers.
     pub carried_out: bool,
 }
 
@@ -62,7 +62,7 @@ impl Strike {
     }
 }
 
-/// Calls that can be made to fail by themselves.
+/// Calls that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// `register`.
@@ -99,29 +99,29 @@ impl Verb {
     }
 }
 
-/// One thing that goes wrong with an adapter, once.
+/// A single fault of an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The next request that is carried out and that the strike names ends as it says.
+    /// The next matching request that is carried out ends as the strike says.
     Request {
-        /// Which, and how.
+        /// Which requests, and how they end.
         strike: Strike,
-        /// So many of them are spared first.
+        /// How many matching requests to spare first.
         skip: u32,
     },
     /// The next call of this verb fails.
     Verb {
-        /// Which.
+        /// The verb.
         verb: Verb,
         /// The reason in the error.
         reason: String,
-        /// So many calls are spared first.
+        /// How many calls to spare first.
         skip: u32,
     },
-    /// The next message of the adapter's breaks off: it has taken a receive buffer of the peer's, the rest never comes, and its
-    /// sender ends with `RETRIES_EXCEEDED`.
+    /// The adapter's next message breaks off: it has taken a receive buffer of the peer, the rest never comes, and its sender
+    /// ends with `RETRIES_EXCEEDED`.
     BreakOff {
-        /// So many messages are spared first.
+        /// How many messages to spare first.
         skip: u32,
     },
     /// The queue pair of this number fails, with an event.
@@ -130,14 +130,14 @@ pub enum Fault {
     PortDown,
     /// The port comes up.
     PortUp,
-    /// The port has other addresses from now on; the GID is none if it is zeros.
+    /// The port has other addresses from now on; a GID of zeros means none.
     Address {
         /// Its GID.
         gid: [u8; 16],
         /// Its local identifier.
         lid: u16,
     },
-    /// All devices that are open under the adapter's name fail, for good.
+    /// All open devices with the adapter's name fail permanently.
     DeviceFailed,
 }
 
@@ -146,11 +146,11 @@ pub enum Fault {
 pub struct Weather {
     /// Which requests, and how they end.
     pub strike: Strike,
-    /// So many of a million.
+    /// How many of a million.
     pub per_million: u32,
 }
 
-/// Faults of one adapter that have not struck yet.
+/// Faults of one adapter that have not occurred yet.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     strikes: Vec<(Strike, u32)>,
@@ -177,13 +177,13 @@ impl Waiting {
         due(&mut self.breaks, |skip| Some(skip)).is_some()
     }
 
-    /// The strike that meets a request of this kind, if one does.
+    /// The strike for a request of this kind, if any.
     pub(super) fn strikes(&mut self, kind: RequestKind) -> Option<Strike> {
         let hit = due(&mut self.strikes, |(strike, skip)| strike.strikes(kind).then_some(skip))?;
         Some(hit.0)
     }
 
-    /// The error of this call, if it is to fail.
+    /// The error of this call, if it should fail.
     pub(super) fn fails(&mut self, verb: Verb) -> Result<(), VerbsError> {
         match due(&mut self.verbs, |(which, _, skip)| (*which == verb).then_some(skip)) {
             Some((_, reason, _)) => Err(verb.error(reason)),
@@ -192,7 +192,7 @@ impl Waiting {
     }
 }
 
-/// Takes the first fault that is concerned and spares nobody any more; those before it spare one less.
+/// Takes the first matching fault that spares nobody any more; matching ones before it spare one less.
 fn due<T>(faults: &mut Vec<T>, mut concerns: impl FnMut(&mut T) -> Option<&mut u32>) -> Option<T> {
     let index = faults.iter_mut().position(|fault| match concerns(fault) {
         Some(0) => true,
@@ -205,7 +205,7 @@ fn due<T>(faults: &mut Vec<T>, mut concerns: impl FnMut(&mut T) -> Option<&mut u
     Some(faults.remove(index))
 }
 
-/// The strike that the climate brings upon a request of this kind, if it does.
+/// The strike of the climate on a request of this kind, if any.
 pub(super) fn struck_by(climate: &[Weather], kind: RequestKind, random: &mut Random) -> Option<Strike> {
     let mut concerned = climate.iter().filter(|weather| weather.strike.strikes(kind));
     concerned.find(|weather| random.happens(weather.per_million)).map(|weather| weather.strike)

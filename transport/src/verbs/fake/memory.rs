@@ -1,5 +1,6 @@
-//! Registered memory as a device sees it: bytes at an address, copied by raw pointers and never borrowed, since other threads
-//! own them; or those of a [fake device's](crate::fake_device), to which no pointer leads: its file is read and written. Every copy is made under the fabric's lock, so none is in progress once a call that ends it has returned.
+//! Registered memory as a device sees it: bytes at an address, copied by raw pointers and never borrowed, since other
+//! threads own them; or the bytes of a [fake device](crate::fake_device), which no pointer reaches: its file is read and
+//! written. Every copy is made under the fabric's lock, so none is in progress once a call that ends it has returned.
 
 #![allow(unsafe_code, reason = "plays the part of a device's direct access to memory")]
 
@@ -12,12 +13,11 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use crate::fake_device::scramble;
 use crate::verbs::device::{DmaBuf, VerbsError};
 
-/// Memory that is registered.
 #[derive(Debug)]
 pub(super) struct Memory {
     address: u64,
     bytes: u64,
-    /// That of a device: its file, and where the bytes begin there.
+    /// For device memory: its file, and where the bytes begin in it.
     device: Option<(File, u64)>,
 }
 
@@ -25,8 +25,8 @@ impl Memory {
     /// `None` if it is empty or passes the end of the address space.
     ///
     /// # Safety
-    /// The bytes stay mapped while this lives. Code that has parts of it copied keeps to what
-    /// [`Device::post`](crate::verbs::device::Device::post) demands of them.
+    /// The bytes must stay mapped while this lives. Code that causes parts of it to be copied must follow what
+    /// [`Device::post`](crate::verbs::device::Device::post) requires of them.
     pub(super) unsafe fn new(address: u64, bytes: u64) -> Option<Self> {
         let end = address.checked_add(bytes)?;
         (bytes > 0 && usize::try_from(end).is_ok()).then_some(Self { address, bytes, device: None })
@@ -43,7 +43,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Some of it, if it is within.
+    /// A part of it, if it is within bounds.
     pub(super) fn part(&self, address: u64, bytes: u64) -> Option<Part<'_>> {
         let end = address.checked_add(bytes)?;
         let is_within = address >= self.address && end <= self.address + self.bytes;
@@ -62,7 +62,7 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// No bytes, of any memory.
+    /// An empty part, of any memory.
     pub(super) const EMPTY: Part<'static> = Part { address: 0, bytes: 0, device: None, memory: PhantomData };
 
     /// Copies all of `from` to the front; the two may overlap.
@@ -81,7 +81,7 @@ impl Part<'_> {
         unsafe { target.copy_from(source, from.bytes as usize) };
     }
 
-    /// Copies bytes of the fabric's own to the front.
+    /// Copies the fabric's own bytes to the front.
     pub(super) fn fill_from(self, from: &[u8]) {
         assert!(from.len() as u64 <= self.bytes, "{} bytes into {}", from.len(), self.bytes);
         if let Some((file, at)) = self.device {
@@ -116,7 +116,7 @@ impl Part<'_> {
 /// Copies bytes that need not be registered.
 ///
 /// # Safety
-/// They are mapped, and nobody writes to them meanwhile.
+/// They must be mapped, and nobody may write to them meanwhile.
 pub(super) unsafe fn copy_inline(address: u64, bytes: u32) -> Box<[u8]> {
     let mut copied = vec![0; bytes as usize];
     let source = with_exposed_provenance::<u8>(address as usize);

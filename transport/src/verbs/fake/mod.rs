@@ -1,7 +1,8 @@
-//! RDMA devices in memory, for tests: as strict as reliable connections on real devices, and stricter where that finds bugs.
+//! RDMA devices in memory, for tests: as strict as reliable connections on real devices, and stricter where that finds
+//! bugs.
 //!
-//! A [`Fabric`] joins devices of any threads behind one lock. Posting, polling and arming execute due requests; nothing runs in
-//! the background. Differences from a real network:
+//! A [`Fabric`] connects devices of any threads behind one lock. Posting, polling and arming execute due requests; nothing
+//! runs in the background. Differences from a real network:
 //!
 //! - A request to a peer that is not connected yet, or that was told other numbers, ends at once with `RETRIES_EXCEEDED`; one that
 //!   finds no receive buffer, at once with `RECEIVER_NOT_READY`.

@@ -1,7 +1,7 @@
 //! All devices of a fabric, their queue pairs and what is in flight between them: the state behind the fabric's lock.
 //!
-//! Calls of devices come in here; `delivery.rs` carries out what they post. Bounded by the depths of the devices and by what is
-//! registered, allocated and created.
+//! Calls of devices come in here; `delivery.rs` carries out what they post. Bounded by the depths of the devices and by
+//! what is registered, allocated and created.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::verbs::device::{
     VerbsError, Window, Work,
 };
 
-/// Numbers of queue pairs and indices of keys have 24 bits, and are never used again.
+/// Numbers of queue pairs and indices of keys have 24 bits, and are never reused.
 pub(super) const NUMBERS: u32 = 1 << 24;
 
-/// What ids of queue pairs have above their number, so that one is not taken for the other.
+/// Added to a queue pair's number to form its id, so that one is not mistaken for the other.
 const ID_ABOVE_NUMBER: u64 = 1 << 32;
 
-/// What the devices of one name share.
+/// What all devices with the same name share.
 pub(super) struct Adapter {
     pub(super) name: String,
     pub(super) gid: [u8; 16],
@@ -44,9 +44,9 @@ pub(super) struct Context {
     pub(super) protection: Protection,
     /// Posted buffers, oldest first.
     pub(super) receives: VecDeque<(u64, Piece)>,
-    /// Buffers that were posted, and whose completion was not polled.
+    /// Number of buffers posted whose completion was not polled.
     pub(super) receives_held: u32,
-    /// Requests that were posted, and may still have a completion for all that the poster knows.
+    /// Number of posted requests that may still have a completion, as far as the poster knows.
     pub(super) sends_held: u32,
     pub(super) completions: CompletionQueue,
     pub(super) events: Events,
@@ -60,11 +60,11 @@ pub(super) struct Network {
     pub(super) contexts: BTreeMap<u32, Context>,
     /// By number.
     pub(super) queue_pairs: BTreeMap<u32, QueuePair>,
-    /// Numbers of those that hold requests which are not acknowledged.
+    /// Numbers of queue pairs with requests that are not acknowledged.
     pub(super) busy: BTreeSet<u32>,
-    /// Those that were stopped, and when they give their receive buffer back.
+    /// Stopped queue pairs, and when they return their receive buffers.
     pub(super) draining: BTreeMap<u32, u64>,
-    /// Polls so far.
+    /// Number of polls so far.
     pub(super) clock: u64,
     pub(super) is_paused: bool,
     pub(super) climate: Vec<Weather>,
@@ -94,7 +94,7 @@ impl Network {
         }
     }
 
-    /// The adapter of this name, which is made if there is none.
+    /// The adapter with this name, created if there is none.
     pub(super) fn adapter(&mut self, name: &str) -> usize {
         self.adapters.iter().position(|adapter| adapter.name == name).unwrap_or_else(|| {
             let index = self.adapters.len();
@@ -108,7 +108,7 @@ impl Network {
         })
     }
 
-    /// Its number, and its adapter's GID.
+    /// Opens a device; returns its number, and its adapter's GID.
     pub(super) fn open(
         &mut self,
         settings: FakeSettings,
@@ -133,7 +133,7 @@ impl Network {
         (number, self.adapters[adapter].gid)
     }
 
-    /// The device is dropped, and all that it has with it.
+    /// The device is dropped, and with it everything that it has.
     pub(super) fn close(&mut self, context: u32) {
         let queue_pairs = self.queue_pairs_of(|of, _| of == context);
         for &number in &queue_pairs {
@@ -151,7 +151,7 @@ impl Network {
         }
     }
 
-    /// Numbers of queue pairs, by their device's number and adapter.
+    /// Numbers of the queue pairs that `wanted` selects by their device's number and adapter.
     pub(super) fn queue_pairs_of(&self, wanted: impl Fn(u32, usize) -> bool) -> Vec<u32> {
         let is_wanted = |queue_pair: &QueuePair| wanted(queue_pair.context, self.contexts[&queue_pair.context].adapter);
         self.queue_pairs.iter().filter(|(_, queue_pair)| is_wanted(queue_pair)).map(|(&number, _)| number).collect()
@@ -166,7 +166,7 @@ impl Network {
         &mut self.adapters[adapter].counters
     }
 
-    /// Fails if the device has failed, or the call is to fail.
+    /// Fails if the device has failed, or the call should fail.
     pub(super) fn admit(&mut self, context: u32, verb: Verb) -> Result<(), VerbsError> {
         if self.contexts[&context].has_failed {
             return Err(verb.error(DEVICE_FAILED));
@@ -191,13 +191,13 @@ impl Network {
         Ok(self.context(context).protection.register(index, memory, access))
     }
 
-    /// A call has registered so many bytes before it returned, or ended that.
+    /// A call has registered or deregistered `bytes` bytes before it returned.
     pub(super) fn note_call(&mut self, context: u32, bytes: u64) {
         let counters = self.counters(context);
         counters.register_call_bytes_max = counters.register_call_bytes_max.max(bytes);
     }
 
-    /// The bytes of the region.
+    /// Deregisters a region; returns its size in bytes.
     pub(super) fn deregister(&mut self, context: u32, region: u32) -> u64 {
         let uses = |piece: &Piece| piece.bytes > 0 && piece.lkey == lkey(region);
         let mut pending = self.queue_pairs.values().filter(|of| of.context == context).flat_map(|of| &of.pending);
@@ -260,7 +260,7 @@ impl Network {
         Ok(Handle { id: ID_ABOVE_NUMBER + u64::from(number), number, inline_bytes })
     }
 
-    /// The number of a device's own queue pair.
+    /// The number of a queue pair that belongs to the device.
     fn own(&self, context: u32, id: u64) -> Option<u32> {
         let number = u32::try_from(id.checked_sub(ID_ABOVE_NUMBER)?).ok()?;
         self.queue_pairs.get(&number).filter(|found| found.context == context).map(|_| number)
@@ -293,7 +293,7 @@ impl Network {
         Ok(())
     }
 
-    /// True if the queue pair was connected: what it holds is flushed, and the rest follows.
+    /// Stops a queue pair. True if it was connected: what it holds is flushed, and the rest follows.
     pub(super) fn stop(&mut self, context: u32, id: u64) -> bool {
         let Some(number) = self.own(context, id) else {
             self.violations.push(format!("queue pair {id:#x} was stopped, and is not there"));
@@ -312,7 +312,7 @@ impl Network {
         true
     }
 
-    /// Queue pairs whose time has come give their receive buffers back, and say so.
+    /// Stopped queue pairs whose time has come return their receive buffers, and report it.
     pub(super) fn drain(&mut self) {
         let is_due = |number: &u32, due: u64| {
             let context = &self.contexts[&self.queue_pairs[number].context];
@@ -352,7 +352,7 @@ impl Network {
         let lost = before - found.completions.entries.len() + usize::from(gone.partial.is_some());
         let is_left = |entry: &&super::queues::Entry| !entry.is_receive() && entry.completion.queue_pair == number;
         let left = found.completions.entries.iter().filter(is_left).count();
-        // Each that waits still takes its place in the completion queue.
+        // Each one that remains still takes its place in the completion queue.
         found.sends_held = found.sends_held - gone.occupied + left as u32;
         let orphans = found.protection.orphan_of_queue_pair(number);
         let counters = self.counters(context);
@@ -361,7 +361,7 @@ impl Network {
         counters.receives_lost += lost as u64;
     }
 
-    /// The number of the queue pair, if it takes this request now.
+    /// The number of the queue pair, if it accepts this request now.
     pub(super) fn may_post(&mut self, context: u32, id: u64, post: &Post) -> Result<u32, VerbsError> {
         self.admit(context, Verb::Post)?;
         let refuse = |reason: String| Err(Verb::Post.error(reason));
@@ -389,7 +389,7 @@ impl Network {
         }
     }
 
-    /// Takes a request that [`may_post`](Self::may_post) has let pass.
+    /// Enqueues a request that [`may_post`](Self::may_post) has accepted.
     pub(super) fn enqueue(&mut self, number: u32, post: &Post, inline: Box<[u8]>) {
         let context = self.queue_pairs[&number].context;
         let due = self.delayed(context);
@@ -461,7 +461,7 @@ impl Network {
         Ok(())
     }
 
-    /// False if what is to fail is not there.
+    /// False if what should fail does not exist.
     pub(super) fn inject(&mut self, device: &str, fault: Fault) -> bool {
         let index = self.adapter(device);
         let adapter = &mut self.adapters[index];
@@ -510,7 +510,7 @@ impl Network {
         true
     }
 
-    /// An event for all open devices of an adapter; which those are.
+    /// Sends an event to all open devices of an adapter; returns these devices.
     fn tell(&mut self, adapter: usize, event: AsyncEvent) -> Vec<u32> {
         let mut told = Vec::new();
         for (&number, context) in self.contexts.iter_mut().filter(|(_, context)| context.adapter == adapter) {

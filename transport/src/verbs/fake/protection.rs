@@ -1,6 +1,6 @@
-//! One device's regions and windows: what its own requests and those of its peers may touch.
+//! One device's regions and windows: what its own requests and those of its peers may access.
 //!
-//! A region or window has an index that no other of the fabric has; its keys are the index above a byte. So a key of another
+//! A region or window has an index that is unique in the fabric; its keys are the index above a byte. So a key of another
 //! device, or of another time, is never found.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::memory::{Memory, Part};
 use crate::verbs::device::{Access, Grant, Piece, Region, Remote, Status, Window};
 
-/// The low byte of local keys and of regions' remote keys: told apart, so that a mix-up is found.
+/// The low byte of local keys and of regions' remote keys: different, so that a mix-up is detected.
 const LOCAL: u32 = 0x4c;
 const REMOTE: u32 = 0x72;
 
@@ -18,11 +18,11 @@ struct Registered {
 }
 
 enum Binding {
-    /// Can be bound.
+    /// It can be bound.
     Free,
-    /// Opens this to the peer of this queue pair.
+    /// It gives the peer of this queue pair access to these bytes.
     Bound { queue_pair: u32, region: u32, address: u64, bytes: u64, grant: Grant },
-    /// Its queue pair or its region is gone: can only be freed.
+    /// Its queue pair or its region is gone: it can only be freed.
     Orphaned,
 }
 
@@ -31,7 +31,6 @@ struct Allocated {
     binding: Binding,
 }
 
-/// Regions and windows of one device.
 #[derive(Default)]
 pub(super) struct Protection {
     regions: HashMap<u32, Registered>,
@@ -44,7 +43,7 @@ impl Protection {
         Region { id: index, lkey: lkey(index), rkey: index << 8 | REMOTE }
     }
 
-    /// Its bytes; `None` if there is no such region.
+    /// Removes a region; returns its bytes, or `None` if there is no such region.
     pub(super) fn deregister(&mut self, region: u32) -> Option<u64> {
         self.regions.remove(&region).map(|region| region.memory.bytes())
     }
@@ -55,17 +54,17 @@ impl Protection {
         Window { id: index, rkey }
     }
 
-    /// False if there is no such window.
+    /// Removes a window; false if there is no such window.
     pub(super) fn free(&mut self, window: u32) -> bool {
         self.windows.remove(&window).is_some()
     }
 
-    /// Regions and windows that exist.
+    /// Number of regions and windows that exist.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.regions.len() as u64, self.windows.len() as u64)
     }
 
-    /// Bytes that a request of this device names. No bytes are anybody's.
+    /// The bytes that a request of this device names. An empty piece is always allowed.
     pub(super) fn local(&self, piece: Piece) -> Result<Part<'_>, Status> {
         if piece.bytes == 0 {
             return Ok(Part::EMPTY);
@@ -75,7 +74,7 @@ impl Protection {
         part.ok_or(Status::LOCAL_PROTECTION)
     }
 
-    /// Bytes that the peer of `queue_pair` names.
+    /// The bytes that the peer of `queue_pair` names.
     pub(super) fn remote(&self, queue_pair: u32, at: Remote, bytes: u32, wanted: Grant) -> Result<Part<'_>, Status> {
         if bytes == 0 {
             return Ok(Part::EMPTY);
@@ -133,12 +132,12 @@ impl Protection {
         Ok(())
     }
 
-    /// A queue pair is gone: closes what was bound through it. How many windows that was.
+    /// A queue pair is gone: closes what was bound through it. Returns the number of windows.
     pub(super) fn orphan_of_queue_pair(&mut self, number: u32) -> u64 {
         self.orphan(|through, _| through == number)
     }
 
-    /// A region is gone: closes what was bound to it. How many windows that was.
+    /// A region is gone: closes what was bound to it. Returns the number of windows.
     pub(super) fn orphan_of_region(&mut self, id: u32) -> u64 {
         self.orphan(|_, region| region == id)
     }

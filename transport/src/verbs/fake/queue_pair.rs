@@ -1,7 +1,7 @@
 //! A queue pair: its connection and its requests.
 //!
-//! Bounded by the device's send depth. As with a real one, a place of the send queue is free only once a completion of
-//! its request, or of one behind it, was polled.
+//! Bounded by the device's send depth. As with a real one, a place in the send queue is free only once a completion of its
+//! request, or of a later one, was polled.
 
 use std::collections::VecDeque;
 
@@ -33,11 +33,11 @@ pub(super) struct Outstanding {
     pub(super) work: Work,
     /// The bytes of an inline send.
     pub(super) inline: Box<[u8]>,
-    /// When it is carried out, or, if it was, acknowledged.
+    /// When it is carried out or, if it was, acknowledged.
     pub(super) due: u64,
     /// When it is given up, if it has met a port that is down.
     pub(super) deadline: Option<u64>,
-    /// It is carried out, but ends so.
+    /// It is carried out, but ends with this status.
     pub(super) lost: Option<Status>,
 }
 
@@ -47,13 +47,13 @@ pub(super) struct QueuePair {
     pub(super) context: u32,
     pub(super) state: State,
     pub(super) pending: VecDeque<Outstanding>,
-    /// So many at the front of `pending` are carried out, and wait for their acknowledgement.
+    /// How many at the front of `pending` are carried out and wait for their acknowledgement.
     pub(super) carried: usize,
-    /// Places of the send queue that are not free.
+    /// Places of the send queue in use.
     pub(super) occupied: u32,
-    /// Those of requests that completed without an entry in the completion queue.
+    /// Of these, places of requests that completed without an entry in the completion queue.
     pub(super) silent: u32,
-    /// The receive buffer into which a message has begun to come, and will not go on.
+    /// The receive buffer of a message that has begun to come and broke off.
     pub(super) partial: Option<u64>,
 }
 

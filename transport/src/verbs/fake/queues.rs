@@ -1,4 +1,4 @@
-//! A device's completion queue and its events, each with the descriptor that tells of them.
+//! A device's completion queue and its events, each with the descriptor that signals them.
 //!
 //! Entries are bounded by the completion queue's depth; events by what is injected.
 
@@ -12,7 +12,7 @@ use crate::verbs::device::{AsyncEvent, Completion, RECEIVED};
 /// A descriptor that is readable while there is something to read.
 ///
 /// # Panics
-/// The process may have no more descriptors.
+/// If the process may open no more descriptors.
 pub(super) fn bell(flags: EfdFlags) -> Arc<EventFd> {
     let flags = flags | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
     Arc::new(EventFd::from_value_and_flags(0, flags).expect("a descriptor for a fake device"))
@@ -20,7 +20,7 @@ pub(super) fn bell(flags: EfdFlags) -> Arc<EventFd> {
 
 pub(super) struct Entry {
     pub(super) completion: Completion,
-    /// Places of the send queue that are free once this is known: its own, and those of unsignaled requests before it.
+    /// Places of the send queue that become free once this is polled: its own, and those of unsignaled requests before it.
     pub(super) frees: u32,
 }
 
@@ -50,7 +50,7 @@ impl CompletionQueue {
         }
         self.entries.push_back(Entry { completion, frees });
         if std::mem::take(&mut self.is_armed) {
-            // Cannot fail: the count is far from its end, since arming takes it back.
+            // Cannot fail: the count is far from its limit, since arming resets it.
             let _ = self.bell.write(1);
         }
         true
@@ -78,7 +78,7 @@ impl Events {
 
     pub(super) fn push(&mut self, event: AsyncEvent) {
         self.waiting.push_back(event);
-        // Cannot fail: the count is that of the events that wait.
+        // Cannot fail: the count is the number of waiting events.
         let _ = self.bell.write(1);
     }
 

@@ -9,7 +9,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// A number below `limit`, which must not be 0.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -22,7 +22,7 @@ impl Random {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// Puts them into an order of chance.
+    /// Shuffles the numbers.
     pub(super) fn shuffle(&mut self, numbers: &mut [u32]) {
         for last in (1..numbers.len()).rev() {
             numbers.swap(last, self.below(last as u64 + 1) as usize);

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Size and temper of one fake device. The defaults are those of a small real one that answers at once.
+/// Size and behavior of one fake device. The defaults are those of a small real one that answers at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FakeSettings {
-    /// The adapter. Devices that are opened under one name share its GID, its port and its faults, as the shards of a host
-    /// do. Default `fake0`.
+    /// The adapter. Devices opened under one name share its GID, its port and its faults, like the shards of a host. Default
+    /// `fake0`.
     pub name: String,
     /// Buffers that the shared receive queue holds. Default 1024.
     pub receive_depth: u32,
@@ -14,7 +14,7 @@ pub struct FakeSettings {
     pub completion_depth: u32,
     /// Work requests that a queue pair holds. Default 128.
     pub send_depth: u32,
-    /// Most bytes that go inline; 0: none. Default 64.
+    /// Most bytes of an inline send; 0 for none. Default 64.
     pub inline_bytes: u32,
     /// Windows can be bound. Default true.
     pub has_windows: bool,
@@ -24,21 +24,22 @@ pub struct FakeSettings {
     pub reads: u8,
     /// Path MTU in bytes. Default 1024.
     pub mtu: u16,
-    /// Bytes of one work request at most. Default 1 GiB.
+    /// Most bytes of one work request. Default 1 GiB.
     pub work_bytes_max: u32,
-    /// Each request waits before it is carried out, and again before it is acknowledged, for up to so many polls of any
-    /// device of the fabric; the fabric's seed draws how many. Time passes at once for a device that is armed, since it
-    /// sleeps. Default 0: at once.
+    /// Each request waits before it is carried out, and again before it is acknowledged, for up to this many polls of any
+    /// device of the fabric; the fabric's seed chooses how many. For an armed device time passes at once, since it sleeps.
+    /// Default 0: at once.
     pub delay_polls_max: u32,
-    /// A request that meets a port that is down is tried again for so many polls before it ends with
+    /// A request that meets a port that is down is retried for this many polls before it ends with
     /// [`RETRIES_EXCEEDED`](crate::verbs::device::Status::RETRIES_EXCEEDED). Default 16.
     pub retry_polls: u32,
-    /// A queue pair that was stopped gives the receive buffer that it holds back after so many polls. Time passes at once for a
-    /// device that is armed. Default 0: at once.
+    /// A stopped queue pair returns the receive buffer that it holds after this many polls. For an armed device time passes at
+    /// once. Default 0: at once.
     pub drain_polls: u32,
-    /// Registering takes so long for each MiB, and ending that as well. Default 0.
+    /// How long registering takes per MiB, and deregistering as well. Default 0.
     pub register_time_per_mib: Duration,
-    /// It says when it holds none ([`LastReceive`](crate::verbs::device::AsyncEvent::LastReceive)). Default true.
+    /// A stopped queue pair reports when it holds no receive buffer
+    /// ([`LastReceive`](crate::verbs::device::AsyncEvent::LastReceive)). Default true.
     pub tells_last_receive: bool,
 }
 

@@ -32,9 +32,9 @@ pub struct PortSummary {
     pub ethernet: bool,
     /// Its local identifier; 0 on Ethernet.
     pub lid: u16,
-    /// The path MTU of its link now, in bytes.
+    /// The current path MTU of its link, in bytes.
     pub mtu: u16,
-    /// Bytes of one message at most.
+    /// Most bytes of one message.
     pub message_bytes_max: u32,
     /// Its GIDs.
     pub gids: Vec<GidSummary>,
@@ -43,13 +43,13 @@ pub struct PortSummary {
 /// State of a port; the names are those of the InfiniBand specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortState {
-    /// No link.
+    /// There is no link.
     Down,
-    /// The link is there, and waits for the subnet manager.
+    /// There is a link, which waits for the subnet manager.
     Initialize,
     /// Configured, not yet active.
     Armed,
-    /// Can be used.
+    /// Usable.
     Active,
 }
 
@@ -83,7 +83,7 @@ pub struct GidSummary {
     pub index: u8,
     /// The address.
     pub gid: [u8; 16],
-    /// How packets under it look.
+    /// The format of packets that use it.
     pub kind: GidKind,
 }
 
@@ -109,7 +109,7 @@ impl fmt::Display for GidSummary {
     }
 }
 
-/// How packets under a GID look.
+/// The format of packets that use a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand.
@@ -118,7 +118,7 @@ pub enum GidKind {
     RoceV1,
     /// RoCE v2: in UDP.
     RoceV2,
-    /// One that this program does not know.
+    /// A kind that this program does not know.
     Other(u32),
 }
 
@@ -144,10 +144,10 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// What was chosen.
+/// The chosen device, port and GID.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// The place of the device in the list.
+    /// The device's index in the list.
     pub device: usize,
     pub port: u8,
     pub ethernet: bool,
@@ -155,23 +155,22 @@ pub(super) struct Choice {
     pub gid: GidSummary,
     pub mtu: u16,
     pub message_bytes_max: u32,
-    /// Why it is this device and port, for a person.
+    /// Why this device and port were chosen, human-readable.
     pub why: Why,
-    /// For a person.
+    /// The whole choice, human-readable.
     pub sentence: String,
 }
 
-/// Why a device and its port were chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Why {
     device: String,
     port: &'static str,
 }
 
-/// Chooses as the docs of [`VerbsSettings`] say.
+/// Chooses as documented at [`VerbsSettings`].
 ///
 /// # Errors
-/// Nothing fits; the reason lists what there is.
+/// Nothing fits; the reason lists what is available.
 pub(super) fn choose(devices: &[DeviceSummary], settings: &VerbsSettings) -> Result<Choice, VerbsError> {
     if devices.is_empty() {
         return Err(VerbsError::new(
@@ -197,7 +196,7 @@ pub(super) fn choose(devices: &[DeviceSummary], settings: &VerbsSettings) -> Res
             let near =
                 found.iter().find_map(|&(at, port)| Some((at, port, carried(&devices[at], port, &settings.near)?)));
             match near {
-                // Where there is one alone, nothing was chosen.
+                // If there is only one, nothing was chosen.
                 Some((at, port, address)) if found.len() > 1 => {
                     (at, port, format!("its network has the transport address {address}"))
                 }
@@ -213,8 +212,8 @@ pub(super) fn choose(devices: &[DeviceSummary], settings: &VerbsSettings) -> Res
     Ok(Choice { device, port: number, ethernet, lid, gid, mtu, message_bytes_max, why, sentence })
 }
 
-/// The GID and the path MTU of a port that may have changed, and the sentence that says so: the `present` GID, if the port has it
-/// still and none is set.
+/// The GID and the path MTU of a port that may have changed, and a sentence that says so. Keeps the `present` GID if the
+/// port still has it and the settings name none.
 ///
 /// # Errors
 /// It has none.
@@ -230,7 +229,7 @@ pub(super) fn choose_again(
     Ok((gid, mtu, sentence))
 }
 
-/// The path MTU, and all that was chosen.
+/// The path MTU, and a description of the whole choice.
 fn describe(
     (name, port, why): (&str, &PortSummary, &Why),
     (gid, why_gid): (GidSummary, &str),
@@ -276,7 +275,7 @@ fn none_active(devices: &[DeviceSummary], settings: &VerbsSettings) -> VerbsErro
     )
 }
 
-/// The GID and why it is this one.
+/// The GID and why it was chosen.
 fn choose_gid(port: &PortSummary, settings: &VerbsSettings) -> Result<(GidSummary, &'static str), VerbsError> {
     if let Some(index) = settings.gid_index {
         let found = port.gids.iter().find(|gid| gid.index == index);
@@ -292,7 +291,7 @@ fn choose_gid(port: &PortSummary, settings: &VerbsSettings) -> Result<(GidSummar
     if let Some(gid) = routable().find(|gid| gid.ipv4().is_some()) {
         return Ok((*gid, "the first RoCE v2 one of an IPv4 address"));
     }
-    // A link-local address reaches this network segment only.
+    // A link-local address reaches only this network segment.
     if let Some(gid) = routable().find(|gid| !gid.is_link_local()).or_else(|| routable().next()) {
         return Ok((*gid, "RoCE v2, because none has an IPv4 address"));
     }
@@ -314,7 +313,7 @@ fn choose_mtu(port: &PortSummary, wanted: Option<u16>) -> Result<(u16, &'static 
     Ok((mtu, "as set"))
 }
 
-/// The number of `ibv_mtu` for an MTU in bytes.
+/// The number in `ibv_mtu` for an MTU in bytes.
 pub(super) fn mtu_to_verbs(bytes: u16) -> Option<u32> {
     match bytes {
         256 => Some(1),
@@ -326,7 +325,7 @@ pub(super) fn mtu_to_verbs(bytes: u16) -> Option<u32> {
     }
 }
 
-/// The MTU in bytes for a number of `ibv_mtu`; the least for one that is not known.
+/// The MTU in bytes for a number in `ibv_mtu`; the smallest for an unknown one.
 pub(super) fn mtu_from_verbs(mtu: u32) -> u16 {
     match mtu {
         2 => 512,
@@ -337,10 +336,10 @@ pub(super) fn mtu_from_verbs(mtu: u32) -> u16 {
     }
 }
 
-/// Rejects settings that no device can be set to.
+/// Rejects settings that no device supports.
 ///
 /// # Errors
-/// Which, and what it may be.
+/// Which setting, and its allowed values.
 pub(super) fn check(settings: &VerbsSettings) -> Result<(), VerbsError> {
     let limits = [
         ("the acknowledgement timeout", settings.timeout, 31),
@@ -454,7 +453,7 @@ mod tests {
         for elsewhere in [&[] as &[&str], &["127.0.0.1"]] {
             assert!(chosen(elsewhere).sentence.starts_with("device mlx5_0 (the first with an active port)"));
         }
-        // What is set is taken all the same.
+        // A configured device is used all the same.
         let set = VerbsSettings { device: Some("mlx5_0".into()), ..near(&["10.9.1.1"]) };
         assert_eq!(choose(&devices, &set).unwrap().device, 0);
     }

@@ -9,18 +9,17 @@ use super::sys;
 use crate::verbs::VerbsSettings;
 use crate::verbs::device::{Attributes, Endpoint, VerbsError};
 
-/// Sizes of inline sends that are asked for, until the device agrees to one: devices differ in what they hold beside the
-/// other parts of a work request.
+/// Sizes of inline sends to try until the device accepts one: devices differ in what else a work request holds.
 const INLINE_BYTES: [u32; 5] = [256, 220, 128, 64, 0];
 
-/// Routers that a packet may pass.
+/// Number of routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
-/// How long a peer whose shared receive queue is empty asks to wait: 0.64 ms (InfiniBand specification 9.7.5.2.8, table 45).
-/// Credits rule it out, so it only matters after an error on either side.
+/// How long a peer whose shared receive queue is empty asks to wait: 0.64 ms (InfiniBand specification 9.7.5.2.8, table
+/// 45). Credit prevents this, so it only matters after an error on either side.
 const RECEIVER_NOT_READY_TIMER: u8 = 12;
 
-/// Sends again for as long as the peer has no buffer: what ends it is the link's own deadline.
+/// Retry as long as the peer has no buffer: the link's own deadline ends it.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 
 /// Queue pair and packet numbers have 24 bits.
@@ -36,7 +35,7 @@ pub(super) struct Queues<'a> {
 /// A new queue pair, and the most bytes of its inline sends.
 ///
 /// # Safety
-/// Dropped before the queues.
+/// It must be dropped before the queues.
 pub(super) unsafe fn create(queues: &Queues<'_>, send_depth: u32) -> Result<(Connection, u32), VerbsError> {
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for inline_bytes in INLINE_BYTES {
@@ -64,7 +63,7 @@ pub(super) unsafe fn create(queues: &Queues<'_>, send_depth: u32) -> Result<(Con
     Err(VerbsError::system("ibv_create_qp", &last))
 }
 
-/// From reset to ready-to-send.
+/// Moves a queue pair from reset to ready-to-send.
 pub(super) fn connect(
     connection: &Connection,
     own: &Attributes,

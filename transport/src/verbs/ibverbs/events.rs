@@ -7,21 +7,20 @@ use super::owned::Context;
 use super::sys::{self, ibv_event_type::*};
 use crate::verbs::device::AsyncEvent;
 
-/// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
     Device(AsyncEvent),
     /// A queue pair failed; the event has its pointer.
     QueuePair,
-    /// A queue pair holds no receive buffer any more; the event has its pointer.
+    /// A queue pair no longer holds any receive buffer; the event has its pointer.
     LastReceive,
     /// A port's state changed; the event has its number.
     Port(AsyncEvent),
-    /// Nothing that matters here: the rest of it shows in completions.
+    /// Nothing that matters here: the consequences show in completions.
     Nothing,
 }
 
-/// Newer libraries have more kinds than this one knows.
+/// The meaning of an event kind. Newer libraries have kinds that are unknown here.
 fn meaning(kind: u32) -> Meaning {
     match kind {
         IBV_EVENT_CQ_ERR => Meaning::Device(AsyncEvent::CompletionQueueOverrun),
@@ -38,8 +37,9 @@ fn meaning(kind: u32) -> Meaning {
     }
 }
 
-/// The next event of the device or of this port. Every event is acknowledged before this returns, so that nothing waits
-/// for an acknowledgement when it is destroyed. `failed` is set with the first [`AsyncEvent::DeviceFailed`]: it is told once.
+/// The next event of the device or of this port. Every event is acknowledged before this returns, so that destroying an
+/// object never waits for an acknowledgement. `failed` is set with the first [`AsyncEvent::DeviceFailed`], which is
+/// reported once.
 pub(super) fn next(context: &Context, port: u8, failed: &mut bool) -> Option<AsyncEvent> {
     loop {
         let mut event = MaybeUninit::<sys::ibv_async_event>::uninit();

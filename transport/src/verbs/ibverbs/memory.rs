@@ -18,13 +18,14 @@ pub(super) fn access_flags(access: Access, has_windows: bool) -> u32 {
     }
 }
 
-/// The error of a registration that failed.
+/// The error of a failed registration.
 pub(super) fn refused(verb: &'static str, bytes: usize, error: &io::Error) -> VerbsError {
     let limit = getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft);
     VerbsError::new(verb, reason(bytes, error, limit))
 }
 
-/// Whether library, driver and kernel register dma-bufs, else why not. What no descriptor is they refuse as such if they do.
+/// Whether library, driver and kernel can register dma-bufs, otherwise why not. If they can, they refuse an invalid
+/// descriptor as such.
 pub(super) fn registers_direct(domain: &Domain) -> Result<(), String> {
     // SAFETY: the domain lives; there are no bytes.
     let error = match unsafe { MemoryRegion::register_direct_in(domain.as_ptr(), (0, 0, 0), -1, 0) } {

@@ -1,8 +1,8 @@
 //! The real device: the system's libibverbs, loaded when the program starts if it is installed.
 //!
-//! An [`IbDevice`] is used by the thread that opened it. Its resources are bounded by its shard's requests; its queues have the
-//! sizes that it was opened with. This is one of the places where Sealane calls foreign code: every pointer from the library
-//! has one owner (`owned.rs`), and is used in `connect.rs` and `work.rs`.
+//! An [`IbDevice`] is used by the thread that opened it. Its resources are bounded by its shard's requests; its queues have
+//! the sizes that it was opened with. This is one of the places where Sealane calls foreign code: every pointer from the
+//! library has one owner (`owned.rs`), and is used in `connect.rs` and `work.rs`.
 
 #![allow(unsafe_code, reason = "calls the system's library")]
 
@@ -41,10 +41,10 @@ use super::device::{
     RegistrationEvent, Remote, STOPPED, VerbsError, Window, Work,
 };
 
-/// An open RDMA device with one shard's queues. Not `Send`: it is its shard's.
+/// An open RDMA device with one shard's queues. Not `Send`: it belongs to its shard.
 pub struct IbDevice {
-    // Dropped from here downwards. Windows go first, for neither a queue pair nor a region may end under one; then
-    // everything goes before what it is made of.
+    // Dropped in this order. Windows go first, since neither a queue pair nor a region may end while a window is bound to it;
+    // then everything goes before what it was created from.
     windows: Windows,
     connections: HashMap<u64, Pair>,
     receives: SharedReceiveQueue,
@@ -56,16 +56,16 @@ pub struct IbDevice {
     context: Context,
 
     attributes: Attributes,
-    /// Why it is this device and port.
+    /// Why this device and port were chosen.
     why: choose::Why,
     settings: VerbsSettings,
     next_connection: u64,
     send_list: SendList,
     receive_list: ReceiveList,
     polled: Box<[sys::ibv_wc]>,
-    /// Completions that were taken out of the queue when a queue pair ended: some devices drop what is in there of it.
+    /// Completions taken out of the queue when a queue pair ended: some devices drop those that are still in it.
     held: VecDeque<Completion>,
-    /// The device's failure has been told.
+    /// The device's failure was reported.
     failed: bool,
 }
 
@@ -77,7 +77,7 @@ struct Pair {
 }
 
 impl IbDevice {
-    /// The thread that registers memory.
+    /// The thread that registers memory, started on first use.
     fn registrar(&mut self) -> Result<&Registrar, VerbsError> {
         let registrar = match self.registrar.take() {
             Some(registrar) => registrar,
@@ -98,7 +98,7 @@ impl IbDevice {
         Ok(&self.polled[..count.min(most)])
     }
 
-    /// Moves what is in the completion queue aside.
+    /// Moves everything in the completion queue to `held`.
     fn hold_completions(&mut self) {
         let mut left = self.attributes.completion_depth as usize;
         while left > 0 {
@@ -207,7 +207,7 @@ unsafe impl Device for IbDevice {
 
     fn create(&mut self) -> Result<QueuePair, VerbsError> {
         let queues = Queues { domain: &self.domain, completions: &self.completions, receives: &self.receives };
-        // One more than is told, for the request that `stop` posts.
+        // One more than is reported, for the request that `stop` posts.
         // SAFETY: the fields' order drops queue pairs before the queues.
         let (connection, inline_bytes) = unsafe { connect::create(&queues, self.attributes.send_depth + 1)? };
         let id = self.next_connection;
@@ -230,7 +230,7 @@ unsafe impl Device for IbDevice {
             tracing::debug!(%error, "a queue pair could not be stopped before its end");
             return false;
         }
-        // Flushed like all before it, and so the last (the kernel's `ib_drain_qp` does the same).
+        // Flushed like all before it, and so the last one (the kernel's `ib_drain_qp` does the same).
         let nothing = Work::Write {
             from: Piece { address: 0, bytes: 0, lkey: 0 },
             to: Remote { address: 0, rkey: 0 },
@@ -283,7 +283,7 @@ unsafe impl Device for IbDevice {
 
     fn poll(&mut self, into: &mut Vec<Completion>, most: usize) -> Result<usize, VerbsError> {
         let mut moved = 0;
-        // An empty queue is what a shard that waits finds, a million times a second.
+        // Usually it is empty: an idle shard polls a million times a second.
         if !self.held.is_empty() {
             moved = self.held.len().min(most);
             into.extend(self.held.drain(..moved));

@@ -14,14 +14,14 @@ use crate::verbs::VerbsSettings;
 use crate::verbs::device::{Attributes, VerbsError};
 use hashbrown::HashMap;
 
-/// Reads that a queue pair asks and answers at the same time, where the device offers more: what fills a path is far less,
-/// and some devices reserve memory for each.
+/// Reads that a queue pair issues and answers at the same time, even if the device offers more: far fewer fill a path, and
+/// some devices reserve memory for each.
 const READS_MAX: i32 = 16;
 
 /// Completions that one call of the library takes out of the queue.
 const POLL_BATCH: usize = 32;
 
-/// The RDMA devices of this host, for `sealane check`. Each is opened for a moment.
+/// The RDMA devices of this host, for `sealane check`. Each is opened briefly.
 ///
 /// # Errors
 /// libibverbs is not installed, or the kernel has no RDMA.
@@ -32,8 +32,8 @@ pub fn devices() -> Result<Vec<DeviceSummary>, VerbsError> {
 impl IbDevice {
     /// Opens the device that the settings name or imply, with a completion queue of `completion_depth` entries, a shared
     /// receive queue of [`VerbsSettings::queue_depth`] buffers and, for each queue pair, a send queue of `send_depth` work
-    /// requests; all three are cut to what the device has, as [`Attributes`] tells. To be called on the shard's own thread:
-    /// interrupts for completions go where that runs, as far as the device can choose.
+    /// requests; all three are reduced to what the device supports, as [`Attributes`] reports. Call this on the shard's own
+    /// thread: completion interrupts go to the processor that it runs on, as far as the device can choose.
     ///
     /// # Errors
     /// The step that failed, and what to do about it.
@@ -49,7 +49,7 @@ impl IbDevice {
         let cut = |wanted: u32, most: i32| wanted.clamp(1, u32::try_from(most).unwrap_or(1).max(1));
         let completion_depth = cut(completion_depth, limits.max_cqe);
         let receive_depth = cut(settings.queue_depth, limits.max_srq_wr);
-        // One more is each queue pair's own.
+        // One more per queue pair is for the device itself.
         let send_depth = cut(send_depth, limits.max_qp_wr.saturating_sub(1));
         let reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, READS_MAX);
         let windows = sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
@@ -80,7 +80,7 @@ impl IbDevice {
             work_bytes_max: choice.message_bytes_max,
             send_depth,
             receive_depth,
-            // The queue may be larger than what was asked for; code that relies on more than that would fail on others.
+            // The queue may be larger than requested; code that relies on that would fail on other devices.
             completion_depth: completion_depth.min(completions.depth()),
             chosen: choice.sentence,
             direct: memory::registers_direct(&domain),
@@ -128,7 +128,7 @@ mod tests {
         let none = choose::choose(&[], &settings).expect_err("no device can be chosen");
         assert!(none.reason.contains("no RDMA device"), "{none}");
 
-        // The host that runs this says what is true of it, whichever that is.
+        // The result depends on the machine that runs this test; each is checked.
         match (devices(), IbDevice::open(&settings, 64, 16)) {
             (Err(missing), opened) => assert_eq!(opened.err(), Some(missing)),
             (Ok(devices), Err(error)) if devices.is_empty() => assert_eq!(error, none),

@@ -13,7 +13,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 
-/// Declares the owner of a pointer and what frees it.
+/// Declares the owner of a pointer, with the function that frees it.
 macro_rules! owner {
     ($(#[$doc:meta])* $name:ident, $raw:ty, $free:path, $verb:literal) => {
         $(#[$doc])*
@@ -39,24 +39,23 @@ macro_rules! owner {
     };
 }
 
-/// The error of a verb that gives back an error's number, or -1 with the number in `errno`.
+/// The error of a verb that returns an error number, or -1 with the number in `errno`.
 pub(super) fn failure(code: i32) -> io::Error {
     if code == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(code.abs()) }
 }
 
-/// The error of a verb that gave back no pointer.
+/// The error of a verb that returned no pointer.
 fn made<T>(verb: &'static str, pointer: *mut T) -> Result<NonNull<T>, VerbsError> {
     NonNull::new(pointer).ok_or_else(|| VerbsError::system(verb, &io::Error::last_os_error()))
 }
 
-/// The devices of this host.
 pub(super) struct DeviceList {
     list: NonNull<*mut sys::ibv_device>,
     count: usize,
 }
 
 impl DeviceList {
-    /// What the system has now.
+    /// The devices that the system has now.
     ///
     /// # Errors
     /// The library is not installed, or the kernel has no RDMA.
@@ -71,7 +70,7 @@ impl DeviceList {
         Ok(Self { list, count: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// What a host lacks that cannot list its devices.
+    /// What is missing on a host that cannot list its devices.
     pub(super) fn missing(error: &io::Error) -> VerbsError {
         let reason = match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) => "libibverbs.so.1 could not be loaded: install it (Debian: libibverbs1 and \
@@ -85,7 +84,7 @@ impl DeviceList {
         VerbsError::new("ibv_get_device_list", reason)
     }
 
-    /// Opens each in turn to say what it is.
+    /// Opens each in turn to describe it.
     pub(super) fn summaries(&self) -> Vec<DeviceSummary> {
         (0..self.count).map(|at| self.summary(at)).collect()
     }
@@ -114,7 +113,7 @@ impl DeviceList {
     /// Opens the device at this place.
     ///
     /// # Errors
-    /// The system's word; for want of permission, the remedy.
+    /// The system's message; if permission is missing, the remedy.
     pub(super) fn open(&self, at: usize) -> Result<Context, VerbsError> {
         // SAFETY: the device is in the list, which lives until after the call; an open device holds its own reference.
         let context = unsafe { sys::ibv_open_device(self.device(at)) };
@@ -144,10 +143,10 @@ owner!(
 );
 
 impl Context {
-    /// What the device can do.
+    /// The device's capabilities.
     ///
     /// # Errors
-    /// The system's word.
+    /// The system's message.
     pub(super) fn attributes(&self) -> Result<sys::ibv_device_attr, VerbsError> {
         // SAFETY: the structure is numbers alone, for which zeros are valid.
         let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -166,7 +165,7 @@ impl Context {
         for entry in self.gid_table(room)? {
             // SAFETY: every bit pattern is a GID.
             let gid = unsafe { entry.gid.raw };
-            // The address handle has 8 bits for the index.
+            // The address handle has only 8 bits for the index.
             let Ok(index) = u8::try_from(entry.gid_index) else { continue };
             if let Some(port) = ports.iter_mut().find(|port| u32::from(port.number) == entry.port_num) {
                 port.gids.push(GidSummary { index, gid, kind: GidKind::from_verbs(entry.gid_type) });
@@ -223,15 +222,15 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).async_fd) }
     }
 
-    /// How many interrupts completions are spread over.
+    /// Over how many interrupts completions are spread.
     pub(super) fn completion_vectors(&self) -> i32 {
         // SAFETY: the context is open.
         unsafe { (*self.as_ptr()).num_comp_vectors }
     }
 }
 
-/// Addresses of the network interfaces of a device's adapter: those that the kernel lists with it. A GID tells on Ethernet;
-/// on InfiniBand only this does.
+/// Addresses of the network interfaces of a device's adapter: those that the kernel lists with it. On Ethernet a GID shows
+/// the address; on InfiniBand only this does.
 fn networks(device: &str) -> Vec<IpAddr> {
     let folder = format!("/sys/class/infiniband/{device}/device/net");
     let interfaces: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().collect();
@@ -244,7 +243,7 @@ fn networks(device: &str) -> Vec<IpAddr> {
     all.filter_map(|interface| interface.address.and_then(address)).collect()
 }
 
-/// Makes reads of the descriptor return at once.
+/// Makes reads of the descriptor non-blocking.
 pub(super) fn never_block(descriptor: BorrowedFd<'_>) -> Result<(), VerbsError> {
     let step = "non-blocking descriptors";
     let flags = fcntl(descriptor, FcntlArg::F_GETFL).map_err(|error| VerbsError::system(step, &error.into()))?;
@@ -260,7 +259,7 @@ owner!(
 
 impl Domain {
     /// # Safety
-    /// Dropped before the context.
+    /// It must be dropped before the context.
     pub(super) unsafe fn allocate(context: &Context) -> Result<Self, VerbsError> {
         // SAFETY: the context is open.
         made("ibv_alloc_pd", unsafe { sys::ibv_alloc_pd(context.as_ptr()) }).map(Self)
@@ -274,7 +273,7 @@ owner!(
 
 impl Channel {
     /// # Safety
-    /// Dropped before the context.
+    /// It must be dropped before the context.
     pub(super) unsafe fn create(context: &Context) -> Result<Self, VerbsError> {
         // SAFETY: the context is open.
         made("ibv_create_comp_channel", unsafe { sys::ibv_create_comp_channel(context.as_ptr()) }).map(Self)
@@ -285,7 +284,7 @@ impl Channel {
         unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).fd) }
     }
 
-    /// Takes all events and acknowledges each at once, so that none is left to acknowledge when the queue is destroyed.
+    /// Takes all events and acknowledges each at once, so that none is left unacknowledged when the queue is destroyed.
     pub(super) fn drain(&self) {
         debug_assert!(self.descriptor().as_raw_fd() >= 0, "an open descriptor");
         loop {
@@ -307,7 +306,7 @@ owner!(
 
 impl CompletionQueue {
     /// # Safety
-    /// Dropped before the channel and the context.
+    /// It must be dropped before the channel and the context.
     pub(super) unsafe fn create(
         context: &Context,
         channel: &Channel,
@@ -319,7 +318,7 @@ impl CompletionQueue {
         made("ibv_create_cq", queue).map(Self)
     }
 
-    /// Entries that it has, at least what was asked for.
+    /// Its number of entries, at least the number requested.
     pub(super) fn depth(&self) -> u32 {
         // SAFETY: the queue lives.
         u32::try_from(unsafe { (*self.as_ptr()).cqe }).unwrap_or(0)
@@ -333,7 +332,7 @@ owner!(
 
 impl SharedReceiveQueue {
     /// # Safety
-    /// Dropped before the domain.
+    /// It must be dropped before the domain.
     pub(super) unsafe fn create(domain: &Domain, depth: u32) -> Result<Self, VerbsError> {
         let mut wanted = sys::ibv_srq_init_attr {
             srq_context: ptr::null_mut(),
@@ -351,17 +350,17 @@ owner!(
 
 impl MemoryRegion {
     /// # Safety
-    /// The bytes stay mapped while it lives. Dropped before the domain.
+    /// The bytes must stay mapped while it lives. It must be dropped before the domain.
     pub(super) unsafe fn register(domain: &Domain, address: u64, bytes: usize, access: u32) -> io::Result<Self> {
         let address = ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the domain lives; the caller answers for the rest.
         unsafe { Self::register_in(domain.as_ptr(), address, bytes, access) }
     }
 
-    /// The same, for another thread than the domain's.
+    /// As [`register`](Self::register), for a thread other than the domain's.
     ///
     /// # Safety
-    /// As before, and the domain lives.
+    /// As for [`register`](Self::register), and the domain must be alive.
     pub(super) unsafe fn register_in(
         domain: *mut sys::ibv_pd,
         address: *mut std::ffi::c_void,
@@ -373,10 +372,11 @@ impl MemoryRegion {
         NonNull::new(region).map(Self).ok_or_else(io::Error::last_os_error)
     }
 
-    /// The same for memory of another device: bytes from an offset of a dma-buf on, and their address for work requests.
+    /// As [`register_in`](Self::register_in), for memory of another device: bytes of a dma-buf at an offset, and their address
+    /// for work requests.
     ///
     /// # Safety
-    /// The domain lives, and is dropped after it.
+    /// The domain must be alive, and must be dropped after the region.
     pub(super) unsafe fn register_direct_in(
         domain: *mut sys::ibv_pd,
         (offset, bytes, address): (u64, usize, u64),
@@ -402,7 +402,7 @@ owner!(
 
 impl MemoryWindow {
     /// # Safety
-    /// Dropped before the regions and the queue pairs that it is bound to and through, and before the domain.
+    /// It must be dropped before the regions and queue pairs that it is bound to and through, and before the domain.
     pub(super) unsafe fn allocate(domain: &Domain) -> Result<Self, VerbsError> {
         // SAFETY: the domain lives.
         let window = unsafe { sys::ibv_alloc_mw(domain.as_ptr(), sys::ibv_mw_type::IBV_MW_TYPE_2) };
@@ -414,7 +414,7 @@ impl MemoryWindow {
         unsafe { (*self.as_ptr()).rkey }
     }
 
-    /// Tells the library the window's present key.
+    /// Tells the library the window's current key.
     pub(super) fn set_key(&self, rkey: u32) {
         // SAFETY: the window lives, and the library reads the field within calls of this thread alone.
         unsafe { (*self.as_ptr()).rkey = rkey }
@@ -428,7 +428,7 @@ owner!(
 
 impl Connection {
     /// # Safety
-    /// Dropped before everything that `wanted` names, and before the domain.
+    /// It must be dropped before everything that `wanted` names, and before the domain.
     pub(super) unsafe fn create(domain: &Domain, wanted: &mut sys::ibv_qp_init_attr) -> io::Result<Self> {
         // SAFETY: the domain lives, and so does what the structure names.
         let pair = unsafe { sys::ibv_create_qp(domain.as_ptr(), wanted) };

@@ -1,4 +1,5 @@
-//! The thread that registers and deregisters clients' memory: both take time proportional to size, which would stall a shard.
+//! The thread that registers and deregisters clients' memory: both take time proportional to size, which would stall a
+//! shard.
 //!
 //! One per open device, from first use until the device is closed. Bounded by the number of shared memories.
 
@@ -16,13 +17,13 @@ use crate::verbs::device::{DmaBuf, VerbsError};
 use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// A domain's pointer on its way to the thread.
+/// A domain's pointer, to be sent to the thread.
 struct DomainPointer(*mut sys::ibv_pd);
 
 // SAFETY: the library's calls may be made by any thread, and the domain outlives the thread (see `Registrar::start`).
 unsafe impl Send for DomainPointer {}
 
-/// A region on its way from one thread to the other, and never on both.
+/// A region that moves from one thread to the other, and is never on both.
 pub(super) struct Moved(pub(super) MemoryRegion);
 
 // SAFETY: a region is a pointer of the library's, whose calls may be made by any thread; only its owner uses it.
@@ -34,13 +35,12 @@ enum Job {
     Deregister { id: u32, region: Moved },
 }
 
-/// What a job came to.
+/// The result of a job.
 pub(super) enum Done {
     Registered { ticket: u64, region: Result<Moved, VerbsError> },
     Deregistered { id: u32 },
 }
 
-/// See the module.
 pub(super) struct Registrar {
     jobs: Option<Sender<Job>>,
     done: Receiver<Done>,
@@ -51,10 +51,10 @@ pub(super) struct Registrar {
 
 impl Registrar {
     /// # Errors
-    /// There are no more threads.
+    /// No thread can be created.
     ///
     /// # Safety
-    /// Dropped before the domain.
+    /// It must be dropped before the domain.
     pub(super) unsafe fn start(domain: &Domain) -> io::Result<Self> {
         let (jobs, incoming) = channel();
         let (outgoing, done) = channel();
@@ -69,7 +69,7 @@ impl Registrar {
     }
 
     /// # Safety
-    /// The bytes stay mapped until the job is done, and the region deregistered.
+    /// The bytes must stay mapped until the job is done and the region deregistered.
     pub(super) unsafe fn register(&self, ticket: u64, address: u64, bytes: usize, access: u32) {
         self.give(Job::Register { ticket, address, bytes, access });
     }
@@ -83,7 +83,7 @@ impl Registrar {
     }
 
     fn give(&self, job: Job) {
-        // The thread ends with the sender alone.
+        // The thread ends only when the sender is dropped.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 
@@ -100,8 +100,8 @@ impl Drop for Registrar {
     }
 }
 
-/// A new thread may run where its parent may, which is on the CPU that a shard is pinned to. It goes where the process may run:
-/// its first thread is no shard.
+/// A new thread may run where its parent may, which is on the CPU that a shard is pinned to. This one moves to where the
+/// process may run: the process's first thread is not a shard.
 fn leave_the_shards_cpu() {
     let moved = sched_getaffinity(Pid::this()).and_then(|may| sched_setaffinity(Pid::from_raw(0), &may));
     if let Err(error) = moved {

@@ -1,6 +1,5 @@
 //! A table indexed by small, reused numbers.
 
-/// Entries by number.
 pub(super) struct Slots<T> {
     entries: Vec<Option<T>>,
     vacant: Vec<u32>,
@@ -11,7 +10,7 @@ impl<T> Slots<T> {
         Self { entries: Vec::new(), vacant: Vec::new() }
     }
 
-    /// Puts an entry in and says its number.
+    /// Adds an entry and returns its number.
     pub(super) fn insert(&mut self, entry: T) -> u32 {
         if let Some(at) = self.vacant.pop() {
             self.entries[at as usize] = Some(entry);

@@ -1,7 +1,7 @@
-//! The device's memory windows, and through which queue pair each was bound last: a window ends with that, because a queue
-//! pair must not end under a window (Soft-RoCE's driver keeps a reference from the one to the other, waits for it in vain,
-//! and then uses it after it was freed), and because only the device knows whether an invalidation that was posted before
-//! the queue pair failed was carried out.
+//! The device's memory windows, and the queue pair through which each was last bound. A window ends with that queue pair,
+//! because a queue pair must not end while a window is bound through it (Soft-RoCE's driver keeps a reference from the
+//! window to it, waits for it in vain, and then uses it after it was freed), and because only the device knows whether an
+//! invalidation that was posted before the queue pair failed was carried out.
 
 use hashbrown::HashMap;
 
@@ -9,16 +9,15 @@ use super::owned::MemoryWindow;
 use super::slots::Slots;
 use crate::verbs::device::{Post, VerbsError, Window, Work};
 
-/// The low byte of a window's key changes with each bind; the rest names the window.
+/// The low byte of a window's key changes with each bind; the rest identifies the window.
 const KEY_BITS: u32 = 8;
 
-/// What is known of a window's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
     Never,
-    /// Through this queue pair.
+    /// Bound through this queue pair.
     Through(u64),
-    /// So it was, and its invalidation is posted.
+    /// Bound through this queue pair, and its invalidation is posted.
     Closing(u64),
 }
 
@@ -29,7 +28,6 @@ struct Entry {
     bound: Bound,
 }
 
-/// The windows of a device.
 pub(super) struct Windows {
     entries: Slots<Entry>,
     by_key: HashMap<u32, u32>,
@@ -60,10 +58,11 @@ impl Windows {
         }
     }
 
-    /// Notes what a request that is about to be posted does to windows.
+    /// Records what a request that is about to be posted does to windows.
     ///
     /// # Errors
-    /// It closes what is not open. That is not left to the device: Soft-RoCE's driver fails over it, and the kernel with it.
+    /// It closes what is not open. This check is not left to the device: Soft-RoCE's driver crashes on it, and the kernel with
+    /// it.
     pub(super) fn note(&mut self, queue_pair: u64, post: &Post) -> Result<(), VerbsError> {
         match post.work {
             Work::Bind { window, .. } => {
@@ -85,7 +84,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Ends the windows that were bound last through a queue pair which is about to end: what is left of them is to be
+    /// Ends the windows that were last bound through a queue pair that is about to end: what is left of them must only be
     /// freed.
     pub(super) fn end(&mut self, queue_pair: u64) {
         for entry in self.entries.iter_mut() {
@@ -93,7 +92,7 @@ impl Windows {
                 && through == queue_pair
             {
                 entry.window = None;
-                // The device may give the key to a new window from now on.
+                // From now on the device may give the key to a new window.
                 self.by_key.remove(&entry.key);
                 entry.bound = Bound::Never;
             }

@@ -1,5 +1,5 @@
-//! Translates work requests and completions between the device interface and the library. The lists are reused: after the first
-//! calls nothing is allocated.
+//! Translates work requests and completions between the device interface and the library. The lists are reused: after the
+//! first calls nothing is allocated.
 
 use std::ptr;
 
@@ -12,7 +12,7 @@ use crate::verbs::device::{Completion, Grant, Piece, Post, RECEIVED, Status, Ver
 /// The list of work requests that one call posts.
 pub(super) struct SendList {
     requests: Vec<sys::ibv_send_wr>,
-    /// As many, each for the request at its place.
+    /// One for each request, at the same index.
     pieces: Vec<sys::ibv_sge>,
 }
 
@@ -29,7 +29,7 @@ impl SendList {
     /// Adds one request.
     ///
     /// # Errors
-    /// It names what is not there, or is too long for an inline send; the list is as before.
+    /// It names something that does not exist, or is too long for an inline send; the list is unchanged.
     pub(super) fn push(
         &mut self,
         post: &Post,
@@ -78,8 +78,8 @@ impl SendList {
                 let missing = |what| VerbsError::new("memory window bind", what);
                 let region = regions.get(region).ok_or_else(|| missing("there is no such region"))?;
                 let held = windows.get(window.id).ok_or_else(|| missing("the window ended with its queue pair"))?;
-                // The key that it has until this bind: Soft-RoCE takes it from there, and nobody else keeps it up to date. So one
-                // call posts one bind of a window at most, as it does where each waits for the end of the one before.
+                // The key before this bind: Soft-RoCE reads it from there, and nobody else keeps it up to date. So one call may
+                // post at most one bind of a window, which holds because each bind waits for the end of the one before.
                 held.set_key(window.rkey);
                 let access = match grant {
                     Grant::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ,
@@ -112,7 +112,7 @@ impl SendList {
     /// Posts the list.
     ///
     /// # Errors
-    /// How many were taken, and why the next was not.
+    /// How many were accepted, and why the next was not.
     ///
     /// # Safety
     /// As for [`Device::post`](crate::verbs::device::Device::post).
@@ -137,7 +137,7 @@ impl SendList {
         if code == 0 {
             return Ok(());
         }
-        // Without word of which was refused all count as taken: the device may hold any of them.
+        // If it is unknown which one was refused, all count as accepted: the device may hold any of them.
         let taken = place(requests.cast_const(), refused, count).unwrap_or(count);
         Err((taken, VerbsError::system("ibv_post_send", &failure(code))))
     }
@@ -157,7 +157,7 @@ impl ReceiveList {
     /// Posts buffers to the shared receive queue.
     ///
     /// # Errors
-    /// The system's word.
+    /// The system's message.
     ///
     /// # Safety
     /// As for [`Device::post_receives`](crate::verbs::device::Device::post_receives).
@@ -199,20 +199,21 @@ fn entry(piece: Piece) -> sys::ibv_sge {
     sys::ibv_sge { addr: piece.address, length: piece.bytes, lkey: piece.lkey }
 }
 
-/// The place of `entry` in a list.
+/// The index of `entry` in a list.
 fn place<T>(list: *const T, entry: *const T, count: usize) -> Option<usize> {
     let at = entry.addr().checked_sub(list.addr())? / size_of::<T>();
     (at < count).then_some(at)
 }
 
-/// An entry of the completion queue in the seam's words.
+/// Translates an entry of the completion queue.
 pub(super) fn completion(entry: &sys::ibv_wc) -> Completion {
     let mut completion =
         Completion { id: entry.wr_id, status: Status(entry.status), queue_pair: entry.qp_num, bytes: 0, word: None };
-    // Of one that failed nothing else is valid, and the length of one that sent is not promised.
+    // In a failed one nothing else is valid, and a completed send need not have a length.
     if completion.status.is_success() && entry.wr_id & RECEIVED != 0 {
         completion.bytes = entry.byte_len;
-        // A word that comes with a message instead of a write is not the seam's: the buffer has been written to then.
+        // Immediate data that comes with a message instead of a write is ignored: it is not part of the device interface, and
+        // the message is in the buffer.
         if entry.opcode == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM {
             completion.word = Some(u32::from_be(entry.imm_data));
         }

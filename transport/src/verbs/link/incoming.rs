@@ -1,6 +1,6 @@
 //! Incoming payloads outside the stream of frames.
 //!
-//! Bounded by `TRANSFERS_MAX`. Each place is held here until the payload is complete and the peer can no longer reach it.
+//! Bounded by `TRANSFERS_MAX`. Each place is kept here until the payload is complete and the peer can no longer access it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -19,10 +19,10 @@ use crate::verbs::windows::{Opened, Windows};
 
 struct Transfer {
     landing: Landing,
-    /// Where it goes, for what is moved by address; 0 if it is discarded.
+    /// Where it goes, if it is moved by address; 0 if it is discarded.
     address: u64,
     used: Option<Use>,
-    /// What the peer can reach: to be closed before the payload is handed on. `None`: nothing of this side's, or what was
+    /// What the peer can access, to be closed before the payload is handed on. `None`: nothing of this side, or something
     /// opened for another purpose.
     opened: Option<Opened>,
     step: Step,
@@ -30,33 +30,32 @@ struct Transfer {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Its place is to be opened, and the peer to be told.
+    /// Its place must be opened, and the peer told.
     Opening,
     /// The peer writes.
     Written,
-    /// This side reads: so many bytes were asked for, so many have come.
+    /// This side reads: `asked` bytes were requested, `come` have come.
     Reading { from: Remote, asked: usize, come: usize },
     /// It comes in messages.
     Streamed,
 }
 
-/// A payload that is all there, and that the peer is to be kept from reaching. Its number is the peer's to use again.
+/// A payload that has fully arrived, and that the peer must lose access to. The peer may reuse its number.
 struct Closing {
     landing: Landing,
     used: Option<Use>,
     opened: Opened,
 }
 
-/// See the module.
 pub(super) struct Incoming {
     transfers: Vec<Option<Transfer>>,
     opening: VecDeque<u16>,
     reading: VecDeque<u16>,
-    /// Bytes that were asked for and have not come.
+    /// Bytes that were requested and have not come.
     ahead: usize,
     /// Oldest first; bounded by the windows that they hold.
     closing: VecDeque<Closing>,
-    /// So many of these are in the queue.
+    /// How many of these are in the send queue.
     closing_posted: usize,
 }
 
@@ -96,7 +95,7 @@ impl Incoming {
             return self.begin_unwanted(tools, (number, how), landing, landed);
         };
         let address = spot.address;
-        // However it comes, the place that was announced for it is closed when it has come.
+        // However the payload comes, the place announced for it is closed when it has come.
         if let Some((used, opened)) = places.take(landing.request.to_bits(), address) {
             landing.is_closed = true;
             let step = match how {
@@ -115,7 +114,7 @@ impl Incoming {
             self.transfers[usize::from(number)] = Some(transfer);
             return Ok(());
         }
-        // Without a place of its request's nothing is to be closed when it has come.
+        // If its request has no place, nothing has to be closed when it has come.
         landing.is_closed = !places.has(landing.request.to_bits());
         if how == How::Announced {
             landed.push(landing);
@@ -156,7 +155,7 @@ impl Incoming {
         landed: &mut Vec<Landing>,
     ) -> Result<(), BadMessage> {
         let step = match how {
-            // It is written to the place that was announced, which is kept until the peer says that it has heard better.
+            // It is written to the announced place, which is kept until the peer confirms the revocation.
             How::Announced => Step::Written,
             How::Streamed => Step::Streamed,
             How::Asked => {
@@ -178,7 +177,7 @@ impl Incoming {
         self.transfers.get_mut(usize::from(number))?.as_mut()
     }
 
-    /// The peer has written all of a payload; how many bytes.
+    /// The peer has written the whole payload; returns the number of bytes.
     pub(super) fn word(
         &mut self,
         tools: &mut Tools<'_>,
@@ -193,7 +192,7 @@ impl Incoming {
         Ok(bytes)
     }
 
-    /// Bytes of a payload that comes in messages.
+    /// Takes in bytes of a payload that comes in messages.
     pub(super) fn bytes(
         &mut self,
         tools: &mut Tools<'_>,
@@ -225,7 +224,7 @@ impl Incoming {
         }
     }
 
-    /// The peer can no longer write to the place of the payload that was to be closed first.
+    /// The peer can no longer write to the place of the payload that was first in line to be closed.
     pub(super) fn closed(&mut self, tools: &mut Tools<'_>, landed: &mut Vec<Landing>) {
         let Some(Closing { landing, used, opened }) = self.closing.pop_front() else { return };
         self.closing_posted -= 1;
@@ -233,7 +232,7 @@ impl Incoming {
         end(tools, landing, used, landed);
     }
 
-    /// All of a payload is there: it is handed on when the peer reaches it no more.
+    /// A payload has fully arrived: it is handed on once the peer can no longer access it.
     fn finish(&mut self, tools: &mut Tools<'_>, number: u16, landed: &mut Vec<Landing>) {
         let Some(Transfer { landing, used, opened, .. }) = self.transfers[usize::from(number)].take() else { return };
         match opened {
@@ -244,17 +243,17 @@ impl Incoming {
         }
     }
 
-    /// True if a push is all there and waits to be handed on: what follows it in its stream may not pass it.
+    /// True if a fully arrived push waits to be handed on: what follows it in its stream must not overtake it.
     pub(super) fn is_closing_push(&self) -> bool {
         self.closing.iter().any(|closing| matches!(closing.landing.of, LandingOf::Push { .. }))
     }
 
-    /// True if something is to be put into the queue.
+    /// True if work requests wait to be queued.
     pub(super) fn has_unposted(&self) -> bool {
         self.closing.len() > self.closing_posted || !self.opening.is_empty() || !self.reading.is_empty()
     }
 
-    /// Puts into the queue what is to be opened, read and closed.
+    /// Queues the work requests that open, read and close places.
     pub(super) fn pump(&mut self, tools: &mut Tools<'_>) {
         while let Some(Closing { opened, .. }) = self.closing.get(self.closing_posted)
             && let Some(work) = Windows::closing(opened)
@@ -302,7 +301,7 @@ impl Incoming {
         true
     }
 
-    /// Asks for the next piece of a payload that this side reads; true if it was the last.
+    /// Requests the next piece of a payload that this side reads; true if it was the last.
     fn ask_piece(&mut self, tools: &mut Tools<'_>, number: u16) -> bool {
         let Some(transfer) = self.transfers[usize::from(number)].as_mut() else { return true };
         let Step::Reading { from, asked, .. } = &mut transfer.step else { return true };
@@ -318,14 +317,14 @@ impl Incoming {
         *asked == bytes
     }
 
-    /// The link ends: says what was open, so that it can be closed before the places are given back.
+    /// The link ends: reports what was open, so that it can be closed before the places are returned.
     pub(super) fn close_all(&self, windows: &mut Windows) {
         let coming = self.transfers.iter().flatten().filter_map(|transfer| transfer.opened.as_ref());
         coming.for_each(|opened| windows.closed(opened));
         self.closing.iter().for_each(|closing| windows.closed(&closing.opened));
     }
 
-    /// Nothing is open any more: gives every place back, as it is.
+    /// Nothing is open any more: returns every place as it is.
     pub(super) fn clear(&mut self, state: &mut State, landed: &mut Vec<Landing>) {
         let coming = self.transfers.iter_mut().filter_map(|transfer| transfer.take());
         let coming = coming.map(|Transfer { landing, used, .. }| (landing, used));
@@ -339,7 +338,7 @@ impl Incoming {
     }
 }
 
-/// The peer cannot reach the place any more.
+/// The peer can no longer access the place.
 fn end(tools: &mut Tools<'_>, landing: Landing, used: Option<Use>, landed: &mut Vec<Landing>) {
     if let Some(used) = used {
         tools.release(used);
@@ -347,7 +346,7 @@ fn end(tools: &mut Tools<'_>, landing: Landing, used: Option<Use>, landed: &mut 
     landed.push(complete(landing));
 }
 
-/// All of it is there, or was never to be.
+/// The payload is complete, or was never meant to come.
 fn complete(mut landing: Landing) -> Landing {
     landing.advance(landing.missing());
     landing

@@ -1,9 +1,9 @@
 //! One connected queue pair as a link.
 //!
-//! Frames travel in messages (`message.rs`), each with all frames that a turn has queued. Payloads over 8 KiB travel outside
-//! them, straight into their destination: written by the producer to the consumer's address, or read by the consumer from the
-//! producer's address (`outgoing.rs`, `incoming.rs`). The TCP connection of the handshake stays open, so that the exit of the
-//! peer's process is noticed immediately.
+//! Frames travel in messages (`message.rs`), each with all frames that a turn has queued. Payloads over 8 KiB travel
+//! separately, straight into their destination: written by the producer to the consumer's address, or read by the consumer
+//! from the producer's address (`outgoing.rs`, `incoming.rs`). The TCP connection of the handshake stays open, so that the
+//! exit of the peer's process is noticed immediately.
 //!
 //! Belongs to its shard; bounded by `limits.rs` and by the credit that both sides grant each other.
 #![allow(unsafe_code)]
@@ -47,41 +47,40 @@ use places::Places;
 use queue::{Queue, Then};
 use tools::Tools;
 
-/// Parts that wait for a message, other than frames; all are short.
+/// Parts other than frames that wait for a message; all are short.
 type ToSay = VecDeque<Part<'static>>;
 
-/// A queue pair that is connected, and all that goes with it.
+/// A connected queue pair, and all that goes with it.
 pub(super) struct Connected {
     pub(super) link: Handle,
     pub(super) queue_pair: QueuePair,
     pub(super) credits: Credits,
 }
 
-/// See the module.
 pub(super) struct VerbsLink {
     port: Rc<Port>,
     peer: Box<str>,
     socket: Socket,
-    /// Whose registrations of devices' memory are the port's.
+    /// The port's registrations of device memory are made under this.
     reacher: Reacher,
     /// The port has something for this link.
     has_news: Rc<Cell<bool>>,
-    /// The socket is readable: the peer has closed it, most likely.
+    /// The socket is readable: most likely the peer has closed it.
     look_at_socket: bool,
     side: Side,
-    /// Set when the queue pair was destroyed.
+    /// The queue pair was destroyed.
     is_down: bool,
-    /// Something has come on this link.
+    /// Something has been received on this link.
     has_carried: bool,
-    /// Its failure is known to the port.
+    /// The port knows of the link's failure.
     has_failed: bool,
 }
 
-/// All of a link but what it shares with others.
+/// The part of a link that it does not share with others.
 struct Side {
     link: Handle,
     queue_pair: QueuePair,
-    /// Most bytes of a message that both sides take.
+    /// Most bytes of a message that both sides accept.
     message_bytes: usize,
     credits: Credits,
     queue: Queue,
@@ -90,17 +89,17 @@ struct Side {
     places: Places,
     windows: Windows,
     to_say: ToSay,
-    /// Work requests that are done; kept to reuse its memory.
+    /// Completed work requests; kept to reuse its memory.
     done: Vec<Then>,
-    /// Payloads that are done with, for the outbox.
+    /// Payloads to return to the outbox.
     returned: Vec<(Owner, Payload)>,
-    /// Payloads that are all there, for the receiver.
+    /// Fully arrived payloads, for the receiver.
     landed: Vec<Landing>,
-    /// Bytes of payloads that this side has read since it last said how many it had received.
+    /// Payload bytes that this side has read since it last reported how many it had received.
     read_bytes: usize,
-    /// What has come of a frame that is not whole.
+    /// Bytes of an incomplete frame.
     partial: Vec<u8>,
-    /// The payload that the next part begins or goes on with.
+    /// The payload that the next part begins or continues with.
     current: Option<Landing>,
 }
 
@@ -114,7 +113,7 @@ impl VerbsLink {
     ) -> Self {
         let Connected { link, queue_pair, credits } = connected;
         let has_news = port.state().entry(link).has_news.clone();
-        // What came before the link was settled is still to be heard.
+        // What came before the link was settled must still be handled.
         has_news.set(true);
         let (depth, reads, reacher) = {
             let state = port.state();
@@ -153,13 +152,13 @@ impl VerbsLink {
         }
     }
 
-    /// Takes in what the device says of this link's work requests.
+    /// Handles the device's completions of this link's work requests.
     fn settle_completions(&mut self, state: &mut State) -> Result<(), LinkError> {
         loop {
             let entry = state.entry(self.side.link);
             let Some((id, status)) = entry.completed.pop_front() else { break };
             if status == Status::FLUSHED && entry.broken.is_some() {
-                // That is why.
+                // The flush is only a consequence; `broken` has the cause.
                 break;
             }
             self.side.retire(state, id, status)?;
@@ -174,7 +173,7 @@ impl VerbsLink {
         }
     }
 
-    /// What comes on the socket is the end, which comes after all that the device has still to tell.
+    /// Reads the socket, on which only the end can come. It is handled after everything that the device has yet to report.
     fn look_at_socket(&mut self) -> Result<(), LinkError> {
         let mut byte = [0];
         match (&self.socket).read(&mut byte) {
@@ -189,14 +188,14 @@ impl VerbsLink {
         }
     }
 
-    /// Destroys the queue pair, and gives back what the link holds of its port.
+    /// Destroys the queue pair, and returns what the link holds of its port.
     fn tear_down(&mut self) {
         if std::mem::replace(&mut self.is_down, true) {
             return;
         }
         let state = &mut *self.port.state();
         let side = &mut self.side;
-        // Windows before the queue pair that they are bound through, and before the regions that they lie in.
+        // Windows before the queue pair that they are bound through, and before the regions that they are in.
         side.outgoing.close_all(&mut side.windows);
         side.incoming.close_all(&mut side.windows);
         side.places.close_all(&mut side.windows);
@@ -209,8 +208,8 @@ impl VerbsLink {
         side.landed.extend(side.current.take());
     }
 
-    /// The link has failed. A peer that has closed is why its queue pair does not answer; an error that is verbs' own is
-    /// noted, so that a peer for whom they never work is reached by TCP.
+    /// Explains a failure of the link. If the peer has closed, that is why its queue pair does not answer. An error of verbs
+    /// itself is recorded, so that a peer for which they never work is reached over TCP.
     fn explain(&mut self, error: LinkError) -> LinkError {
         let LinkError::Verbs(reason) = &error else { return error };
         if let Ok(0) = (&self.socket).read(&mut [0]) {
@@ -235,7 +234,7 @@ impl VerbsLink {
         Ok(total)
     }
 
-    /// Hands over the payloads that are all there, whose bytes were counted as they came; true if there were any.
+    /// Hands over the fully arrived payloads; their bytes were counted as they came. True if there were any.
     fn deliver(&mut self, receiver: &mut dyn Receiver) -> bool {
         let has_landed = !self.side.landed.is_empty();
         self.side.landed.drain(..).for_each(|landing| receiver.landed(landing));
@@ -258,14 +257,14 @@ impl VerbsLink {
             }
             self.side.answer(state)?;
             if !self.side.returned.is_empty() {
-                // These go back through the outbox, when the owner transmits next: it may have no other reason to.
+                // These go back through the outbox when the owner next transmits, for which it may have no other reason.
                 state.mark_told(self.side.link, true);
             }
             heard
         };
         total += std::mem::take(&mut self.side.read_bytes);
         if self.deliver(receiver) {
-            // A payload without bytes is something, too.
+            // A payload without bytes counts as something received.
             total = total.max(1);
         }
         if total > 0 && !self.has_carried {
@@ -281,7 +280,7 @@ impl VerbsLink {
 }
 
 impl Side {
-    /// A work request has completed, and with it all before it.
+    /// A work request has completed, and so have all before it.
     fn retire(&mut self, state: &mut State, id: u64, status: Status) -> Result<(), LinkError> {
         if !status.is_success() {
             return Err(LinkError::Verbs(format!("a work request: {status}")));

@@ -1,6 +1,7 @@
 //! Outgoing payloads outside the stream of frames.
 //!
-//! Bounded by `TRANSFERS_MAX`. Each payload is held here until the device is done with it and the peer can no longer reach it.
+//! Bounded by `TRANSFERS_MAX`. Each payload is kept here until the device is done with it and the peer can no longer access
+//! it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -23,7 +24,7 @@ use crate::verbs::windows::{Opened, Windows};
 struct Transfer {
     owner: Owner,
     payload: Payload,
-    /// Where it lies, for what is moved by address.
+    /// Where it is, if it is moved by address.
     address: u64,
     /// `None` if the payload goes in messages.
     used: Option<Use>,
@@ -32,28 +33,27 @@ struct Transfer {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// The peer has been told of it, and is to say where to.
+    /// The peer was told of it, and must say where to write it.
     Asked,
-    /// So many bytes are posted, and so many of them written.
+    /// `posted` bytes are posted, and `written` of them were written.
     Writing { to: Remote, posted: usize, written: usize, revoked: Option<u64>, request: u64 },
     /// The peer reads it.
     Offered(Opened),
-    /// The peer has read it, and is to be kept from reading more.
+    /// The peer has read it, and must lose access to it.
     Closing(Opened),
-    /// So many bytes went in messages.
+    /// `sent` bytes went in messages.
     Streaming { sent: usize, offered: Option<Opened> },
 }
 
-/// See the module.
 pub(super) struct Outgoing {
-    /// The peer reads; else this side writes.
+    /// The peer reads; otherwise this side writes.
     peer_reads: bool,
     transfers: Vec<Option<Transfer>>,
     free: Vec<u16>,
     writing: VecDeque<u16>,
     streaming: VecDeque<u16>,
     closing: VecDeque<u16>,
-    /// Bytes posted and not written.
+    /// Bytes posted and not yet written.
     ahead: usize,
 }
 
@@ -78,10 +78,10 @@ impl Outgoing {
         !self.streaming.is_empty()
     }
 
-    /// Takes a payload in, with the place that the peer has announced for it; its number and how it comes.
+    /// Takes in a payload, with the place that the peer has announced for it; returns its number and how it is sent.
     ///
     /// # Panics
-    /// If there is no room for it, here or for a work request in the queue.
+    /// If there is no room for it, or for a work request in the queue.
     pub(super) fn begin(&mut self, tools: &mut Tools<'_>, aside: Aside, place: Option<TheirPlace>) -> (u16, How) {
         let number = self.free.pop().expect("the caller has seen room");
         let Aside { owner, request, payload } = aside;
@@ -97,7 +97,7 @@ impl Outgoing {
             }
             Ok(used) if self.peer_reads => match tools.open(used, address, bytes, Grant::Read) {
                 Ok(Some(opened)) => (Some(used), How::Offered(opened.remote), Step::Offered(opened)),
-                // More payloads than windows, or none of these: by copy.
+                // There are more payloads than windows, or no windows: sent by copy.
                 Ok(None) | Err(_) => {
                     tools.release(used);
                     streamed
@@ -126,8 +126,8 @@ impl Outgoing {
         self.transfers.get_mut(usize::from(number))?.as_mut()
     }
 
-    /// The place of a request is revoked; true if something is on its way there, and the peer is told later that nothing is
-    /// any more.
+    /// The place of a request is revoked. True if something is on its way there; the peer is told later when nothing is any
+    /// more.
     pub(super) fn revoke(&mut self, revoked_request: u64) -> bool {
         for transfer in self.transfers.iter_mut().flatten() {
             if let Step::Writing { request, revoked, .. } = &mut transfer.step
@@ -141,7 +141,7 @@ impl Outgoing {
         false
     }
 
-    /// The peer answers a payload that asked, or that it was to read.
+    /// The peer's answer to a payload that asked where to go, or that the peer was to read.
     pub(super) fn answered(
         &mut self,
         tools: &mut Tools<'_>,
@@ -236,12 +236,12 @@ impl Outgoing {
         returned.push((transfer.owner, transfer.payload));
     }
 
-    /// True if something is to be put into the queue.
+    /// True if work requests wait to be queued.
     pub(super) fn has_unposted(&self) -> bool {
         !self.closing.is_empty() || !self.writing.is_empty()
     }
 
-    /// Puts into the queue what may be written and what is to be closed.
+    /// Queues the work requests that write and close.
     pub(super) fn pump(&mut self, tools: &mut Tools<'_>, credits: &mut Credits) {
         while let Some(&number) = self.closing.front()
             && tools.has_room(1)
@@ -284,14 +284,14 @@ impl Outgoing {
                 return;
             }
         }
-        // The next one's turn.
+        // Now it is the next one's turn.
         self.writing.rotate_left(1);
     }
 
-    /// Puts bytes of payloads that go by copy into a message.
+    /// Puts bytes of payloads that are sent by copy into a message.
     ///
     /// # Errors
-    /// They are in a device's memory, which cannot be copied: the frame that announces them has left.
+    /// They are in device memory, which cannot be copied here: the frame that announces them was already sent.
     pub(super) fn stream(
         &mut self,
         tools: &mut Tools<'_>,
@@ -327,7 +327,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The link ends: says what was open, so that it can be closed before the payloads are given back.
+    /// The link ends: reports what was open, so that it can be closed before the payloads are returned.
     pub(super) fn close_all(&self, windows: &mut Windows) {
         for transfer in self.transfers.iter().flatten() {
             if let Step::Offered(opened) | Step::Closing(opened) | Step::Streaming { offered: Some(opened), .. } =
@@ -338,7 +338,7 @@ impl Outgoing {
         }
     }
 
-    /// Nothing is open any more: gives every payload back.
+    /// Nothing is open any more: returns every payload.
     pub(super) fn clear(&mut self, state: &mut State, returned: &mut Vec<(Owner, Payload)>) {
         for transfer in &mut self.transfers {
             let Some(transfer) = transfer.take() else { continue };

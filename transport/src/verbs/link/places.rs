@@ -1,7 +1,8 @@
 //! Places announced with requests, on both sides: addresses where a response may be written without asking first.
 //!
-//! This side's stay open until a response has arrived in them or, if it is no longer wanted, until the peer says that nothing
-//! is in transit; only then is the memory reused. Bounded by `WINDOWS_MAX`, the peer's by `PLACES_MAX`.
+//! This side's places stay open until a response has arrived in them or, if it is no longer wanted, until the peer says
+//! that nothing is in transit; only then is the memory reused. They are bounded by `WINDOWS_MAX`, the peer's by
+//! `PLACES_MAX`.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -20,7 +21,7 @@ use crate::verbs::port::State;
 use crate::verbs::regions::Use;
 use crate::verbs::windows::{Opened, Windows};
 
-/// A place of the peer's.
+/// A place announced by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TheirPlace {
     pub(super) remote: Remote,
@@ -31,7 +32,7 @@ struct OurPlace {
     address: u64,
     used: Use,
     opened: Opened,
-    /// What lies in a place that was revoked.
+    /// What is in a revoked place.
     kept: Vec<Kept>,
     step: Step,
 }
@@ -39,12 +40,11 @@ struct OurPlace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Open,
-    /// The peer is to say that nothing is on its way.
+    /// The peer must confirm that nothing is on its way.
     Revoking,
     Closing,
 }
 
-/// See the module.
 pub(super) struct Places {
     announces: bool,
     theirs: HashMap<u64, TheirPlace>,
@@ -57,7 +57,7 @@ impl Places {
         Self { announces, theirs: HashMap::new(), ours: HashMap::new(), closing: VecDeque::new() }
     }
 
-    /// Opens a place and tells the peer, if there is room to; else the peer asks when it has the answer.
+    /// Opens a place and tells the peer, if there is room; otherwise the peer asks when it has the answer.
     pub(super) fn announce(&mut self, tools: &mut Tools<'_>, announcement: Announcement) {
         if !self.announces || self.ours.len() >= WINDOWS_MAX / 2 || !tools.has_room(2) {
             return;
@@ -75,12 +75,12 @@ impl Places {
         tools.say(Part::Place { request, bytes: bytes as u64, place: opened.remote });
     }
 
-    /// True if a place of this side's may be open for the answer to a request.
+    /// True if a place of this side may be open for the answer to a request.
     pub(super) fn has(&self, request: u64) -> bool {
         self.ours.contains_key(&request)
     }
 
-    /// An answer begins to come into a place of this side; `None` if it was not announced for it.
+    /// An answer begins to come into a place of this side; `None` if the place was not announced for it.
     pub(super) fn take(&mut self, request: u64, address: u64) -> Option<(Use, Opened)> {
         let ours = self.ours.get(&request)?;
         if ours.step != Step::Open || ours.address != address {
@@ -90,11 +90,11 @@ impl Places {
         Some((ours.used, ours.opened))
     }
 
-    /// Nobody waits for an answer in a place of this side any more, or it has come in another way.
+    /// Nobody waits for an answer in a place of this side any more, or the answer came another way.
     pub(super) fn revoke(&mut self, tools: &mut Tools<'_>, revocation: Revocation, landed: &mut Vec<Landing>) {
         let Revocation { request, kept } = revocation;
         let request = request.to_bits();
-        // One that was not announced for want of room, or that has been closed already.
+        // The place was not announced for lack of room, or is already closed.
         let Some(ours) = self.ours.get_mut(&request) else { return let_go(kept, landed) };
         let reply = matches!(kept, Kept::Memory(_));
         ours.kept.push(kept);
@@ -108,7 +108,7 @@ impl Places {
         tools.say(Part::Revoke { request, reply });
     }
 
-    /// The peer says that nothing is on its way to a place that was revoked.
+    /// The peer confirms that nothing is on its way to a revoked place.
     pub(super) fn revoked(&mut self, request: u64) -> Result<(), BadMessage> {
         let ours = self.ours.get_mut(&request).filter(|ours| ours.step == Step::Revoking);
         let ours = ours.ok_or(BadMessage::new("revoked place", request))?;
@@ -117,15 +117,15 @@ impl Places {
         Ok(())
     }
 
-    /// A place of the peer's.
+    /// Takes in a place announced by the peer.
     pub(super) fn learn(&mut self, request: u64, place: TheirPlace) {
-        // One that finds no room is asked for when it is needed.
+        // If there is no room for a place, this side asks for it when it is needed.
         if self.theirs.len() < PLACES_MAX {
             self.theirs.insert(request, place);
         }
     }
 
-    /// The place that the peer has announced for the answer to a request.
+    /// Removes and returns the place that the peer has announced for the answer to a request.
     pub(super) fn find(&mut self, request: u64) -> Option<TheirPlace> {
         if self.theirs.is_empty() { None } else { self.theirs.remove(&request) }
     }
@@ -138,12 +138,12 @@ impl Places {
         }
     }
 
-    /// True if something is to be put into the queue.
+    /// True if work requests wait to be queued.
     pub(super) fn has_unposted(&self) -> bool {
         !self.closing.is_empty()
     }
 
-    /// Puts into the queue what is to be closed.
+    /// Queues the work requests that close places.
     pub(super) fn pump(&mut self, tools: &mut Tools<'_>, landed: &mut Vec<Landing>) {
         while let Some(&request) = self.closing.front()
             && tools.has_room(1)
@@ -157,7 +157,7 @@ impl Places {
         }
     }
 
-    /// The peer can no longer reach a place: its memory is free, and an answer that lies there can be handed on.
+    /// The peer can no longer access a place: its memory is free, and an answer in it can be handed on.
     pub(super) fn closed(&mut self, tools: &mut Tools<'_>, request: u64, landed: &mut Vec<Landing>) {
         if let Some(ours) = self.ours.remove(&request) {
             tools.windows.closed(&ours.opened);
@@ -166,12 +166,12 @@ impl Places {
         }
     }
 
-    /// The link ends: says what was open, so that it can be closed before the memory is let go.
+    /// The link ends: reports what was open, so that it can be closed before the memory is released.
     pub(super) fn close_all(&self, windows: &mut Windows) {
         self.ours.values().for_each(|ours| windows.closed(&ours.opened));
     }
 
-    /// Nothing is open any more: lets all memory go.
+    /// Nothing is open any more: releases all memory.
     pub(super) fn clear(&mut self, state: &mut State, landed: &mut Vec<Landing>) {
         for (_, ours) in self.ours.drain() {
             state.regions.release(&mut *state.device, ours.used);
@@ -180,7 +180,7 @@ impl Places {
     }
 }
 
-/// The peer cannot reach it any more.
+/// The peer can no longer access it.
 fn let_go(kept: Kept, landed: &mut Vec<Landing>) {
     match kept {
         Kept::Memory(memory) => drop(memory),

@@ -9,30 +9,35 @@ use crate::verbs::device::{Post, QueuePair, VerbsError, Work};
 use crate::verbs::limits::SIGNAL_EVERY;
 use crate::verbs::port::State;
 
-/// What is to happen when a work request is done.
+/// What to do when a work request is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Nothing.
     Nothing,
-    /// A message has left its buffer.
+    /// A message was sent: its buffer is free.
     FreeBuffer(u32),
-    /// A piece of a payload was written, the last one or another.
-    Written { transfer: u16, bytes: u32, is_last: bool },
+    /// A piece of a payload was written, possibly the last one.
+    Written {
+        transfer: u16,
+        bytes: u32,
+        is_last: bool,
+    },
     /// A piece of a payload was read.
-    Read { transfer: u16, bytes: u32 },
-    /// The peer can no longer write to the place of a payload that has come.
+    Read {
+        transfer: u16,
+        bytes: u32,
+    },
+    /// The peer can no longer write to the place of a payload that has arrived.
     ClosedIn,
-    /// The peer can no longer read a payload that has left.
+    /// The peer can no longer read a payload that was sent.
     ClosedOut(u16),
     /// The peer can no longer write to a place that was revoked.
     ClosedPlace(u64),
 }
 
-/// See the module.
 pub(super) struct Queue {
     depth: usize,
     posts: Vec<Post>,
-    /// Posted or about to be, oldest first.
+    /// Requests posted or about to be, oldest first.
     outstanding: VecDeque<Then>,
     /// The number of the oldest of these.
     first: u64,
@@ -53,23 +58,23 @@ impl Queue {
         }
     }
 
-    /// Work requests that are not known to be done.
+    /// Number of work requests that are not known to be done.
     pub(super) fn outstanding(&self) -> u32 {
         self.outstanding.len() as u32
     }
 
-    /// True if so many more fit, here and among those of the other links.
+    /// True if there is room for `works` more, here and among those of the other links.
     #[inline]
     pub(super) fn has_room(&self, state: &State, works: usize) -> bool {
         self.outstanding.len() + works <= self.depth && state.has_room_for(works as u32)
     }
 
-    /// Puts a work request at the end.
+    /// Appends a work request.
     #[inline]
     pub(super) fn push(&mut self, state: &mut State, work: Work, then: Then) {
         self.unsignaled += 1;
         let is_awaited = !matches!(then, Then::Nothing | Then::FreeBuffer(_));
-        // What nobody hears of fills neither the queue nor what all links share: room comes back by itself.
+        // Requests that nobody waits for must not fill the queue or the share of all links: their room comes back by itself.
         let is_half_full = self.outstanding.len() * 2 >= self.depth;
         let signaled = is_awaited || self.unsignaled >= SIGNAL_EVERY || is_half_full || state.is_short();
         if signaled {
@@ -81,14 +86,14 @@ impl Queue {
         state.posted(1);
     }
 
-    /// Puts a message at the end whose bytes the device copies when it is posted.
+    /// Appends a message whose bytes the device copies when it is posted.
     #[inline]
     pub(super) fn push_inline(&mut self, state: &mut State, work: Work, buffer: u32) {
         self.inline_buffers.push(buffer);
         self.push(state, work, Then::Nothing);
     }
 
-    /// Posts what was put in.
+    /// Posts the appended requests.
     ///
     /// # Errors
     /// The device refuses; the link ends.
@@ -107,7 +112,7 @@ impl Queue {
         posted.map_err(|(_, error)| error)
     }
 
-    /// Work request `id` is done, and so are all before it: what is to happen then goes into `done`, oldest first.
+    /// Work request `id` and all before it are done: what to do next goes into `done`, oldest first.
     pub(super) fn retire(&mut self, state: &mut State, id: u64, done: &mut Vec<Then>) {
         while self.first <= id
             && let Some(then) = self.outstanding.pop_front()

@@ -13,7 +13,7 @@ use crate::verbs::message::{self, BadMessage, Part};
 use crate::verbs::port::{Arrival, State};
 use crate::wire::{FRAME_HEADER_BYTES, WireError};
 
-/// What of a frame can be there without all of it, and a message behind it.
+/// The largest incomplete frame, with a message behind it.
 const PARTIAL_BYTES_MAX: usize = FRAME_HEADER_BYTES + FRAME_BODY_BYTES_MAX + MESSAGE_BYTES;
 
 impl From<BadMessage> for LinkError {
@@ -23,7 +23,7 @@ impl From<BadMessage> for LinkError {
 }
 
 impl Side {
-    /// Takes in what has come, about `budget` bytes at most; how many.
+    /// Takes in what has come, at most about `budget` bytes; returns how many.
     pub(super) fn hear(
         &mut self,
         state: &mut State,
@@ -76,7 +76,7 @@ impl Side {
         receiver: &mut dyn Receiver,
         message: &[u8],
     ) -> Result<(), LinkError> {
-        // Its credit was taken when it came.
+        // Its credit was taken when it arrived.
         let (_, mut parts) = message::open(message)?;
         while let Some(part) = parts.next()? {
             if let Part::Frames(bytes) = part {
@@ -106,12 +106,12 @@ impl Side {
         Ok(())
     }
 
-    /// The next bytes of the stream of frames, or of a payload among them.
+    /// Handles the next bytes of the stream of frames, or of a payload among them.
     #[inline]
     fn hear_frames(&mut self, receiver: &mut dyn Receiver, mut bytes: &[u8]) -> Result<(), LinkError> {
         if let Some(mut landing) = self.current.take() {
             if matches!(landing.memory(), Some(MemoryKind::Device(_))) {
-                // Kept to be given back: the peer may be writing there.
+                // Kept so that it is returned later: the peer may be writing there.
                 self.current = Some(landing);
                 return Err(
                     BadMessage::new("byte of a payload that travels beside the frames", bytes.len() as u64).into()

@@ -1,4 +1,4 @@
-//! Tests of the link on fake devices: two sessions over two ports, or one against a peer that says what it likes.
+//! Tests of the link on fake devices: two sessions over two ports, or one against a peer that says anything.
 
 mod credit;
 mod direct;

@@ -10,7 +10,6 @@ use crate::verbs::port::State;
 use crate::verbs::regions::{Lending, Use};
 use crate::verbs::windows::{Opened, Windows};
 
-/// See the module.
 pub(super) struct Tools<'a> {
     pub(super) state: &'a mut State,
     pub(super) queue: &'a mut Queue,
@@ -19,7 +18,7 @@ pub(super) struct Tools<'a> {
 }
 
 impl Tools<'_> {
-    /// True if so many work requests can be put into the queue.
+    /// True if `works` work requests can be queued.
     #[inline]
     pub(super) fn has_room(&self, works: usize) -> bool {
         self.queue.has_room(self.state, works)
@@ -34,13 +33,14 @@ impl Tools<'_> {
         self.to_say.push_back(part);
     }
 
-    /// The region that holds these bytes, registered for this use if none does and they are neither a client's nor a device's.
+    /// The region that contains these bytes, registered for this use if there is none and they belong neither to a client nor
+    /// to a device.
     ///
     /// # Errors
-    /// The device registers no more, or such memory not yet or not any more: the bytes can travel by copy.
+    /// The device registers no more, or such memory is not registered yet or any more: the bytes can travel by copy.
     ///
     /// # Safety
-    /// The memory stays mapped until the use is released.
+    /// The memory must stay mapped until the use is released.
     pub(super) unsafe fn lend(&mut self, spot: &Spot) -> Result<Use, VerbsError> {
         let (access, registration) = (self.state.access(), self.state.settings.registration);
         let how = Lending { access, registration };
@@ -52,11 +52,11 @@ impl Tools<'_> {
         self.state.regions.release(&mut *self.state.device, used);
     }
 
-    /// Opens bytes of a region to the peer, for which one work request must have room; it leaves before all that is said
-    /// from now on. `None` if all windows are in use.
+    /// Opens bytes of a region to the peer; there must be room for one work request, which is sent before anything said from
+    /// now on. `None` if all windows are in use.
     ///
     /// # Errors
-    /// The device makes no window.
+    /// The device provides no window.
     pub(super) fn open(
         &mut self,
         used: Use,

@@ -10,16 +10,16 @@ use crate::verbs::device::Work;
 use crate::verbs::message::{PART_BYTES, PLACE_PART_BYTES, Part, Writer};
 use crate::verbs::port::State;
 
-/// Frames go into the room that a message has left only if it is at least this: a handful of bytes is not worth a part.
+/// Frames go into the rest of a message only if there is at least this much room: a handful of bytes is not worth a part.
 const FRAMES_ROOM_MIN: usize = PART_BYTES + 64;
 
 impl Side {
-    /// Says all that there is to say, as far as there is room and credit; the bytes of the outbox that were taken.
+    /// Sends all that there is, as far as room and credit allow; returns the number of bytes taken from the outbox.
     pub(super) fn say(&mut self, state: &mut State, outbox: &mut Outbox, budget: usize) -> Result<usize, LinkError> {
         let Self { queue, windows, to_say, places, landed, .. } = self;
         let tools = &mut Tools { state: &mut *state, queue, windows, to_say };
-        // In this order: a request may be given up while its place waits here to be announced, and memory that is let go
-        // must not be announced after that.
+        // The order matters: a request may be given up while its place waits here to be announced, and memory must not be
+        // announced after it was let go.
         let access = tools.state.access();
         for memory in outbox.unregistered().drain(..) {
             tools.state.regions.begin_direct(&mut *tools.state.device, memory, access);
@@ -39,11 +39,11 @@ impl Side {
                 break;
             }
         }
-        // What has begun just now can be written.
+        // Payloads that were just begun can be written.
         self.pump(state);
         self.end_tx(state)?;
         if !self.landed.is_empty() {
-            // The owner is to come and take it, though no completion tells of it.
+            // The owner must come and take it, though no completion reports it.
             state.mark_told(self.link, false);
         }
         Ok(total)
@@ -53,7 +53,7 @@ impl Side {
         !outbox.is_empty() || !self.to_say.is_empty() || self.outgoing.streams()
     }
 
-    /// Says what does not wait for the session: where to write, what was read, which buffers are free again.
+    /// Sends what does not wait for the session: where to write, what was read, which buffers are free again.
     pub(super) fn answer(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.pump(state);
         while (!self.to_say.is_empty() || self.outgoing.streams()) && self.credits.may_send() {
@@ -66,7 +66,7 @@ impl Side {
 
     fn end_tx(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.tell_credit(state);
-        // What waits for credit is told when some comes, also while the session takes nothing in.
+        // A link that waits for credit is told when some comes, also while the session accepts nothing.
         state.entry(self.link).wants_credit = !self.credits.may_send();
         self.flush(state)
     }
@@ -79,12 +79,12 @@ impl Side {
         outgoing.pump(tools, credits);
         let is_left = places.has_unposted() || incoming.has_unposted() || outgoing.has_unposted();
         if is_left && !tools.has_room(1) {
-            // Others may have taken the room: no completion of this link's tells when there is some.
+            // Others may have taken the room: no completion of this link reports when there is some.
             state.wait(self.link);
         }
     }
 
-    /// Gives buffers back by a message of its own, where no other does so soon.
+    /// Returns buffers in a message of its own if no other message will do so soon.
     fn tell_credit(&mut self, state: &mut State) {
         if self.credits.must_tell() && !self.say_nothing(state) {
             state.wait(self.link);
@@ -102,15 +102,15 @@ impl Side {
         true
     }
 
-    /// One message; the bytes of the outbox that it took. `None` if there is no room for a message: the link is told when
-    /// there is.
+    /// Sends one message; returns the number of bytes that it took from the outbox. `None` if there is no room for a message:
+    /// the link is told when there is.
     fn say_message(
         &mut self,
         state: &mut State,
         mut outbox: Option<&mut Outbox>,
         budget: usize,
     ) -> Result<Option<usize>, LinkError> {
-        // A message, and a window that its last part may need.
+        // Room for a message, and for a window that its last part may need.
         let buffer = if self.queue.has_room(state, 2) { state.take_send_buffer() } else { None };
         let Some(buffer) = buffer else {
             state.wait(self.link);
@@ -171,7 +171,7 @@ impl Side {
         Ok(Some(total))
     }
 
-    /// Puts a message into the queue.
+    /// Queues a message.
     #[inline]
     fn send(&mut self, state: &mut State, buffer: u32, bytes: usize) {
         self.credits.sent();

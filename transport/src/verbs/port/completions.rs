@@ -1,5 +1,5 @@
-//! Counts work requests of all links, and dispatches their completions: those for a link wait in its entry, and its owner is
-//! notified.
+//! Counts work requests of all links, and dispatches their completions: those for a link wait in its entry, and its owner
+//! is notified.
 //!
 //! Bounded by the completion queue, and for each link by its window: a peer that exceeds it loses its link.
 
@@ -11,7 +11,7 @@ use crate::verbs::limits::{COMPLETIONS_PER_TURN, MESSAGE_BYTES, WINDOW_MAX};
 use crate::verbs::message;
 
 impl State {
-    /// True if so many work requests may be posted.
+    /// True if `works` more work requests may be posted.
     #[inline]
     pub(in crate::verbs) fn has_room_for(&self, works: u32) -> bool {
         self.works + works <= self.works_max
@@ -29,7 +29,7 @@ impl State {
         self.wake_waiting();
     }
 
-    /// A link could not go on for want of what others hold, and is to be told when there may be some.
+    /// A link could not continue because others hold what it needs; it must be told when there may be some.
     pub(in crate::verbs) fn wait(&mut self, link: Handle) {
         if !self.waiting.contains(&link) {
             self.waiting.push(link);
@@ -43,7 +43,7 @@ impl State {
         }
     }
 
-    /// The owner of a link is to be told.
+    /// The owner of a link must be notified.
     pub(in crate::verbs) fn mark_told(&mut self, link: Handle, has_room: bool) {
         let Some(entry) = self.links.get_mut(link) else { return };
         entry.has_room |= has_room;
@@ -53,7 +53,7 @@ impl State {
         }
     }
 
-    /// Moves completions to their links; how many there were.
+    /// Moves completions to their links; returns how many there were.
     #[inline]
     pub(super) fn take_completions(&mut self) -> usize {
         match self.device.poll(&mut self.completions, COMPLETIONS_PER_TURN) {
@@ -62,7 +62,7 @@ impl State {
         }
     }
 
-    /// Moves all completions to their links that the queue holds now. A peer that never stops sending does not keep it here.
+    /// Moves all completions that the queue holds now to their links. A peer that never stops sending does not prolong this.
     pub(in crate::verbs) fn take_all_completions(&mut self) {
         let mut left = 2 * self.device.attributes().completion_depth as usize;
         while left > 0 {

@@ -1,8 +1,8 @@
 //! Queue pairs of closed links: each is destroyed when it can no longer hold a buffer of the shared receive queue.
 //!
-//! A message that had begun to come holds a buffer whose completion comes only after the queue pair is in error, and some
-//! devices drop it when the queue pair is destroyed before (InfiniBand specification 10.3.1; UCX waits likewise). Until then,
-//! buffers promised to the link's peer are not promised to others. Bounded by `DRAINING_MAX` and `DRAIN_WITHIN`.
+//! A message that had begun to arrive holds a buffer whose completion comes only after the queue pair is in error, and some
+//! devices drop it if the queue pair is destroyed earlier (InfiniBand specification 10.3.1; UCX waits likewise). Until
+//! then, buffers promised to the link's peer are not promised to others. Bounded by `DRAINING_MAX` and `DRAIN_WITHIN`.
 
 use std::time::Instant;
 
@@ -22,15 +22,15 @@ pub(super) struct Draining {
 }
 
 impl State {
-    /// Stops a link's queue pair. True if the device has done with all that was posted to it and may still hold a receive
-    /// buffer in it; else the queue pair is gone.
+    /// Stops a link's queue pair. True if the device is done with everything posted to it and it may still hold a receive
+    /// buffer; otherwise the queue pair is gone.
     pub(super) fn stop(&mut self, link: Handle, queue_pair: &QueuePair) -> bool {
         let is_stopped = !self.is_lost && self.device.stop(queue_pair.id);
         if is_stopped && self.is_flushed(link) {
             return true;
         }
         self.device.destroy(queue_pair.id);
-        // What it has left in the completion queue is handed out under its number, which may be another's later.
+        // What it has left in the completion queue carries its number, which another may get later.
         self.take_all_completions();
         if is_stopped {
             self.note_undrained(queue_pair, "its last requests did not complete in time");
@@ -38,11 +38,11 @@ impl State {
         false
     }
 
-    /// Takes completions until those of a link that was stopped are all there; false if that takes too long.
+    /// Takes completions until those of a stopped link are complete; false if that takes too long.
     fn is_flushed(&mut self, link: Handle) -> bool {
         let until = Instant::now() + FLUSH_WITHIN;
         loop {
-            // Asked before, since this thread may not run for longer than that.
+            // Checked first, since this thread may be paused for longer than that.
             let is_over = Instant::now() >= until;
             self.take_all_completions();
             if self.entry(link).completed.back().is_some_and(|(id, _)| *id == STOPPED) {
@@ -54,11 +54,11 @@ impl State {
         }
     }
 
-    /// Keeps the queue pair of a link that has ended until it holds no receive buffer.
+    /// Keeps the queue pair of a closed link until it holds no receive buffer.
     pub(super) fn drain(&mut self, queue_pair: &QueuePair, credits: &Credits, is_drained: bool) {
         let (queue_pair, credits) = (*queue_pair, credits.clone());
         self.draining.push_back(Draining { queue_pair, credits, until: Instant::now() + DRAIN_WITHIN, is_drained });
-        // Often the device has told by now.
+        // Often the device has already reported it.
         self.take_events();
         self.go_on_draining();
     }
@@ -68,12 +68,12 @@ impl State {
         if let Some(draining) = self.draining.iter_mut().find(|draining| draining.queue_pair.number == number) {
             draining.is_drained = true;
         } else if let Some(&link) = self.by_number.get(&number) {
-            // It failed before its link has ended, and will not say so again.
+            // It failed before its link ended, and this is not reported again.
             self.entry(link).is_drained = true;
         }
     }
 
-    /// Destroys the queue pairs that hold nothing any more, and those that are not waited for any longer.
+    /// Destroys the queue pairs that hold nothing any more, and those that have waited too long.
     pub(super) fn go_on_draining(&mut self) {
         if self.draining.is_empty() {
             return;

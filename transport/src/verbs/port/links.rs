@@ -8,7 +8,7 @@ use crate::verbs::credits::Credits;
 use crate::verbs::device::{Endpoint, QueuePair, VerbsError};
 
 impl State {
-    /// A new link's queue pair, what its peer is to know of it, and its share of receive buffers.
+    /// A new link's queue pair, what its peer needs to know of it, and its share of receive buffers.
     pub(in crate::verbs) fn begin_link(&mut self) -> Result<(Handle, QueuePair, Endpoint, Credits), VerbsError> {
         let queue_pair = self.device.create()?;
         let Some(credits) = Credits::begin(&mut self.buffers) else {
@@ -32,8 +32,7 @@ impl State {
         Ok((link, queue_pair, endpoint, credits))
     }
 
-    /// Ends a link: nothing of its peer's reaches memory of this side any more, and its outstanding work requests, of which
-    /// there were `works`, are forgotten.
+    /// Ends a link: its peer can no longer access memory of this side, and its `works` outstanding work requests are forgotten.
     pub(in crate::verbs) fn end_link(&mut self, link: Handle, queue_pair: &QueuePair, credits: &Credits, works: u32) {
         let drains = self.stop(link, queue_pair);
         self.by_number.remove(&queue_pair.number);
@@ -56,7 +55,7 @@ impl State {
         }
     }
 
-    /// True if something has come for a link that it has not taken, as far as the device tells now.
+    /// True if something has come for a link that it has not taken, as far as the device reports now.
     pub(in crate::verbs) fn has_more(&mut self, link: Handle) -> bool {
         self.take_all_completions();
         !self.entry(link).arrivals.is_empty()
@@ -66,7 +65,7 @@ impl State {
         self.links.get_mut(link).expect("a link has its entry until it ends")
     }
 
-    /// The owner of a link wants to hear of it under this name.
+    /// Sets the name under which the owner of a link is notified.
     pub(in crate::verbs) fn adopt(&mut self, link: Handle, owner: Handle) {
         let entry = self.entry(link);
         entry.owner = Some(owner);
@@ -88,13 +87,13 @@ impl State {
         }
     }
 
-    /// No link can begin any more, ever, and all that stand end.
+    /// No link can ever begin again, and all existing ones end.
     pub(super) fn give_up(&mut self, reason: &str) {
         self.is_lost = true;
         self.go_down(reason);
     }
 
-    /// No link can begin any more until the port comes up, and all that stand end.
+    /// No link can begin until the port comes up, and all existing ones end.
     pub(in crate::verbs) fn go_down(&mut self, reason: &str) {
         if self.down.is_none() {
             tracing::error!(reason, "verbs are out of use: links continue over TCP");
@@ -105,7 +104,7 @@ impl State {
 }
 
 /// The number of a queue pair's first packet: 24 bits that differ from link to link, so that packets of a former link are
-/// not taken for the new one's.
+/// not mistaken for the new one's.
 fn first_packet(id: u64) -> u32 {
     use std::hash::{BuildHasher, RandomState};
     (RandomState::new().hash_one(id) & 0xff_ffff) as u32

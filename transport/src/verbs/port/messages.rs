@@ -10,7 +10,7 @@ use crate::verbs::device::{Piece, RECEIVED, VerbsError};
 use crate::verbs::limits::{MESSAGE_BYTES, SEND_BUFFERS};
 
 impl State {
-    /// A buffer to write a message into.
+    /// A free send buffer for a message.
     #[inline]
     pub(in crate::verbs) fn take_send_buffer(&mut self) -> Option<u32> {
         self.free_send_buffers.pop()
@@ -22,7 +22,7 @@ impl State {
         self.wake_waiting();
     }
 
-    /// Takes the memory of a message buffer out, to be put back.
+    /// Takes out the memory of a send buffer, to be put back.
     #[inline]
     pub(in crate::verbs) fn lift_send_buffer(&mut self, buffer: u32) -> Buffer {
         std::mem::take(&mut self.send_buffers[buffer as usize])
@@ -33,7 +33,7 @@ impl State {
         self.send_buffers[buffer as usize] = memory;
     }
 
-    /// The same for a buffer in which a message has come.
+    /// Takes out the memory of a receive buffer in which a message has come, to be put back.
     #[inline]
     pub(in crate::verbs) fn lift_receive_buffer(&mut self, buffer: u32) -> Buffer {
         std::mem::take(&mut self.receive_buffers[buffer as usize])
@@ -44,7 +44,7 @@ impl State {
         self.receive_buffers[buffer as usize] = memory;
     }
 
-    /// True if few message buffers are left, or little of the completion queue, so that completions are wanted sooner.
+    /// True if few message buffers or entries of the completion queue are left, so that completions should come sooner.
     #[inline]
     pub(in crate::verbs) fn is_short(&self) -> bool {
         self.free_send_buffers.len() < SEND_BUFFERS / 4 || self.works * 2 >= self.works_max
@@ -62,7 +62,7 @@ impl State {
         Piece { address, bytes: bytes as u32, lkey: self.messages_lkey }
     }
 
-    /// A receive buffer is to be posted again, by [`post_refills`](Self::post_refills).
+    /// Notes that a receive buffer must be posted again, by [`post_refills`](Self::post_refills).
     #[inline]
     pub(in crate::verbs) fn refill(&mut self, buffer: u32) {
         let memory = &mut self.receive_buffers[buffer as usize];
@@ -71,8 +71,8 @@ impl State {
         self.refill.push((RECEIVED | u64::from(buffer), piece));
     }
 
-    /// Gives the shared receive queue what was taken from it. If it does not take it, the port is out of use: there are fewer
-    /// buffers than are promised.
+    /// Returns to the shared receive queue what was taken from it. If that fails, the port is out of use: there are fewer
+    /// buffers than promised.
     #[inline]
     pub(in crate::verbs) fn post_refills(&mut self) -> Result<(), VerbsError> {
         if self.refill.is_empty() {

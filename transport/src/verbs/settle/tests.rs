@@ -1,4 +1,4 @@
-//! Two ends that settle over a real TCP connection, and one end whose peer writes the words itself, as a test wants them.
+//! Two ends that settle over a real TCP connection, and one end whose peer is played by the test, which writes the words itself.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ use crate::verbs::settings::VerbsSettings;
 use crate::wire::{Frame, FrameWriter, WireError, parse};
 
 const NAMES: [&str; 2] = ["one", "other"];
-/// Turns after which two ends count as stuck; each waits for the network where it must.
+/// Turns after which two ends count as stuck; each turn waits for the network where it must.
 const TURNS: usize = 100_000;
 
 struct World {
@@ -57,7 +57,7 @@ impl World {
         SettledLink::new(self.ports[side].clone(), NAMES[1 - side], TcpLink::new(socket, &[]), is_required)
     }
 
-    /// All links are gone: nothing of them is left.
+    /// Checks that nothing is left of any link once all are gone.
     fn check(self) {
         assert_eq!(self.fabric.violations(), Vec::<String>::new());
         for (name, port) in NAMES.into_iter().zip(&self.ports) {
@@ -79,7 +79,7 @@ fn sockets() -> [Socket; 2] {
     })
 }
 
-/// Hears pings.
+/// Records the pings that it receives.
 #[derive(Default)]
 struct Ear(Vec<u64>);
 
@@ -101,7 +101,7 @@ impl Receiver for Ear {
     }
 }
 
-/// One end, with what it is to say and what it has heard.
+/// One end, with what it is to say and what it has received.
 struct End {
     link: SettledLink,
     outbox: Outbox,
@@ -140,7 +140,7 @@ impl End {
     }
 }
 
-/// Lets two ends settle; how each ended up.
+/// Lets two ends settle; returns each one's result.
 fn settle(world: &World, ends: &mut [End; 2]) -> [Result<LinkKind, LinkError>; 2] {
     let mut over: [Option<LinkError>; 2] = [None, None];
     for _ in 0..TURNS {
@@ -157,7 +157,7 @@ fn settle(world: &World, ends: &mut [End; 2]) -> [Result<LinkKind, LinkError>; 2
     panic!("they do not settle");
 }
 
-/// Both say something, and the other hears it.
+/// Each end says something, and the other receives it.
 fn talk(world: &World, ends: &mut [End; 2]) {
     for (side, end) in ends.iter_mut().enumerate() {
         end.outbox.stage(|writer| (0..100).for_each(|nonce| writer.ping(nonce + 1000 * side as u64)));
@@ -212,7 +212,7 @@ fn two_that_hear_before_they_speak_settle_too() {
     talk(&world, &mut ends);
 }
 
-/// Why a side cannot is said on both sides; where one requires verbs, its link ends with that.
+/// Both sides report why a side cannot use verbs; a side that requires verbs ends its link with that reason.
 #[test]
 fn a_side_that_cannot_makes_it_tcp() {
     type Breaks = fn(&World, usize);
@@ -248,7 +248,7 @@ fn a_side_that_cannot_makes_it_tcp() {
                             );
                             assert_eq!(refused, 1);
                         }
-                        // The other has ended it.
+                        // The other side has ended the link.
                         Err(LinkError::Closed | LinkError::Io { .. }) if required[1 - side] => {}
                         other => panic!("{broken:?}, {required:?}, side {side}: {other:?}"),
                     }
@@ -279,7 +279,7 @@ fn a_port_without_room_says_so() {
     world.check();
 }
 
-/// A peer that writes its words itself, and has a queue pair for them.
+/// A peer that writes its words itself, and has a queue pair to match.
 struct Peer {
     socket: Socket,
     port: Rc<Port>,
@@ -303,7 +303,7 @@ impl Peer {
         (&self.socket).write_all(bytes).expect("room in the socket");
     }
 
-    /// The next word of the other end, for which it is turned.
+    /// Turns the other end until its next word comes.
     fn read(&self, end: &mut End, port: &Port) -> Said {
         let mut bytes = Vec::new();
         for _ in 0..TURNS {
@@ -320,7 +320,7 @@ impl Peer {
         panic!("no word comes");
     }
 
-    /// Connects with what the other end has offered.
+    /// Connects to what the other end has offered.
     fn connect(&mut self, said: &Said) {
         let Said::Offer { endpoint, window, .. } = said else { panic!("an offer") };
         let connected = self.connected.as_mut().expect("it stands");
@@ -366,7 +366,7 @@ fn ping(nonce: u64) -> Vec<u8> {
     frame
 }
 
-/// What comes over the queue pair before the last word was read is not lost.
+/// What comes over the queue pair before the last word is read is not lost.
 #[test]
 fn messages_may_come_before_the_last_word() {
     for byte_by_byte in [false, true] {
@@ -401,7 +401,7 @@ fn messages_may_come_before_the_last_word() {
     }
 }
 
-/// Frames that stand right behind the last word, in the same segment or torn into bytes.
+/// Frames right after the last word, in the same segment or split into single bytes.
 #[test]
 fn frames_behind_a_no_are_not_lost() {
     for byte_by_byte in [false, true] {
@@ -411,7 +411,7 @@ fn frames_behind_a_no_are_not_lost() {
             let (mut end, peer) = against_peer(&world);
             let port = world.ports[0].clone();
             let last = match fails {
-                // The peer cannot; or it can, and this side cannot.
+                // The peer cannot use verbs; or it can, but this side cannot.
                 None => Said::No("for no reason".into()).to_bytes(),
                 Some(Verb::Create) => peer.offer(),
                 Some(_) => [peer.offer(), Said::Ready.to_bytes()].concat(),
@@ -463,7 +463,7 @@ fn words_that_make_no_sense_end_the_link() {
     }
 }
 
-/// Numbers of the peer that no device takes: TCP, with the reason.
+/// Numbers from the peer that no device accepts: TCP, with the reason.
 #[test]
 fn an_offer_that_the_device_does_not_take_is_answered_by_a_no() {
     let world = World::new();
@@ -496,7 +496,7 @@ fn a_long_reason_is_cut_between_characters() {
     }
 }
 
-/// What stands before the words, such as the welcome, may take its time; verbs begin when the last word is written.
+/// What precedes the words, such as the welcome, may take its time; verbs begin once the last word is written.
 #[test]
 fn the_last_word_is_written_before_verbs_begin() {
     let world = World::new();

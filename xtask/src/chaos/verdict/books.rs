@@ -1,11 +1,10 @@
-//! The ledgers of all processes, as one.
+//! The ledgers of all processes, combined.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::traffic::ledger::{Arrival, Line, Outcome, What};
 
-/// A call of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) task: usize,
@@ -15,7 +14,7 @@ pub(crate) struct Call {
     /// Its deadline.
     pub(crate) until: u64,
     pub(crate) what: What,
-    /// When it ended, and how; `None` if its process ended first.
+    /// When it ended, and how; `None` if its process ended before.
     pub(crate) end: Option<(u64, Outcome)>,
 }
 
@@ -24,12 +23,12 @@ impl Call {
         self.end.as_ref().map(|(_, outcome)| outcome)
     }
 
-    /// When it ended, or could have at the latest.
+    /// When it ended, or its latest possible end.
     pub(crate) fn over(&self) -> u64 {
         self.end.as_ref().map_or(self.until, |(at, _)| *at)
     }
 
-    /// Its task and all others of it.
+    /// Its task and all others that take part in it.
     pub(crate) fn concerned(&self) -> Vec<usize> {
         [&self.what.peers[..], &[self.task]].concat()
     }
@@ -40,7 +39,7 @@ impl Call {
 pub(crate) struct Life {
     pub(crate) task: usize,
     pub(crate) number: u32,
-    /// It was told to finish, and not killed.
+    /// True if it was told to finish, and not killed.
     pub(crate) finished: bool,
     pub(crate) calls: Vec<Call>,
     pub(crate) arrivals: Vec<Arrival>,
@@ -48,7 +47,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// One that has done nothing yet.
+    /// For a process that has done nothing yet.
     pub(super) fn new(task: usize, number: u32, finished: bool) -> Life {
         Life { task, number, finished, ..Life::default() }
     }
@@ -65,7 +64,6 @@ impl Life {
         })
     }
 
-    /// Adds a line.
     pub(super) fn add(&mut self, line: Line) -> Result<(), String> {
         match line {
             Line::Begin { call, at, until, what } => {
@@ -85,7 +83,6 @@ impl Life {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     /// By task, each in the order of its processes.
@@ -93,14 +90,14 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// Reads the ledgers of so many processes of each task; all but the last were killed.
+    /// Reads the ledgers of `lives` processes of each task; all but the last were killed.
     pub(crate) fn read(lives: &[u32], path: impl Fn(usize, u32) -> PathBuf) -> Result<Books, String> {
         let mut books = Books::default();
         for (task, &count) in lives.iter().enumerate() {
             for number in 0..count {
                 let path = path(task, number);
                 let mut life = Life::new(task, number, number + 1 == count);
-                // One that was killed at once may not have begun.
+                // A process that was killed at once may not have created it.
                 let text = fs::read(&path).unwrap_or_default();
                 let read = life.read(&String::from_utf8_lossy(&text));
                 read.map_err(|error| format!("{}: {error}", path.display()))?;
@@ -110,7 +107,7 @@ impl Books {
         Ok(books)
     }
 
-    /// All calls; those of a task in the order of their beginning.
+    /// All calls; those of a task in the order in which they began.
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call> {
         self.lives.iter().flat_map(|life| &life.calls)
     }

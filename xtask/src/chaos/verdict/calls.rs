@@ -1,4 +1,4 @@
-//! Each kind of call: sends and recvs, whose every tensor is accounted for, publications and pulls, pushes and streams.
+//! Each kind of call: sends and recvs, of which every tensor is accounted for, publications and pulls, pushes and streams.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -10,19 +10,19 @@ use super::books::{Books, Call};
 use crate::chaos::history::{History, SETTLE, micros};
 use crate::traffic::ledger::{Arrival, Kind, Outcome};
 
-/// How long what was pushed may lie in a queue: as long as its task is deaf, and stands still, and some.
+/// How long a pushed tensor may stay in a queue: as long as its task accepts nothing or is stopped, and some more.
 const QUEUED: Duration = Duration::from_secs(10);
 
 /// Producer, consumer, step, key.
 type Spot = (usize, usize, i64, u32);
 
-/// Sends and recvs by what they are of.
+/// Sends and recvs by producer, consumer, step and key.
 pub(super) struct Meetings<'a> {
     sends: HashMap<Spot, Vec<&'a Call>>,
     recvs: HashMap<Spot, Vec<&'a Call>>,
 }
 
-/// Of what a send or recv is.
+/// Identifies the tensor of a send or recv.
 fn spot(call: &Call) -> Spot {
     let (one, other) = (call.task, call.what.peers[0]);
     let (from, to) = if call.what.kind == Kind::Send { (one, other) } else { (other, one) };
@@ -41,7 +41,7 @@ impl<'a> Meetings<'a> {
         Meetings { sends: all(Kind::Send), recvs: all(Kind::Recv) }
     }
 
-    /// Whether a send or recv had another side: that may have skipped the tick, or had no memory for it.
+    /// Whether the other side made a matching call: it may have skipped the tick, or had no memory for it.
     pub(super) fn has_other_side(&self, call: &Call) -> bool {
         let others = if call.what.kind == Kind::Send { &self.recvs } else { &self.sends };
         let had_memory = |call: &&Call| !call.outcome().is_some_and(|end| end.is_failed_with(Code::ResourceExhausted));
@@ -84,8 +84,8 @@ impl<'a> Meetings<'a> {
     }
 }
 
-/// Whether what was handed over can be lost: with the process of the consumer or its daemon, or since either stood still
-/// until the call was given up.
+/// Whether a delivered tensor can be lost: with the process of the consumer or its daemon, or because either was stopped until the
+/// call was given up.
 fn may_be_lost_with_a_consumer(send: &Call, asked: &[&Call], history: &History) -> bool {
     let from = asked.iter().map(|recv| recv.began).fold(send.began, u64::min);
     let until = asked.iter().map(|recv| recv.over()).fold(send.over(), u64::max) + micros(SETTLE);
@@ -96,7 +96,7 @@ pub(super) fn pulls(books: &Books, history: &History, verdict: &mut Verdict) {
     let is_publication = |kind| matches!(kind, Kind::Publish | Kind::WriteRows);
     let publications = books.calls().filter(|call| is_publication(call.what.kind));
     let published: HashSet<_> = publications.map(|call| (call.task, call.what.kind, call.what.number)).collect();
-    // By consumer, producer and key: of tables one that no tensor has.
+    // By consumer, producer and key; for tables, a key that no tensor has.
     let mut newest: HashMap<(usize, usize, usize), i64> = HashMap::new();
     for call in books.calls() {
         let Some(Outcome::Pulled(versions)) = call.outcome() else { continue };
@@ -124,7 +124,7 @@ pub(super) fn pulls(books: &Books, history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// Pushes and streams: what arrived was sent, and arrived once, pushes in their order; what ended well arrived.
+/// Pushes and streams: what arrived was sent, and arrived once, pushes in their order; what ended well has arrived.
 pub(super) fn arrivals(books: &Books, history: &History, verdict: &mut Verdict) {
     // By the receiving task, the kind, the sender, its process, and number.
     let mut arrived: HashMap<(usize, Kind, usize, u32, i64), u64> = HashMap::new();
@@ -159,8 +159,8 @@ pub(super) fn arrivals(books: &Books, history: &History, verdict: &mut Verdict) 
     }
 }
 
-/// Whether whoever dialed a stream had given up by the time that it was read, such as one that
-/// dialed before the reader's process was there.
+/// Whether the dialer of a stream had given up by the time that it was read, for example because it dialed before the reader's
+/// process existed.
 pub(super) fn is_given_up(books: &Books, read: &Call) -> bool {
     let dials = books.calls().filter(|dial| dial.what.kind == Kind::Stream && read.what.peers == [dial.task]);
     dials.filter(|dial| dial.what.peers == [read.task]).any(|dial| {

@@ -9,8 +9,9 @@
 //! - **Pulls** (`calls::pulls`) bring whole versions that were published, at least the one that was asked for, and never an older one
 //!   than before.
 //! - **Rows** (`calls::pulls`) are whole, of a version that was written, at least the one that was asked for, and never older than before.
-//! - **Pushes and streams** (`calls::arrivals`) arrive once, pushes in their order and streams whole. One that ended well has arrived, unless
-//!   the accepting process or its daemon was killed afterwards: its queue is theirs. No reader waits for a stream whose other end has gone.
+//! - **Pushes and streams** (`calls::arrivals`) arrive once, pushes in their order and streams whole. One that ended well has
+//!   arrived, unless the accepting process or its daemon was killed afterwards: its queue is theirs. No reader waits for a stream
+//!   whose other end has gone.
 //! - **Where nothing is done, nothing fails**: calls between tasks to whom nothing was done for a while all go well, so
 //!   everything has healed.
 //! - **In time** (`times`): waiters hear of a peer that is gone within a heartbeat, of one that is silent within what the
@@ -32,11 +33,10 @@ use crate::hosts::TASKS;
 use crate::traffic::TIMEOUT_MAX;
 use crate::traffic::ledger::{Kind, Outcome};
 
-/// What a run came to.
 #[derive(Default)]
 pub(crate) struct Verdict {
     pub(crate) violations: Vec<String>,
-    /// How long what was measured took, in microseconds.
+    /// The measured times, in microseconds.
     pub(crate) times: BTreeMap<&'static str, Vec<u64>>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn judge(books: &Books, history: &History) -> Verdict {
     verdict
 }
 
-/// Errors that nothing which is done here explains, and wrong bytes.
+/// Errors that none of the injected faults explains, and wrong bytes.
 fn kind(call: &Call, history: &History, verdict: &mut Verdict) {
     let Some(outcome) = call.outcome() else { return };
     if matches!(outcome, Outcome::Wrong(_)) {
@@ -80,12 +80,12 @@ fn kind(call: &Call, history: &History, verdict: &mut Verdict) {
     }
     let felt = |tasks: &[usize], by: &dyn Fn(&Done) -> bool| history.felt(tasks, call.began, call.over()).any(by);
     let is_drained = || felt(&[call.task], &|done| done.deed.harm == Harm::Drain);
-    // Whoever is stopped in the middle of a row leaves it half written.
+    // A process that is stopped in the middle of a row leaves it half written.
     let is_half_written = || {
         let ends = |done: &Done| done.deed.stops() || done.deed.kills();
         call.what.kind == Kind::PullRows && felt(&call.what.peers, &ends)
     };
-    // A process that was just started attaches first, and listens for streams a moment later: see `is_unprovoked`.
+    // A new process attaches first, and listens for streams a moment later: see `is_unprovoked`.
     let is_early = call.what.kind == Kind::Stream && outcome.is_failed_with(Code::NotFound);
     let unexplained = [Code::InvalidArgument, Code::NotFound, Code::PermissionDenied, Code::Unimplemented];
     let is_unexplained = !is_early && unexplained.iter().any(|&code| outcome.is_failed_with(code));
@@ -98,8 +98,8 @@ fn kind(call: &Call, history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// Whether a call was made where nothing was done, and failed all the same. A pool is full for whatever is done to anybody: what
-/// is meant for one that is gone fills it, until its deadline.
+/// Whether a call failed although no fault affected it. A pool may fill up because of any fault: what is meant for a process that
+/// is gone fills it, until its deadline.
 fn is_unprovoked(call: &Call, history: &History) -> bool {
     let Some(outcome @ Outcome::Failed(..)) = call.outcome() else { return false };
     let (concerned, from) = match outcome.is_failed_with(Code::ResourceExhausted) {

@@ -1,4 +1,4 @@
-//! When calls end, and how soon the loss and the return of a peer are seen.
+//! When calls end, and how soon the loss and the return of a peer are noticed.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::hosts::{CONNECT_TIMEOUT, Cut, HEARTBEAT, HOSTS, PEER_TIMEOUT, TASKS, 
 use crate::traffic::ATTACH_TIMEOUT;
 use crate::traffic::ledger::{Kind, Outcome};
 
-/// What a call may take beyond its deadline: a client ends it a second later if its daemon says nothing (`client/src/lib.rs`), and
-/// before it begins, room in the ring is waited for as long.
+/// How much longer than its deadline a call may take: a client ends it a second later if its daemon does not answer
+/// (`client/src/lib.rs`), and may wait as long for room in the ring before it begins.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What a busy machine adds to any time that is measured here.
+/// What a busy machine adds to any measured time.
 const BUSY: Duration = Duration::from_millis(1500);
 
-/// How soon a cable that was put right carries tensors again.
+/// How soon a restored cable carries tensors again.
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// What is measured.
@@ -62,7 +62,7 @@ fn deadline(call: &Call, life: &Life, history: &History, verdict: &mut Verdict) 
     }
 }
 
-/// How soon what passes between a host and the others shows that its cable is back.
+/// How soon traffic between a host and the others shows that its cable is back.
 fn returned(host: usize, cut: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     let allowed = micros(RECONNECT + BUSY);
     let on = |host| (0..TASKS).filter(move |&task| host_of(task) == host);
@@ -96,7 +96,7 @@ fn passed(call: &Call, after: u64, one: usize, two: usize) -> Option<u64> {
     (has_passed && at > after && (hosts == (one, two) || hosts == (two, one))).then_some(at)
 }
 
-/// How soon those who waited for a peer heard of its loss.
+/// How soon the tasks that waited for a peer learned of its loss.
 fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
     let (bound, measured) = match (done.deed.harm, done.deed.victim) {
         (Harm::Kill, Victim::Daemon(_)) => (HEARTBEAT, CLOSED_TOLD),
@@ -120,7 +120,7 @@ fn told(done: &Done, books: &Books, history: &History, verdict: &mut Verdict) {
         let stood = call.began < done.began && call.over() > done.began;
         let both = call.concerned();
         let others = history.felt(&both, done.began, done.began + allowed).filter(|other| other.began != done.began);
-        // Who began a moment before may not have asked yet.
+        // A call that began a moment before may not have reached the peer yet.
         if !stood || done.began - call.began < micros(HEARTBEAT) || others.count() > 0 || call.end.is_none() {
             continue;
         }

@@ -28,13 +28,13 @@ use crate::systems::client::{check_arrival, check_length, pass_gap};
 /// Batches of a window: while one is waited for, the daemon works on the others.
 pub(super) const BATCHES: usize = 4;
 
-/// One of the tensors that are in flight at once.
+/// One of the tensors in flight at the same time.
 struct Slot {
     key: String,
-    /// What is sent, again and again: one parameter that is pulled each step.
+    /// What is sent repeatedly: one parameter that is pulled in each step.
     meta: TensorMeta,
     bytes: Bytes,
-    /// Where it arrives, if that is not in the ring, nor wherever the daemon has room; given back by every recv.
+    /// Where it arrives, if neither in the ring nor in the daemon's area; every recv returns it.
     destination: Option<Buffer>,
 }
 
@@ -47,7 +47,6 @@ impl Slot {
         Tensor::new(self.meta.clone(), self.bytes.clone())
     }
 
-    /// Takes a recv's tensor.
     fn received(&mut self, tensor: Tensor) -> Result<(), BenchError> {
         let (buffer, expected) = (tensor.into_buffer(), self.bytes.len());
         check_length(NAME, expected, buffer.len())?;
@@ -64,32 +63,32 @@ struct Batch {
     pushing: Option<Pushing>,
 }
 
-/// Both clients, and what they use again from round to round.
+/// Both clients, and what they reuse from round to round.
 pub(super) struct Clients {
     ps: Task,
     worker: Task,
     slots: Vec<Slot>,
     idle: VecDeque<Range<usize>>,
     under_way: VecDeque<Batch>,
-    /// Whether a batch is one call each way.
+    /// Whether a batch is one call in each direction.
     fused: bool,
-    /// Of pushes: the worker's queue, and how many came out of it that belong to batches under way.
+    /// For pushes: the worker's queue, and how many tensors were taken out of it for batches still in progress.
     queue: Option<Acceptor>,
     came: usize,
     /// The next step; no step is used twice.
     step: i64,
-    /// Of steps: what pulls them, or what the next one sends.
+    /// For steps: the plan that pulls them, or what the next one sends.
     plan: Option<PullPlan>,
     tensors: Vec<(String, Tensor)>,
 }
 
 impl Clients {
-    /// Takes the two tasks, and memory for the tensors.
+    /// Takes the two tasks, and allocates memory for the tensors.
     pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
         let (is_step, is_push) = (plan.bench == Bench::Fuse, plan.fuse == Fuse::Push);
         let slot = |(index, bytes): (usize, usize)| {
             let large = bytes > INLINE_BYTES_MAX;
-            // What travels in the ring comes from the heap.
+            // Tensors that travel in the ring come from the heap.
             let mut memory = if large || is_step { ps.alloc(bytes)? } else { Buffer::from_vec(vec![0; bytes]) };
             memory.fill(FILL);
             let destination = (large && !is_step && !is_push).then(|| worker.alloc(bytes)).transpose()?;
@@ -143,7 +142,7 @@ impl Clients {
         Ok(batch)
     }
 
-    /// Takes so many more out of the queue, or what came before.
+    /// Takes `count` more out of the queue, or uses those that came before.
     fn accept(&mut self, count: usize) -> Result<(), BenchError> {
         let Some(queue) = &self.queue else { return Ok(()) };
         while self.came < count {
@@ -170,13 +169,13 @@ impl Clients {
     }
 }
 
-/// The window's slots, divided.
+/// The window's slots, divided into batches.
 pub(super) fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
     let size = window.div_ceil(BATCHES);
     (0..window).step_by(size).map(move |start| start..window.min(start + size))
 }
 
-/// A call of a client that failed.
+/// The error of a client's failed call.
 pub(super) fn unmoved(error: impl ToString) -> BenchError {
     BenchError::sealane("move tensors")(error)
 }
@@ -245,7 +244,7 @@ impl Client for Clients {
         }
     }
 
-    /// What the plan has pulled is what was published.
+    /// Checks that the plan has pulled what was published.
     fn check(&self) -> Result<(), BenchError> {
         let Some(plan) = &self.plan else { return Ok(()) };
         let pulled = (0..self.slots.len()).map(|tensor| plan.get(tensor).map(Tensor::bytes));

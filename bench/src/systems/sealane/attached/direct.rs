@@ -1,7 +1,8 @@
-//! By a direct lane: the worker in this process, the ps in the other one, beside the engine that gives them the lane and then sleeps.
+//! Measures a direct lane: the worker is in this process, the ps in the other one, next to the engine that gives them the lane and
+//! then sleeps.
 //!
-//! The worker asks for a batch by one small tensor, whose recv the ps has in place, as its own recvs for the batch are: there and back,
-//! as over the links between hosts. So latency is that of two sends by the lane.
+//! The worker requests a batch with one small tensor; the ps already has a recv for that, and the worker has recvs for the batch: a
+//! round trip, as over the links between hosts. So latency is that of two sends over the lane.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +20,7 @@ use crate::systems::client::check_length;
 
 pub(super) const NAME: &str = SystemName::Direct.as_str();
 
-/// What the worker sends for a batch.
+/// The key of the tensor with which the worker requests a batch.
 const ASK: &str = "ask";
 
 pub(super) fn variant(plan: &Plan) -> String {
@@ -32,7 +33,7 @@ pub(super) fn variant(plan: &Plan) -> String {
     .to_owned()
 }
 
-/// What both sides know: the batches, one after the other, of which each has a step of its own.
+/// What both sides know: the batches, one after the other, each with its own step.
 struct Batches {
     keys: Vec<String>,
     ranges: Vec<Range<usize>>,
@@ -68,22 +69,21 @@ impl Batches {
     }
 }
 
-/// The worker.
 pub(super) struct Asker {
     worker: Task,
     batches: Batches,
     question: Tensor,
     size_bytes: usize,
-    /// The next step to be asked for, and those that are under way.
+    /// The next step to request, and those in progress.
     step: i64,
     under_way: VecDeque<(Sending, Vec<Receiving>)>,
 }
 
 impl Asker {
-    /// Asks until there is a lane.
+    /// Retries until there is a lane.
     ///
     /// # Errors
-    /// There is none within [`STALL_LIMIT`].
+    /// There is no lane within [`STALL_LIMIT`].
     pub(super) fn new(plan: &Plan, worker: Task) -> Result<Asker, BenchError> {
         let question = tensor(1).map_err(unmoved)?;
         let (batches, size_bytes) = (Batches::new(plan), plan.size_bytes);
@@ -133,7 +133,7 @@ impl Client for Asker {
         self.end()
     }
 
-    /// All went by the lane that there was.
+    /// Checks that the lane still exists, so that everything has used it.
     fn check(&self) -> Result<(), BenchError> {
         match self.worker.direct_peers() == [PS] {
             true => Ok(()),

@@ -1,12 +1,12 @@
-//! The system under test over shared memory: an engine of one shard in the producer's process, and two clients of it in
-//! this one, attached as its two tasks through the crate `sealane`, as a training process would. Every tensor goes from
-//! client to engine to client; `clients` says what is timed.
+//! The system under test over shared memory: an engine of one shard in the producer's process, and two clients of it in this
+//! process, attached as its two tasks through the crate `sealane`, as a training process would be. Every tensor goes from client to
+//! engine to client; `clients` says what is timed.
 //!
-//! For `direct`, `stream` and `grpc-connector` the ps is in the engine's process, and what the two send each other goes past the engine,
-//! by memory that they share.
+//! For `direct`, `stream` and `grpc-connector` the ps is in the engine's process, and what the two tasks send each other bypasses
+//! the engine, through memory that they share.
 //!
-//! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread lets the two
-//! clients in and then sleeps.
+//! The engine's process does what `sealane daemon` does, without its files, signals and checks of users: a thread admits the two
+//! clients and then sleeps.
 
 mod clients;
 mod direct;
@@ -61,8 +61,8 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 fn attach_as(task: &str, plan: &Plan, socket: &Path) -> Result<Task, BenchError> {
     let arena_bytes = room_bytes(&lanes(plan)) as u64;
     let attach = Attach::new(task).socket(socket).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
-    // With polling off a client does what it does unless told otherwise.
-    // Longer than anything takes in a round of its system; those of others have the CPU to themselves.
+    // With polling off a client behaves as by default.
+    // Longer than anything takes in a round of its own system; during rounds of others, those have the CPU to themselves.
     let spin = CLIENT_SPIN.max(2 * plan.idle().unwrap_or_default());
     let attach = if plan.polling { attach.polling(Polling::idle(spin)) } else { attach };
     attach.attach().map_err(BenchError::sealane("attach"))
@@ -80,15 +80,14 @@ fn variant(plan: &Plan) -> String {
     }
 }
 
-/// How long a request waits: the longest gap of a round, before which a recv is asked for already, and what a round may
-/// stand still.
+/// How long a request waits: the longest gap of a round, since a recv is made before the gap, plus the stall limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_micros(IDLE_US_MAX).saturating_add(STALL_LIMIT);
 
-/// Memory for tensors received without a destination, of which there are none that need it but those of steps and of queues: small
-/// ones lie in the ring, large ones have a destination.
+/// Memory for tensors received without a destination. Only those of steps and queues need it: other small ones lie in the ring, and
+/// large ones have a destination.
 const AREA_BYTES: u64 = 1 << 20;
 
-/// The engine's process, which of a direct lane is the ps's, too.
+/// The engine's process, which also runs the ps for a direct lane.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = streams::rested(job);
     let (network, port) = engine::listener(&plan)?;
@@ -96,7 +95,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let engine = engine::start_pair(&plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(&[])?;
-    // A queue has at most half of it.
+    // A queue gets at most half of it.
     let queued = if plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&plan)) } else { 0 };
     let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
     if matches!(job.system, SystemName::Direct | SystemName::Stream | SystemName::GrpcConnector) {
@@ -117,7 +116,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     until_ended()
 }
 
-/// Lets clients in that may reach each other past the engine, and gives them what they need for it.
+/// Admits clients that may reach each other without the engine, and gives them what they need for it.
 pub(in super::super) fn serve_clients(
     engine: &Engine,
     listener: &OwnedFd,
@@ -132,7 +131,7 @@ pub(in super::super) fn serve_clients(
             }
             (socket, Request::Lane { task, peer, .. }) => {
                 let asker = attach::credentials(&socket).map_err(failed)?;
-                // One that does not wait any more hears nothing.
+                // It does not matter if the client no longer waits.
                 let _ = match engine.direct_lane(&task, &peer, asker) {
                     Ok(LaneEnd { lane, side, ear, bell }) => attach::give_lane(&socket, &lane, side, (&ear, &bell)),
                     Err(error) => attach::refuse(&socket, &error),
@@ -150,7 +149,7 @@ pub(in super::super) fn serve_clients(
     }
 }
 
-/// Lets the next client in, with so much memory for tensors that it receives, and gives the socket on which it is rung for.
+/// Admits the next client, with this much memory for received tensors, and returns its socket, over which it is notified.
 pub(in super::super) fn admit_next(
     engine: &Engine,
     listener: &OwnedFd,
@@ -195,7 +194,7 @@ fn admit(
     let made = portion.make(wish, peer, socket, &mut SpareArenas::default(), &engine.tasks());
     let (ends, mut welcoming) = made.map_err(failed)?;
     engine.admit(ends).map_err(|error| {
-        // The client may be gone; then nobody needs to be told.
+        // If the client is gone, nobody needs to be told.
         let _ = attach::refuse(socket, &error);
         failed(error)
     })?;
@@ -209,7 +208,8 @@ fn unexpected(request: &Request) -> BenchError {
     failed(RequestError::Malformed(format!("{request:?} is not to attach")))
 }
 
-/// Waits until a socket can be read or written, which for a stranger's would be too long a wait: these are the harness's.
+/// Waits until a socket can be read or written; for a stranger's socket the wait would be too long, but these belong to the
+/// harness.
 fn ready(socket: &OwnedFd, what: PollFlags) -> Result<(), BenchError> {
     match poll(&mut [PollFd::new(socket.as_fd(), what)], PollTimeout::NONE) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),

@@ -1,11 +1,10 @@
-//! Workers that are tasks of the crate `sealane`, as training processes are, each with a thread: over shm, clients of the parameter
-//! servers' engine, attached with an arena and rings of their own; elsewhere, tasks of one engine in this process, each with a
-//! connection of its own with every ps. The parameter servers are code on their engine's shard, whatever the link; one that is a
-//! client as well would have a hop more. All workers are in this process and share its CPU. Bounded by
-//! [`HOSTED_WORKERS_MAX`](crate::limits::HOSTED_WORKERS_MAX).
+//! Workers that are tasks of the crate `sealane`, like training processes, each with a thread: over shm, clients of the parameter
+//! servers' engine, attached with their own arena and rings; elsewhere, tasks of one engine in this process, each with its own
+//! connection to every ps. The parameter servers are code on their engine's shard, whatever the link; as clients they would add a
+//! hop. All workers are in this process and share its CPU. Bounded by [`HOSTED_WORKERS_MAX`](crate::limits::HOSTED_WORKERS_MAX).
 //!
-//! All pulls of a step are begun before the first is waited for, rows come first, and what came from a ps is followed by what is
-//! pushed to it.
+//! All pulls of a step begin before the first is waited for, with rows first; once everything from a ps has arrived, the pushes to
+//! it follow.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -34,7 +33,7 @@ use crate::systems::rows::bytes_of_each;
 use crate::systems::sockets::Meeting;
 use crate::systems::training::{self, Share, StepLog, Threads};
 
-/// Buffers of the shared receive queue over verbs: of 16 KiB each, and more than a few ps can have on their way.
+/// Buffers of the shared receive queue over verbs: of 16 KiB each, and more than a few ps can have in flight.
 const QUEUE_DEPTH: u32 = 256;
 
 /// Parameter servers in a process of their own, and a task for every worker.
@@ -59,7 +58,7 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
             }
             _ => hosted(plan, peer.ports(), verbs)?,
         };
-        // Clients ask there for each other's memory.
+        // Clients get each other's memory there.
         let moved = threads.moved;
         threads.moved = Box::new(move || {
             let _the_socket = &meeting;
@@ -70,7 +69,7 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
             threads.train(1, &mut StepLog::begin(workers))?;
         }
         let each = growth.bytes_each(training::of(plan).pairs())?;
-        // Of what is pulled whole, the rows that are named are counted all the same.
+        // For tables that are pulled whole, only the named rows are counted.
         let system = training::system((job.system.as_str(), described(&job)), &job.plan, threads, each, peer)?;
         Ok(system.with_device(opened.and_then(|opened| opened.get().cloned())))
     })
@@ -85,7 +84,7 @@ pub(super) fn hosted(plan: &Plan, ports: &[u16], verbs: Option<Verbs>) -> Result
     join(plan, Some(engine), move |_| Ok(tasks.next().expect("one for each worker")))
 }
 
-/// A worker for each task; what has moved is known of those that have an engine here.
+/// A worker for each task; what has moved is only known for workers with an engine here.
 fn join(
     plan: &Plan,
     engine: Option<Engine>,
@@ -93,7 +92,7 @@ fn join(
 ) -> Result<Threads<Worker>, BenchError> {
     let worker = |number| Worker::new(plan, number, task(number)?, engine.as_ref());
     let workers = (0..training::of(plan).size.workers).map(worker).collect::<Result<_, _>>()?;
-    // Records in rings are no messages, and nobody counts them.
+    // Records in rings are not messages, and nobody counts them.
     let moved = move || engine.as_ref().map(engine::moved).transpose();
     Ok(Threads { workers, moved: Box::new(moved) })
 }
@@ -102,8 +101,8 @@ fn host(plan: &Plan, ports: &[u16], mut verbs: Option<Verbs>) -> Result<Engine, 
     let training = training::of(plan);
     let workers = training.size.workers;
     let names: Vec<String> = (0..workers).map(peers::task).collect();
-    // Each worker is at a transport address of its own, and so has a connection with each ps. They call, and are not called: any
-    // address will do.
+    // Each worker is at its own transport address, and so has a connection to each ps. They call, and are not called: any address
+    // will do.
     let listeners = names.iter().map(|_| Ok(engine::listener(plan)?.0)).collect::<Result<_, BenchError>>()?;
     if let Some(verbs) = &mut verbs {
         verbs.settings.queue_depth = QUEUE_DEPTH;
@@ -115,20 +114,20 @@ fn host(plan: &Plan, ports: &[u16], mut verbs: Option<Verbs>) -> Result<Engine, 
     settings.request_timeout = request_timeout(plan);
     settings.fuse = engine::fuse(plan);
     settings.session.window = plan.window;
-    // The workers, which share its CPU, would have to wait for a shard that spins.
+    // The workers, which share its CPU, would have to wait for a spinning shard.
     settings.runtime.polling = Polling::Park;
-    // A plan keeps what it has pulled, and all parameter servers answer all workers at once.
+    // A plan keeps what it has pulled, and all parameter servers answer all workers at the same time.
     let pulled = workers * (engine::room_bytes(&plan.step) + engine::room_bytes(&bytes_of_each(plan)));
     settings.slab_receive_bytes += pulled;
     if plan.link == Link::Verbs {
-        // What the device reaches is taken from the machine at once: no more than what lies there.
+        // Memory that the device reaches is allocated at once: no more than needed.
         settings.slab_receive_bytes = REGISTERED_BYTES + pulled;
         settings.slab_send_bytes = REGISTERED_BYTES + pulled + 2 * workers * engine::room_bytes(&training.push);
     }
     engine::start(settings)
 }
 
-/// How long a worker waits for a tensor, which in synchronous mode may wait for all that the others move in a step.
+/// How long a worker waits for a tensor, which in synchronous mode may wait for everything that the others move in a step.
 fn request_timeout(plan: &Plan) -> Duration {
     let training = training::of(plan);
     let step: usize = plan.step.iter().chain(&training.push).sum();
@@ -136,7 +135,7 @@ fn request_timeout(plan: &Plan) -> Duration {
     STALL_LIMIT + Duration::from_micros(training.compute_us) + Duration::from_secs(slowest)
 }
 
-/// The variant, with what a shared CPU forbids, and how tables are pulled.
+/// The variant, with what sharing a CPU rules out, and how tables are pulled.
 fn described(job: &PeerJob) -> String {
     let plan = &job.plan;
     let tables = match (plan.bench, job.system) {
@@ -151,7 +150,7 @@ fn described(job: &PeerJob) -> String {
     format!("{}{transfer}{waiting}{tables}", training::variant(plan))
 }
 
-/// Whether a worker that spins would keep others from working.
+/// Whether a spinning worker would keep others from working.
 fn shares_cpu(plan: &Plan) -> bool {
     training::of(plan).size.workers > 1
 }
@@ -164,47 +163,45 @@ fn polling(plan: &Plan) -> Polling {
     }
 }
 
-/// One worker.
 pub(super) struct Worker {
     task: Task,
     training: Training,
-    /// Its steps so far: the number of the next.
+    /// The number of its next step.
     step: i64,
     sides: Vec<Side>,
-    /// One a ps; empty where no plan is pulled.
+    /// One for each ps; empty if no plan is pulled.
     plans: Vec<PullPlan>,
-    /// Where tables are pulled by rows.
+    /// For pulling tables by rows.
     rows: Option<Rows>,
 }
 
-/// What it has of one ps.
+/// A worker's state for one ps.
 struct Side {
     ps: String,
     keys: Vec<String>,
-    /// Bytes of what it pulls, and the memory for it where that stays, which is empty while a tensor is in flight.
+    /// Sizes of what it pulls, and the memory for it if that is kept; empty while a tensor is in flight.
     sizes: Vec<usize>,
     memory: Vec<Option<Buffer>>,
     keeps_memory: bool,
-    /// Memory that is sent again and again.
+    /// Memory that is sent repeatedly.
     gradients: Vec<(TensorMeta, Bytes)>,
     variant: Variant,
 }
 
-/// Pulls from one ps that were begun.
+/// Pulls from one ps that have begun.
 enum Pull<'a> {
     Planned(PlanPulling<'a>),
-    /// All of them, or the first so many, by their numbers.
+    /// All of them, or the first few, by their numbers.
     Received(VecDeque<(usize, Receiving)>),
 }
 
-/// Pushes to one ps in flight.
 enum Push {
     All(Pushing),
     OneByOne(VecDeque<Sending>),
 }
 
 impl Worker {
-    /// Takes a task, and memory for a step: over verbs, such as the device reaches.
+    /// Takes a task, and allocates memory for a step: over verbs, memory that the device reaches.
     fn new(plan: &Plan, number: usize, task: Task, engine: Option<&Engine>) -> Result<Self, BenchError> {
         let training = training::of(plan).clone();
         let failed = || BenchError::sealane("prepare its workers");
@@ -270,14 +267,14 @@ impl Worker {
                 pushes.push(side.push(task)?);
             }
         }
-        // What a plan has pulled is looked at when all have: until then the plans are lent.
+        // Results of a plan are checked when all have arrived: until then the plans are lent.
         for (side, plan) in sides.iter().zip(&*plans) {
             for number in 0..side.keys.len() {
                 side.look_at(number, plan.get(number)?.bytes())?;
             }
         }
         if waits_for_all {
-            // The processor is for others meanwhile: what computes here is a device.
+            // The processor is free for others meanwhile: the simulated computation runs on a device.
             thread::sleep(Duration::from_micros(training.compute_us));
             for side in sides.iter_mut() {
                 pushes.push(side.push(task)?);
@@ -298,12 +295,12 @@ impl Client for Worker {
 }
 
 impl Side {
-    /// Whether each tensor is a request, and each gradient a push, of its own.
+    /// Whether each tensor has its own request, and each gradient its own push.
     fn is_one_by_one(&self) -> bool {
         matches!(self.variant.fuse, Fuse::Off | Fuse::Turn)
     }
 
-    /// Begins to ask for the tensors of a step: for all at once, or for as many as there are request buffers.
+    /// Begins to request the tensors of a step: all at once, or as many as there are request buffers.
     fn ask(&mut self, task: &Task, step: i64) -> Result<VecDeque<(usize, Receiving)>, Error> {
         if self.is_one_by_one() {
             let first = 0..self.variant.request_buffers.min(self.keys.len());
@@ -320,16 +317,16 @@ impl Side {
         Ok(task.recv_with(&self.ps, step, &self.keys[number], options))
     }
 
-    /// The memory that a tensor is asked for in: its own, or such as was made for this transfer.
+    /// The memory that a tensor is requested into: its own, or memory allocated for this transfer.
     fn options(&mut self, task: &Task, number: usize) -> Result<RecvOptions, Error> {
         let memory = self.memory[number].take().map_or_else(|| task.alloc(self.sizes[number]), Ok)?;
         Ok(RecvOptions { destination: Some(memory), ..RecvOptions::default() })
     }
 
-    /// Waits for all tensors of a step, and asks for those that were not yet.
+    /// Waits for all tensors of a step, and requests those that were not requested yet.
     fn receive(&mut self, task: &Task, step: i64, mut asked: VecDeque<(usize, Receiving)>) -> Result<(), Error> {
         if !self.is_one_by_one() {
-            // Under one lock, as far as they have ended.
+            // Under one lock, for those that have ended.
             let arrived = Receiving::wait_all(asked.into_iter().map(|(_, receiving)| receiving));
             return arrived.into_iter().enumerate().try_for_each(|(number, tensor)| self.received(number, tensor?));
         }
@@ -353,7 +350,6 @@ impl Side {
         Ok(())
     }
 
-    /// Looks at a tensor that came.
     fn look_at(&self, number: usize, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() != self.sizes[number] || bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
             let reason = format!("{} of {} arrived with other bytes than it left with", self.keys[number], self.ps);
@@ -362,7 +358,7 @@ impl Side {
         Ok(())
     }
 
-    /// Pushes all gradients; where each is one, the last request buffers' worth is still in flight.
+    /// Pushes all gradients; with one push for each, the last few, as many as request buffers, are still in flight.
     fn push(&self, task: &Task) -> Result<Push, Error> {
         let mut tensors = self.gradients.iter().map(|(meta, bytes)| Tensor::new(meta.clone(), bytes.clone()));
         if !self.is_one_by_one() {

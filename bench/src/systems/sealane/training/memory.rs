@@ -1,5 +1,5 @@
-//! The memory that a worker pulls into, its own from the first step on, or made for each transfer; and what a worker that is a
-//! client takes of both processes.
+//! The memory that a worker pulls into, kept from the first step on or allocated for each transfer; and the memory and files that a
+//! worker as a client takes in both processes.
 
 use sealane_fusion::Buffer;
 use sealane_runtime::{Slab, SlabSettings};
@@ -13,10 +13,10 @@ use crate::systems::training;
 const SMALL_BYTES_MAX: usize = 64 << 10;
 const PAGE_BYTES: usize = 4 << 10;
 
-/// Memory for a tensor that is about to be asked for.
+/// Memory for a tensor that is about to be requested.
 ///
-/// Over TCP there is no device to register with. What is made for each transfer is mapped by the kernel, page by page,
-/// before it is used, and unmapped afterwards: the host's part of a registration, without the device's.
+/// Over TCP there is no device to register with. Memory allocated for each transfer is mapped by the kernel, page by page, before
+/// it is used, and unmapped afterwards: the host's part of a registration, without the device's.
 pub(super) fn destination(registration: Registration, bytes: usize) -> Result<Buffer, BenchError> {
     match registration {
         Registration::Static => Ok(Buffer::from_vec(vec![0; bytes])),
@@ -28,8 +28,8 @@ pub(super) fn destination(registration: Registration, bytes: usize) -> Result<Bu
     }
 }
 
-/// The least memory that a slab hands out so much of in one piece: a power of two up to 64 KiB, and above that a number of
-/// pages with four significant bits, as its books keep them.
+/// The memory that a slab uses to allocate this many bytes in one piece: a power of two up to 64 KiB, and above that a number of
+/// pages with four significant bits, as in its bookkeeping.
 fn slab_bytes(bytes: usize) -> usize {
     if bytes <= SMALL_BYTES_MAX {
         return bytes.next_power_of_two().max(PAGE_BYTES);

@@ -1,6 +1,6 @@
-//! Workers that train with parameter servers, pull rows of tables from them, or only ask them. All parameter servers are tasks of
-//! one engine, which has a process to itself. Over TCP each is at a transport address of its own, and every worker has a session
-//! over a socket with each of them, see `workers`; elsewhere, and where rows are pulled, a worker is a task, see `clients`.
+//! Workers that train with parameter servers, pull rows of tables from them, or only make requests. All parameter servers are tasks
+//! of one engine, which has its own process. Over TCP each is at its own transport address, and every worker has a session over a
+//! socket with each of them, see `workers`; elsewhere, and if rows are pulled, a worker is a task, see `clients`.
 
 mod clients;
 mod memory;

@@ -1,5 +1,5 @@
-//! A worker and a ps: a session, as an engine has one, over a socket of its own, without the engine around it. Bounded by
-//! the ps's share of the tensors.
+//! A worker and a ps: a session like an engine's, over its own socket, without the engine around it. Bounded by the ps's share of
+//! the tensors.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
@@ -26,19 +26,19 @@ use crate::plan::{Fuse, Variant};
 use crate::systems::client::{check_length, other_bytes};
 use crate::systems::training::Share;
 
-/// Bytes read from a socket at a time, so that all get their turns.
+/// Bytes read from a socket at a time, so that all sockets get their turns.
 const READ_BYTES: usize = 256 << 10;
 
-/// What the greetings agree on for a session's first link.
+/// The epoch that the greetings agree on for a session's first link.
 const FIRST_EPOCH: u32 = 1;
 
-/// The worker among the tasks of its greeting.
+/// The worker's index among the tasks of its greeting.
 const THE_ONE: u16 = 0;
 
-/// How long a recv waits for a tensor that may come ahead of its request: as long as an engine's whose requests were in vain.
+/// How long a recv waits for a tensor that may come ahead of its request: as long as an engine does whose requests were useless.
 pub(super) const QUIET_TIME: Duration = Duration::from_millis(64);
 
-/// Every tensor goes to memory that came with its request.
+/// Provides no memory, since every tensor goes to memory that came with its request.
 struct NoMemory;
 
 impl ReceiveMemory for NoMemory {
@@ -47,20 +47,18 @@ impl ReceiveMemory for NoMemory {
     }
 }
 
-/// What has come to an end on a pair since it was last asked.
+/// What has completed on a pair since it was last asked.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ended {
-    /// Tensors that came.
     pub(super) came: usize,
-    /// The last tensor of a step is there.
+    /// True if the last tensor of a step has arrived.
     pub(super) pull: bool,
-    /// The last gradient of a step was taken.
+    /// True if the last gradient of a step was taken.
     pub(super) push: bool,
 }
 
-/// Where what is pulled goes.
 enum Places {
-    /// All at once, by the number of a plan; the pull buffer is with the session while a pull is in progress.
+    /// All at once, by the number of a plan; the session has the pull buffer while a pull is in progress.
     Planned { set: Handle, pull_buffer: Option<PullBuffer> },
     /// One by one.
     Single(Vec<Recv>),
@@ -70,12 +68,12 @@ enum Places {
 #[derive(Default)]
 struct Recv {
     next_step: i64,
-    /// The step that is waited for.
+    /// The step that is waited for, if any.
     wanted: Option<i64>,
-    /// None while the session has it, or where memory is made for each transfer.
+    /// `None` while the session has it, or if memory is allocated for each transfer.
     memory: Option<Buffer>,
     request: Option<Handle>,
-    /// What came before it was wanted.
+    /// A tensor that arrived before it was wanted.
     kept: Option<Kept>,
 }
 
@@ -87,7 +85,7 @@ struct Kept {
 }
 
 impl Recv {
-    /// The tensor is there.
+    /// Records that the tensor has arrived.
     fn take(&mut self, bytes: &[u8]) {
         self.wanted = None;
         let memory = self.memory.as_mut().expect("it is made when the tensor is wanted");
@@ -95,13 +93,13 @@ impl Recv {
     }
 }
 
-/// Takes in tensors as an engine's node does: also those that come ahead of their requests.
+/// Accepts tensors as an engine's node does, including those that come ahead of their requests.
 struct Taker<'a> {
     share: &'a Tensors,
-    /// None of a plan's.
+    /// Empty with a plan.
     recvs: &'a mut [Recv],
     came: &'a mut Vec<usize>,
-    /// Those that the ps keeps for a request.
+    /// Tensors that the ps holds until they are requested.
     held: Vec<usize>,
 }
 
@@ -164,33 +162,33 @@ impl Sink<usize, ()> for Taker<'_> {
     }
 }
 
-/// See the module. Requests are told apart by the numbers of their tensors.
+/// Requests are identified by the numbers of their tensors.
 pub(super) struct Pair {
     session: Session<usize, ()>,
     link: TcpLink,
-    /// The ps among the tasks of its engine's greeting.
+    /// The index of the ps among the tasks of its engine's greeting.
     ps: u32,
     share: Rc<Tensors>,
     variant: Variant,
     places: Places,
     stream: Handle,
-    /// Tensors of the step that have not come, and those that came one by one and were not asked for again.
+    /// Tensors of the step that have not arrived, and those that arrived one by one and were not requested again.
     to_pull: usize,
     arrived: Vec<usize>,
-    /// Tensors that came, to be looked at.
+    /// Tensors that arrived and must be checked.
     came: Vec<usize>,
-    /// Recvs that wait for what comes ahead, since when, and for which step: the ps sends so to whoever has asked once.
+    /// Recvs that wait for tensors sent ahead, since when, and for which step: the ps sends ahead after the first request.
     quiet: VecDeque<(Instant, usize, i64)>,
     has_asked: bool,
     /// The next gradient to push, and those in flight.
     next_push: usize,
     pushing: usize,
-    /// The socket took less than there was.
+    /// True if the socket took less than there was.
     pub(super) is_blocked: bool,
 }
 
 impl Pair {
-    /// Takes over a socket that has greeted the `ps`th of so many, with what was read behind its welcome.
+    /// Takes over a socket that has greeted the `ps`th of the parameter servers, with what was read after its welcome.
     pub(super) fn new(
         (socket, read_ahead): (TcpStream, Vec<u8>),
         (ps, count): (usize, usize),
@@ -239,7 +237,7 @@ impl Pair {
         self.session.sent().messages + self.session.received().messages
     }
 
-    /// Wants all tensors of a step, of the published ones at `min_version` or newer; how many had come before.
+    /// Wants all tensors of a step, or the published ones at `min_version` or newer; returns how many had arrived before.
     pub(super) fn pull(&mut self, now: Instant, min_version: i64) -> Result<usize, BenchError> {
         self.to_pull = self.share.pulled.len();
         self.arrived.clear();
@@ -266,12 +264,12 @@ impl Pair {
         self.session.pull(now, ask).map_err(|(error, ..)| broken(error)).map(|_| 0)
     }
 
-    /// True if all tensors of the step are there.
+    /// True if all tensors of the step have arrived.
     pub(super) fn has_pulled(&self) -> bool {
         self.to_pull == 0
     }
 
-    /// Wants once more what came, without waiting for the rest of a step; how many had come before.
+    /// Wants again what has arrived, without waiting for the rest of a step; returns how many had arrived before.
     pub(super) fn pull_again(&mut self, now: Instant) -> Result<usize, BenchError> {
         if let Places::Planned { .. } = self.places {
             return self.pull(now, 0);
@@ -302,12 +300,12 @@ impl Pair {
         self.request(now, number)
     }
 
-    /// True if recvs wait for what comes ahead, until they [ask at last](Self::ask_at_last).
+    /// True if recvs wait for tensors sent ahead, until [`ask_at_last`](Self::ask_at_last).
     pub(super) fn is_quiet(&self) -> bool {
         !self.quiet.is_empty()
     }
 
-    /// Asks for what has not come ahead in time.
+    /// Requests what was not sent ahead in time.
     pub(super) fn ask_at_last(&mut self, now: Instant) -> Result<(), BenchError> {
         while let Some((_, number, step)) = self.quiet.pop_front_if(|(since, ..)| now >= *since + QUIET_TIME) {
             if self.wants(number, step) {
@@ -317,12 +315,12 @@ impl Pair {
         Ok(())
     }
 
-    /// True if that step of a tensor has not come.
+    /// True if a tensor of that step has not arrived.
     fn wants(&self, number: usize, step: i64) -> bool {
         matches!(&self.places, Places::Single(recvs) if recvs[number].wanted == Some(step))
     }
 
-    /// Requests a tensor that is wanted, and was not asked for.
+    /// Requests a tensor that is wanted, and was not requested.
     fn request(&mut self, now: Instant, number: usize) -> Result<(), BenchError> {
         let Places::Single(recvs) = &mut self.places else { unreachable!("a plan is pulled as a whole") };
         let recv = &mut recvs[number];
@@ -368,7 +366,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Reads once, and says what has come to an end.
+    /// Reads once, and returns what has completed.
     pub(super) fn hear(&mut self, now: Instant) -> Result<Ended, BenchError> {
         let recvs = if let Places::Single(recvs) = &mut self.places { &mut recvs[..] } else { &mut [] };
         let mut taker = Taker { share: &self.share, recvs, came: &mut self.came, held: Vec::new() };
@@ -377,7 +375,7 @@ impl Pair {
         let held = taker.held;
         self.session.heard(now);
         if !held.is_empty() {
-            // Others may wait for what the ps keeps as well.
+            // Other recvs may also wait for what the ps holds.
             let quiet =
                 std::mem::take(&mut self.quiet).into_iter().filter(|(_, number, step)| self.wants(*number, *step));
             let quiet: Vec<_> = quiet.map(|(_, number, _)| number).collect();
@@ -417,7 +415,7 @@ impl Pair {
         Ok(ended)
     }
 
-    /// Looks at the tensors that came one by one; how many.
+    /// Checks the tensors that arrived one by one; returns their number.
     fn look_at_what_came(&mut self) -> Result<usize, BenchError> {
         let count = self.came.len();
         for number in std::mem::take(&mut self.came) {
@@ -432,7 +430,6 @@ impl Pair {
         Ok(count)
     }
 
-    /// Looks at a tensor that came.
     fn arrived(&mut self, number: usize, bytes: &[u8]) -> Result<(), BenchError> {
         check_length(NAME, self.share.pulled[number], bytes.len())?;
         if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
@@ -442,7 +439,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Writes what there is to say, one write a message or as few as can be; true if that has changed whether the socket takes all.
+    /// Writes what there is to send, with one write for each message or as few as possible; returns true if the socket has become
+    /// blocked or unblocked.
     pub(super) fn send(&mut self, now: Instant) -> Result<bool, BenchError> {
         let was_blocked = std::mem::take(&mut self.is_blocked);
         while self.session.has_output() && !self.is_blocked {
@@ -455,18 +453,18 @@ impl Pair {
     }
 }
 
-/// A session that did not do what a worker asks of it.
+/// The error that a session did not do what a worker asked of it.
 fn broken(reason: impl ToString) -> BenchError {
     BenchError::sealane("serve its workers")(reason)
 }
 
 /// The tensors of one ps: what its workers pull from it, and the gradients that they push to it. The same for all workers.
 pub(super) struct Tensors {
-    /// The keys of what is pulled, the number of each, and its bytes.
+    /// The keys of pulled tensors, the number of each, and its bytes.
     keys: Arc<Keys>,
     numbers: HashMap<String, usize>,
     pulled: Vec<usize>,
-    /// What each gradient is, and its bytes: memory that all workers send from.
+    /// The metadata of each gradient, and its bytes, which all workers send from.
     gradients: Vec<(Meta, Bytes)>,
 }
 

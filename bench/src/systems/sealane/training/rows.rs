@@ -1,4 +1,4 @@
-//! Rows of tables by the crate `sealane`: what every ps publishes of each table, and what a worker pulls of them.
+//! Rows of tables through the crate `sealane`: what every ps publishes of each table, and what a worker pulls.
 
 use sealane::{
     Buffer, DType, Error, RowsOptions, RowsWanted, ShardedTable, Sharding, Table, TableOptions, Task, Tensor,
@@ -18,7 +18,7 @@ fn sharding(plan: &Plan, table: &Tables) -> Result<Sharding, Error> {
     Sharding::modulo(table.rows, training::of(plan).size.ps)
 }
 
-/// The keys of tables follow those of the variables.
+/// Keys of tables are numbered after those of the variables.
 fn table_key(plan: &Plan, number: usize) -> String {
     key_of(plan.step.len() + number)
 }
@@ -30,7 +30,8 @@ pub(super) fn room_for_part(plan: &Plan) -> u64 {
     room_bytes(&parts.collect::<Vec<_>>()) as u64
 }
 
-/// Every ps publishes its part of each table, by a task of its own. What lies there beside variables has no locks: nobody writes it.
+/// Every ps publishes its part of each table, through a task of its own. Tables next to variables have no locks, since nobody
+/// writes them.
 pub(super) fn publish(plan: &Plan, task: impl Fn(usize) -> Result<Task, Error>) -> Result<Vec<Table>, BenchError> {
     let tasks = (0..training::of(plan).size.ps).map(task).collect::<Result<Vec<_>, _>>();
     let tasks = tasks.map_err(BenchError::sealane("start a ps"))?;
@@ -56,12 +57,12 @@ pub(super) fn publish(plan: &Plan, task: impl Fn(usize) -> Result<Task, Error>) 
 pub(super) struct Rows {
     wanted: Wanted,
     tables: Vec<ShardedTable>,
-    /// Where the rows of each table go; gone if a step has failed.
+    /// Destinations of the rows of each table; `None` after a failed step.
     rows: Vec<Option<Buffer>>,
 }
 
 impl Rows {
-    /// Of the worker with this number.
+    /// For the worker with this number.
     pub(super) fn new(plan: &Plan, worker: usize) -> Result<Self, Error> {
         let ps: Vec<String> = (0..training::of(plan).size.ps).map(ps_task).collect();
         let of = |(number, table)| ShardedTable::new(&table_key(plan, number), &ps, sharding(plan, &table)?);
@@ -72,7 +73,7 @@ impl Rows {
         })
     }
 
-    /// Pulls those of the next step.
+    /// Pulls the rows of the next step.
     pub(super) fn pull(&mut self, task: &Task) -> Result<(), Error> {
         let ids = self.wanted.advance();
         let tables = self.tables.iter().zip(ids).zip(&mut self.rows);
@@ -82,7 +83,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Looks whether the last step's are what was named.
+    /// Checks that the last step's rows are those that were named.
     pub(super) fn check(&self) -> Result<(), BenchError> {
         let mut rows = self.rows.iter().enumerate();
         rows.try_for_each(|(table, rows)| self.wanted.check(NAME, table, rows.as_deref().unwrap_or_default()))

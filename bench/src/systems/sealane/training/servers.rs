@@ -1,6 +1,6 @@
-//! The parameter servers, on one shard of their engine, whatever links it with the workers. What is pulled by plan is published, anew whenever as many gradients
-//! have come as all workers push in a step; for workers that receive, every one finds the tensors of its next steps
-//! sent. Bounded by the plan's workers and tensors.
+//! The parameter servers, on one shard of their engine, whatever links it with the workers. Tensors that are pulled by plan are
+//! published, again whenever as many gradients have arrived as all workers push in a step; for workers that receive, the tensors of
+//! their next steps are sent in advance. Bounded by the plan's workers and tensors.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -28,11 +28,12 @@ use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, Training};
 use crate::process;
 use crate::systems::training::{self, Share};
 
-/// Memory for gradients, besides that for the largest of each ps twice: workers whose next finds none wait. And of all at most.
+/// Memory for gradients, in addition to twice the largest of each ps, so that a worker's next one finds room at once; and
+/// the limit of the whole slab.
 const SLAB_BYTES: usize = 512 << 20;
 const SLAB_BYTES_MAX: usize = 3 << 30;
 
-/// The same over verbs, besides the gradients that all workers push in a step.
+/// The same over verbs, in addition to the gradients that all workers push in a step.
 pub(super) const REGISTERED_BYTES: usize = 4 << 20;
 
 /// Serves workers until the process ends.
@@ -60,7 +61,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     until_ended()
 }
 
-/// Parameter servers that workers reach over the network, each at an address of its own, with their ports.
+/// Parameter servers that workers reach over the network, each at its own address, with their ports.
 pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, Vec<Table>, Vec<u16>), BenchError> {
     let training = training::of(plan);
     let listening = (0..training.size.ps).map(|_| listener(plan)).collect::<Result<Vec<_>, _>>()?;
@@ -76,7 +77,7 @@ fn publish_tables(engine: &Engine, plan: &Plan) -> Result<Vec<Table>, BenchError
     rows::publish(plan, |ps| Ok(Task::from(engine.task(&ps_task(ps))?)))
 }
 
-/// Serves workers, with parameter servers that are clients as they are, as training processes are that have tables.
+/// Serves workers, with parameter servers that are clients like the workers, as training processes with tables are.
 fn serve_tables(job: &PeerJob, engine: Engine, door: OwnedFd, area_bytes: u64) -> Result<(), BenchError> {
     thread::spawn(move || {
         let Err(failure) = serve_clients(&engine, &door, area_bytes);
@@ -91,7 +92,7 @@ fn serve_tables(job: &PeerJob, engine: Engine, door: OwnedFd, area_bytes: u64) -
     until_ended()
 }
 
-/// Parameter servers in an engine that serves the workers too: all are tasks of one host.
+/// Parameter servers in an engine that also serves the workers: all are tasks of one host.
 fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
     let Size { workers, ps } = training::of(plan).size;
     let (listener, port) = listener(plan)?;
@@ -100,7 +101,7 @@ fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
     start_engine(plan, &map, &tasks, vec![listener], None)
 }
 
-/// Where the parameter servers with these ports are, and the workers.
+/// The endpoint map of the parameter servers with these ports, and the workers.
 pub(super) fn map(training: &Training, ports: &[u16]) -> String {
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
     peers::map(tasks.iter().map(String::as_str).zip(ports.iter().copied()), training.size.workers)
@@ -128,11 +129,11 @@ fn start_engine(
     Ok(engine)
 }
 
-/// Settings with room for all workers at once.
+/// Gives the settings room for all workers at the same time.
 fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
     let pairs = training.pairs();
     settings.links_max = settings.links_max.max(2 * pairs);
-    // All of them call one ps at once, and from one host.
+    // All of them call one ps at the same time, and from one host.
     settings.greetings_max = settings.greetings_max.max(training.size.workers);
     settings.greetings_per_host_max = settings.greetings_per_host_max.max(training.size.workers);
     let sent = AHEAD * training.size.workers * plan.step.len();
@@ -143,13 +144,13 @@ fn make_room(settings: &mut EngineSettings, plan: &Plan, training: &Training) {
         settings.slab_receive_bytes = (SLAB_BYTES + 2 * largest).min(SLAB_BYTES_MAX);
     }
     match plan.link {
-        // What the device reaches is taken from the machine at once: no more than what lies there.
+        // Memory that the device reaches is allocated at once: no more than needed.
         Link::Verbs => {
             let pushed = training.size.workers * engine::room_bytes(&training.push);
             settings.slab_receive_bytes = (REGISTERED_BYTES + pushed).min(SLAB_BYTES_MAX);
             settings.slab_send_bytes = REGISTERED_BYTES + engine::room_bytes(&plan.step);
         }
-        // Every worker may ask for all tensors of a step before they are there.
+        // Every worker may request all tensors of a step before they are there.
         Link::Shm => {
             let asked = training.size.workers * plan.step.len();
             settings.session.parked_requests_max = settings.session.parked_requests_max.max(asked);
@@ -181,7 +182,7 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
     if gradients == 0 {
         return Ok(());
     }
-    // Room for all that the workers push in a step, so that what is measured is how it comes, not how it waits.
+    // Room for everything that the workers push in a step, so that transfers are measured, not waiting.
     let options = AcceptOptions { tensors_max: gradients, ..AcceptOptions::default() };
     let acceptor = server.task.acceptor(QUEUE, options);
     let publishes = plan.fuse == Fuse::Plan;
@@ -189,29 +190,28 @@ fn start_one(shard: &LocalEngine, plan: &Plan, number: usize, share: &Share) -> 
     Ok(())
 }
 
-/// One ps.
 struct Server {
     task: LocalTask,
     parameters: Rc<[Parameter]>,
-    /// The version that is there; the first is 0.
+    /// The current version; the first is 0.
     versions: watch::Sender<i64>,
     /// Gradients that all workers together push in a step.
     gradients: usize,
 }
 
-/// Serves one worker that receives: its next tensors are there before it asks, unless everybody's gradients are waited for.
+/// Serves one worker that receives: its next tensors are sent before it requests them, unless everybody's gradients are waited for.
 async fn pending(server: Rc<Server>, pair: LocalPair, waits: bool) -> Result<(), Error> {
     let mut versions = server.versions.subscribe();
     let ready = async |step| {
         if waits {
-            // It ends with the engine alone.
+            // It ends only with the engine.
             let _ = versions.wait_for(|version| *version >= step).await;
         }
     };
     send_ahead(&pair, &server.parameters, ready).await
 }
 
-/// Takes gradients; when as many have come as all workers push in a step, there is a new version.
+/// Accepts gradients; once as many have arrived as all workers push in a step, there is a new version.
 async fn accept(server: Rc<Server>, acceptor: Acceptor, publishes: bool) -> Result<(), Error> {
     let (mut taken, mut version) = (0, 0);
     loop {

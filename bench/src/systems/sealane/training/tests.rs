@@ -10,7 +10,7 @@ use crate::systems::training::StepLog;
 
 const WORKERS: usize = 3;
 
-/// Three workers with two ps, and a step of small and large tensors: to each ps a small gradient follows a large one.
+/// Three workers and two ps, and a step of small and large tensors: each ps gets a small gradient after a large one.
 fn plan(mode: Mode, transfer: Transfer, variant: Variant) -> Plan {
     let (step, push) = (vec![64, 9_000, 1, 100_000, 70_000], vec![100_003, 8, 20_000, 70_000, 30_000, 9, 25_000, 10]);
     let whole = Plan { link: Link::Verbs, transfer: Some(transfer), step, ..Plan::new(Bench::Ps) };

@@ -1,6 +1,6 @@
-//! Many workers in one thread, each with a session over a socket of its own with every ps. All sockets are in one epoll set,
-//! which is polled, or waited for with polling off. Of a fan-in, they make no steps, but ask for each tensor again. Bounded by the
-//! plan's workers and ps.
+//! Many workers in one thread, each with a session over its own socket to every ps. All sockets are in one epoll set, which is
+//! polled, or waited for with polling off. In a fan-in they make no steps, but request each tensor again. Bounded by the plan's
+//! workers and ps.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -22,39 +22,39 @@ use crate::systems::sockets::{Poller, at_most};
 use crate::systems::training::{self, Moved, StepLog};
 
 struct Worker {
-    /// Its steps so far: the number of the next.
+    /// The number of its next step.
     step: i64,
     steps_left: u64,
     began: Instant,
-    /// The ps whose tensors of this step it does not have, and those that have not taken its gradients.
+    /// The number of ps whose tensors of this step are missing, and of those that have not taken its gradients.
     to_pull: usize,
     to_push: usize,
 }
 
-/// See the module.
 pub(in super::super) struct Workers {
     poller: Poller,
     training: Training,
     workers: Vec<Worker>,
-    /// Of worker 0 with every ps, of worker 1, and so on.
+    /// The pairs of worker 0 with every ps, then those of worker 1, and so on.
     pairs: Vec<Pair>,
-    /// Who computes, and until when, in the order of time.
+    /// Workers that compute, and until when, in the order of time.
     computing: VecDeque<(Instant, usize)>,
-    /// Pairs whose recvs wait for what comes ahead, and since when.
+    /// Pairs whose recvs wait for tensors sent ahead, and since when.
     quiet: VecDeque<(Instant, usize)>,
-    /// Workers that have steps to make.
+    /// Number of workers that have steps to make.
     busy: usize,
-    /// Of a fan-in: at which pairs how many tensors arrived in the last look, and at each since they were last counted.
+    /// For a fan-in: pairs at which tensors arrived in the last look with their number, and the number at each since they were last
+    /// counted.
     came: Vec<(usize, usize)>,
     arrived: Vec<u64>,
-    /// The same of those that had come before they were wanted: for the next look.
+    /// Like `came`, for tensors that had arrived before they were wanted: for the next look.
     at_once: Vec<(usize, usize)>,
-    /// What the resident memory of the other process had grown by for each pair, when all had greeted and asked for nothing.
+    /// Growth of the other process's resident memory for each pair, when all had greeted and requested nothing.
     pub(super) resident_bytes_each: f64,
 }
 
 impl Workers {
-    /// Takes over sockets that have greeted: those of all workers with one ps, and with the next.
+    /// Takes over sockets that have greeted: those of all workers with one ps, then with the next.
     pub(super) fn new(connected: Vec<Crowd>, plan: &Plan, resident_bytes_each: f64) -> Result<Self, BenchError> {
         let poller = Poller::new()?;
         let training = training::of(plan).clone();
@@ -91,7 +91,7 @@ impl Workers {
         })
     }
 
-    /// Answers pings for so long, of workers that want nothing.
+    /// Answers pings for `length`, for workers that want nothing.
     pub(in super::super) fn attend(&mut self, length: Duration) -> Result<(), BenchError> {
         let end = Instant::now() + length;
         while let left = end.saturating_duration_since(Instant::now())
@@ -106,12 +106,12 @@ impl Workers {
         Ok(())
     }
 
-    /// The places of a worker's pairs.
+    /// The indices of a worker's pairs.
     fn pairs_of(&self, worker: usize) -> std::ops::Range<usize> {
         worker * self.training.size.ps..(worker + 1) * self.training.size.ps
     }
 
-    /// Whether nothing is pushed before all was pulled.
+    /// Whether nothing is pushed before everything was pulled.
     fn waits_for_all(&self) -> bool {
         self.training.compute_us > 0 || self.training.variants[0].fuse == Fuse::ReceiveWaitAll
     }
@@ -133,7 +133,7 @@ impl Workers {
         Ok(())
     }
 
-    /// A ps's tensors are there.
+    /// Called when a ps's tensors have arrived.
     fn pulled(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
         let worker = place / self.training.size.ps;
         self.workers[worker].to_pull -= 1;
@@ -162,7 +162,7 @@ impl Workers {
         if self.pairs[place].push(now)? { self.pushed(place, now, log) } else { Ok(()) }
     }
 
-    /// A ps has taken the gradients.
+    /// Called when a ps has taken the gradients.
     fn pushed(&mut self, place: usize, now: Instant, log: &mut StepLog) -> Result<(), BenchError> {
         let worker = place / self.training.size.ps;
         let one = &mut self.workers[worker];
@@ -179,7 +179,7 @@ impl Workers {
         Ok(())
     }
 
-    /// A pair has been told what it is to pull.
+    /// Called when a pair has been told what to pull.
     fn wants(&mut self, place: usize, now: Instant) -> Result<(), BenchError> {
         if self.pairs[place].is_quiet() {
             self.quiet.push_back((now, place));
@@ -187,7 +187,7 @@ impl Workers {
         self.send(place, now)
     }
 
-    /// Asks for what has not come ahead in time.
+    /// Requests what was not sent ahead in time.
     fn ask_at_last(&mut self, now: Instant) -> Result<(), BenchError> {
         while let Some((_, place)) = self.quiet.pop_front_if(|(since, _)| now >= *since + QUIET_TIME) {
             self.pairs[place].ask_at_last(now)?;
@@ -205,7 +205,7 @@ impl Workers {
         self.poller.watch_for(pair.socket(), place, flags)
     }
 
-    /// One look at all sockets; true if any had something.
+    /// Looks once at all sockets; true if any had something.
     fn turn(&mut self, log: &mut StepLog) -> Result<bool, BenchError> {
         let count = self.poller.look(self.patience())?;
         let now = Instant::now();
@@ -219,7 +219,7 @@ impl Workers {
         for number in 0..count {
             let (place, ready) = self.poller.reported(number);
             let now = Instant::now();
-            // An end of the connection is heard as well: it would be reported for ever.
+            // The end of the connection must be read as well: otherwise it would be reported forever.
             if ready != EpollFlags::EPOLLOUT {
                 let ended = self.pairs[place].hear(now)?;
                 if ended.pull {
@@ -234,7 +234,7 @@ impl Workers {
         Ok(count > 0)
     }
 
-    /// How long the epoll set is waited for.
+    /// How long to wait for the epoll set.
     fn patience(&self) -> EpollTimeout {
         if self.training.variants[0].polling {
             return EpollTimeout::ZERO;

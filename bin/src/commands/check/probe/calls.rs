@@ -1,5 +1,5 @@
-//! Calls many peers at once, with the transport's own greeting. Bounded by [`CALLS_MAX`] threads, and for each address of a peer
-//! by the time that is given.
+//! Calls many peers at once, with the transport's own greeting. Bounded by [`CALLS_MAX`] threads, and by a time limit for each
+//! address of a peer.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,38 +12,37 @@ use sealane_transport::wire::Hello;
 
 use super::Prober;
 
-/// Calls in progress at once: a map of thousands of hosts, all of which are silent, takes some seconds for each so many; and
-/// the threads and descriptors are fewer than any limit of a process.
+/// Calls in progress at once: for a map of thousands of hosts that are all silent, each batch of this size takes some seconds; and
+/// the threads and descriptors stay below any limit of a process.
 const CALLS_MAX: usize = 256;
 
 /// Whom to call, and where.
 pub(super) type Callee<'a> = (&'a TransportAddress, Vec<SocketAddr>);
 
-/// A peer that answered.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) welcome: Hello,
     pub(super) certificate: Option<Certificate>,
-    /// Until the connection stood, which is one round trip.
+    /// Time until the connection was established: one round trip.
     pub(super) connected_in: Duration,
-    /// From then until the welcome.
+    /// Time from then until the welcome.
     pub(super) greeted_in: Duration,
 }
 
-/// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// The name of the host leads nowhere.
+    /// The name of the host has no address.
     NoAddress,
     /// Nothing came in time.
     Late {
-        /// A connection stood.
+        /// True if a connection was established.
         had_connection: bool,
     },
     Failed(DialError),
 }
 
-/// Calls everyone, so many at once, and gives the answers in the same order. `told` hears how many calls are over.
+/// Calls everyone, a limited number at once, and returns the answers in the same order. `told` is given the number of calls that
+/// are over.
 pub(super) fn call_all(
     callees: &[Callee<'_>],
     prober: &Prober<'_>,
@@ -67,7 +66,7 @@ fn call((called, found): &Callee<'_>, prober: &Prober<'_>) -> Result<Answered, U
     let mut failed = Unanswered::NoAddress;
     for address in found {
         match call_at(*address, called, prober) {
-            // Another address of the same peer may be the right one; who says no has been found.
+            // Another address of the same peer may be the right one, but a peer that refuses has been found.
             Err(
                 error @ (Unanswered::Late { .. }
                 | Unanswered::Failed(DialError::Link(LinkError::Io { .. } | LinkError::Closed))),

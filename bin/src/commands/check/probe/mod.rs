@@ -1,5 +1,5 @@
-//! `sealane check --probe`: calls every transport address of the endpoint map and says who is there, by which path, and
-//! how far away. A call is a greeting that begins no session, so a running job does not notice it.
+//! `sealane check --probe`: calls every transport address of the endpoint map and shows who is there, over which path, and how far
+//! away. A call is a greeting that starts no session, so a running job does not notice it.
 
 mod calls;
 
@@ -21,35 +21,34 @@ use crate::counted;
 use crate::local_host::{LOOK_UP_TIME, look_up};
 use crate::progress::Bar;
 
-/// What came of calling one transport address.
+/// The result of calling one transport address.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Probe {
     pub(super) transport_address: String,
-    /// It answered as Sealane does.
+    /// It answered as a Sealane peer.
     reachable: bool,
     #[serde(flatten)]
     pub(super) finding: Finding,
-    /// Nothing where nobody answered.
+    /// `None` if nobody answered.
     #[serde(flatten)]
     peer: Option<Peer>,
 }
 
-/// A peer that answered.
 #[derive(Debug, PartialEq, Serialize)]
 struct Peer {
-    /// The version of the wire that both sides speak.
+    /// The wire version that both sides speak.
     wire_version: u16,
-    /// `loopback`, `verbs` or `tcp`: what tensors would take.
+    /// `loopback`, `verbs` or `tcp`: the link that tensors would take.
     link: &'static str,
     shards: u16,
     tasks: Vec<String>,
-    /// One round trip: the connection stood.
+    /// Time until the connection was established: one round trip.
     connect_us: u64,
-    /// What must be shown, and the greeting, after that.
+    /// Time for authentication and the greeting after that.
     greet_us: u64,
 }
 
-/// How peers are called, and what this side has.
+/// How peers are called, and what this host supports.
 #[derive(Debug)]
 pub(super) struct Prober<'a> {
     pub(super) tcp: TcpSettings,
@@ -58,14 +57,14 @@ pub(super) struct Prober<'a> {
     pub(super) patience: Duration,
     /// The transport addresses that this host serves.
     pub(super) ours: &'a HashSet<TransportAddress>,
-    /// This side can use RDMA verbs.
+    /// True if this host can use RDMA verbs.
     pub(super) has_verbs: bool,
-    /// It does without a link rather than without verbs.
+    /// True if it would rather have no link than one without verbs.
     pub(super) requires_verbs: bool,
 }
 
 impl Prober<'_> {
-    /// Calls every transport address of the map; a bar says how far it is.
+    /// Calls every transport address of the map, with a progress bar.
     pub(super) fn probe(&self, map: &EndpointMap) -> Vec<Probe> {
         let addresses: Vec<&TransportAddress> = map.addresses().collect();
         let found = addresses_of(&addresses);
@@ -149,10 +148,10 @@ impl Prober<'_> {
     }
 }
 
-/// What every finding here is about.
+/// Name of every finding here.
 const NAME: &str = "peer";
 
-/// A peer that could be called and did not welcome the probe.
+/// A peer that could be reached but did not welcome the probe.
 fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> String) -> Probe {
     let secrets = || advice("give both hosts the same secret, or certificates of one authority (sealane keys --help)");
     let version = || advice("install the same version of sealane on both hosts");
@@ -183,26 +182,26 @@ fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> Str
 }
 
 impl Probe {
-    /// A peer of which nothing else is known.
+    /// A peer of which only the finding is known.
     fn of(address: &TransportAddress, finding: Finding) -> Probe {
         Probe { transport_address: address.to_string(), reachable: false, finding, peer: None }
     }
 }
 
-/// The socket addresses of every transport address; none for a name that is not found in time.
+/// The socket addresses of every transport address; empty if the name was not resolved in time.
 fn addresses_of(addresses: &[&TransportAddress]) -> Vec<Vec<SocketAddr>> {
     let names = addresses.iter().filter(|address| matches!(address.host, Host::Name(_)));
     let looked_up: HashMap<_, _> = look_up(names.map(|address| (*address).clone()).collect(), LOOK_UP_TIME).found;
     let of = |address: &&TransportAddress| match (&address.host, looked_up.get(*address)) {
         (Host::Name(_), Some(found)) => found.iter().map(|ip| SocketAddr::new(*ip, address.port)).collect(),
         (Host::Name(_), None) => Vec::new(),
-        // Numbers need no looking up.
+        // Numeric addresses need no look-up.
         _ => resolve(address).unwrap_or_default(),
     };
     addresses.iter().map(of).collect()
 }
 
-/// The first task of the map that the peer would have named if it served it: a long list is cut.
+/// The first task of the map that the peer does not name although it would if it served it: a long list is cut.
 fn first_missing<'a>(welcome: &Hello, mut tasks: impl Iterator<Item = &'a TaskName>) -> Option<&'a TaskName> {
     let bytes: usize = welcome.tasks.iter().map(String::len).sum();
     let is_whole = |next: &TaskName| bytes + next.as_str().len() <= INTRODUCTION_NAMES_BYTES_MAX;
@@ -218,7 +217,7 @@ fn microseconds(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// `0.12 ms`.
+/// Formats a time as `0.12 ms`.
 fn shown(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }

@@ -1,4 +1,4 @@
-//! Probes of sockets that a test answers itself.
+//! Probes of sockets that the test itself answers.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -32,7 +32,7 @@ fn map_of(port: u16) -> EndpointMap {
     EndpointMap::parse(&format!("ps0:2222=127.0.0.1:{port}\nps1:2222=127.0.0.1:{port}\n"), "test").unwrap()
 }
 
-/// A peer that answers one call with these bytes, once it has the hello.
+/// A peer that answers one call with these bytes once it has read the hello.
 fn peer(answer: Vec<u8>) -> (u16, JoinHandle<Hello>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -114,13 +114,13 @@ fn every_answer_has_a_verdict() {
         assert!(probe.finding.says.contains(says), "{probe:?}");
         assert_eq!(probe.finding.remedy.is_some(), verdict != Verdict::Ok, "{probe:?}");
     }
-    // A list that was cut says nothing of what it has not.
+    // A truncated task list proves nothing about tasks that are not in it.
     let cut = Hello { tasks: vec!["n".repeat(100); 82], ..welcome(&[]) };
     let task: TaskName = "ps0:2222".parse().unwrap();
     assert_eq!(first_missing(&cut, std::iter::once(&task)), None);
 }
 
-/// Probes a peer that wants and shows what `theirs` says, on a side that has `ours`.
+/// Probes a peer that authenticates by `theirs`, from a side that uses `ours`.
 fn probe_shown(theirs: Authentication, ours: Authentication) -> Probe {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -132,7 +132,7 @@ fn probe_shown(theirs: Authentication, ours: Authentication) -> Probe {
             match answering.poll() {
                 Ok(Progress::Pending(pending)) => answering = pending,
                 Ok(Progress::Done(call)) => return call.describe(welcome(&["ps0:2222", "ps1:2222"])),
-                // It has been told.
+                // The caller has been told.
                 Err(_) => return,
             }
             thread::yield_now();
@@ -192,7 +192,7 @@ fn another_program_or_version_is_named() {
 
 #[test]
 fn nobody_there_is_said_and_our_own_may_start_later() {
-    // Bound, so that nobody else gets it, and not listening.
+    // Bound, so that no other program gets the port, but not listening.
     let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
     bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
     let map = map_of(getsockname::<SockaddrIn>(held.as_raw_fd()).unwrap().port());
@@ -211,7 +211,7 @@ fn nobody_there_is_said_and_our_own_may_start_later() {
 
 #[test]
 fn silent_peers_are_given_up_all_at_once() {
-    // They accept, in the kernel, and say nothing.
+    // The kernel accepts their connections, and nothing answers.
     let silent: Vec<_> = (0..2 * CALLS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
     let line = |(index, listener): (usize, &TcpListener)| {
         format!("ps{index}:2222=127.0.0.1:{}\n", listener.local_addr().unwrap().port())
@@ -229,5 +229,5 @@ fn silent_peers_are_given_up_all_at_once() {
     }
 }
 
-/// Fewer than are called at once, since each takes descriptors of the tests' process.
+/// Fewer than are probed at once, since each takes descriptors of the test process.
 const CALLS: usize = 16;

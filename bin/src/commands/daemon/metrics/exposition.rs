@@ -21,10 +21,9 @@ const NANOSECONDS: f64 = 1e9;
 
 type Labels = Vec<(&'static str, String)>;
 
-/// The text that a scrape gets.
 ///
 /// # Errors
-/// Never, as text in memory can always be written.
+/// Never: text in memory can always be written.
 pub(super) fn exposition(figures: Figures) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("sealane");
     registry.register_collector(Box::new(Shown(figures)));
@@ -70,7 +69,7 @@ impl Collector for Shown {
     }
 }
 
-/// What there is one of.
+/// Metrics of the daemon as a whole.
 fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     encoder
         .encode_descriptor("build", "The daemon's program", None, MetricType::Info)?
@@ -95,7 +94,7 @@ fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), 
     Ok(())
 }
 
-/// Each family, with a sample of each thing and label.
+/// Writes each family, with a sample for each thing and label.
 fn families<T>(
     families: &[Family<T>],
     things: &[(Labels, &T)],
@@ -129,7 +128,7 @@ fn sample(kind: Kind, value: u64, mut metric: MetricEncoder<'_>) -> Result<(), f
     }
 }
 
-/// Links by their kind, and what each kind counts of its own.
+/// Links by kind, and the kind-specific figures.
 fn links(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let mut links = encoder.encode_descriptor("links", "Open links to peers", None, MetricType::Gauge)?;
     for shard in &figures.shards {
@@ -159,7 +158,7 @@ fn links(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), f
     Ok(())
 }
 
-/// Turns, and calls by their kind and way.
+/// Durations of turns, and of calls by kind and direction.
 fn durations(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
     let help = "Duration of turns that had work to do";
     let mut turns = encoder.encode_descriptor("shard_turn_seconds", help, None, MetricType::Histogram)?;
@@ -180,13 +179,14 @@ fn durations(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(
     Ok(())
 }
 
-/// With a bucket for each power of two from 64 ns on: the same for all, as sums over hosts need, and half as many as are kept.
+/// Has a bucket for each power of two from 64 ns on: the same for all hosts, so that they can be summed, and half as many as are
+/// kept.
 fn histogram(of: &HistogramSnapshot, mut metric: MetricEncoder<'_>) -> Result<(), fmt::Error> {
     const FIRST_POWER: u32 = 6;
     const LAST_POWER: u32 = 36;
     let bound = |power: u32| (1_u64 << power) as f64 / NANOSECONDS;
     let mut buckets: Vec<(f64, u64)> = (FIRST_POWER..=LAST_POWER).map(|power| (bound(power), 0)).collect();
-    // What is larger than all bounds.
+    // Values above all bounds.
     buckets.push((f64::MAX, 0));
     for (bound, count) in of.buckets() {
         let power = bound.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
@@ -207,7 +207,7 @@ fn paths(peers: &[(Labels, &Peer)], encoder: &mut DescriptorEncoder<'_>) -> Resu
     Ok(())
 }
 
-/// The encoder adds a full stop of its own.
+/// Removes the full stop, since the encoder adds one.
 fn without_stop(help: &str) -> &str {
     help.strip_suffix('.').unwrap_or(help)
 }

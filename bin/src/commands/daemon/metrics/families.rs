@@ -1,18 +1,18 @@
-//! What is measured, under which names: one table each for shards, peers and clients. The names stay, as dashboards and alarms
+//! What is measured, and its names: one table each for shards, peers and clients. The names must stay, as dashboards and alarms
 //! rely on them.
 
 use crate::figures::{Client, Peer, Shard, Table, Traffic};
 
-/// How a family's values grow and what they are.
+/// How a family's values change and what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Only grows. `_total` is added to its name.
     Counter,
-    /// Only grows, and is measured in nanoseconds; given out in seconds.
+    /// Only grows. Measured in nanoseconds, exported in seconds.
     CounterOfTime,
     /// Goes up and down.
     Gauge,
-    /// Goes up and down, and is measured in nanoseconds; given out in seconds.
+    /// Goes up and down. Measured in nanoseconds, exported in seconds.
     GaugeOfTime,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Family<T: 'static> {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) kind: Kind,
-    /// A label of its own with its value, or none, and how to read the sample.
+    /// An optional label with its value, and how to read the sample.
     pub(super) samples: &'static [Sample<T>],
 }
 

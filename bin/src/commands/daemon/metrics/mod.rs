@@ -1,6 +1,6 @@
-//! The daemon's metrics over HTTP, for Prometheus and whoever else reads OpenMetrics, with `/healthz` and `/readyz` for
-//! orchestrators. On a thread of its own, which reads what the shards show and never asks them. Bounded in connections and in the
-//! time that each may take; what is in a request besides its path is not looked at.
+//! The daemon's metrics over HTTP, for Prometheus and other readers of OpenMetrics, with `/healthz` and `/readyz` for
+//! orchestrators. Runs on its own thread, which reads what the shards publish and never asks them. Bounded in connections and in
+//! the time of each; only the path of a request is looked at.
 
 mod exposition;
 mod families;
@@ -30,22 +30,22 @@ use crate::settings::{MetricsAddress, Source, Sourced};
 
 /// Connections at once; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may last, with all its requests and the time between them.
+/// How long a connection may last, including all its requests and the time between them.
 const CONNECTION_TIME: Duration = Duration::from_secs(60);
-/// How long the head of a request may take to come.
+/// How long the head of a request may take to arrive.
 const HEAD_TIME: Duration = Duration::from_secs(5);
 /// Most bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Pause after a connection could not be accepted, as for want of a descriptor.
+/// Pause after a connection could not be accepted, for example for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub(in crate::commands) const TEXT: &str = "text/plain; charset=utf-8";
 
-/// A socket that listens for readers of metrics, before there are any.
+/// A listening socket for metrics that is not served yet.
 pub(super) struct MetricsListener(TcpListener);
 
 impl From<OwnedFd> for MetricsListener {
-    /// Of a socket that another daemon has listened at.
+    /// Takes a socket that another daemon has listened on.
     fn from(socket: OwnedFd) -> MetricsListener {
         MetricsListener(socket.into())
     }
@@ -58,11 +58,11 @@ impl AsFd for MetricsListener {
 }
 
 impl MetricsListener {
-    /// Listens at the address that the settings name. `None` where they turn it off, and where the address that nobody chose is
-    /// in use, as by another daemon of this host: that is said, and the daemon goes on without.
+    /// Listens at the address in the settings. `None` if they turn it off, or if the default address is in use, for example by
+    /// another daemon of this host: that is logged, and the daemon goes on without metrics.
     ///
     /// # Errors
-    /// The address that somebody chose cannot be listened on.
+    /// The configured address cannot be listened on.
     pub(super) fn bind(setting: &Sourced<MetricsAddress>) -> Result<Option<MetricsListener>, Failure> {
         let MetricsAddress::At(address) = setting.value else { return Ok(None) };
         let bound = TcpListener::bind(address).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
@@ -76,10 +76,10 @@ impl MetricsListener {
         }
     }
 
-    /// Serves what the instruments show, on a thread of its own.
+    /// Serves what the instruments show, on its own thread.
     ///
     /// # Errors
-    /// The system has no thread or no descriptor for it.
+    /// The system has no thread or descriptor left.
     pub(super) fn serve(self, instruments: Instruments) -> Result<Metrics, Failure> {
         let MetricsListener(listener) = self;
         let address = listener.local_addr().map_err(|error| {
@@ -111,12 +111,11 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Where it serves.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops; its socket, in which readers wait from now on.
+    /// Stops the server and returns its socket, in which readers wait from now on.
     pub(super) fn into_listener(mut self) -> MetricsListener {
         self.listener.take().expect("it is taken once")
     }
@@ -124,10 +123,10 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        // One that has ended needs no word.
+        // A server that has ended need not be told.
         let _ = self.stop.take().map(|stop| stop.send(()));
         if let Some(thread) = self.thread.take() {
-            // Whatever it panicked with was reported when it did.
+            // A panic was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -139,7 +138,7 @@ fn unavailable(address: SocketAddr, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// What there is at a path: status, media type and text.
+/// The answer for a path: status, media type and text.
 pub(in crate::commands) type Page = (StatusCode, &'static str, String);
 
 /// Answers requests for pages, without end.
@@ -177,7 +176,6 @@ pub(in crate::commands) async fn serve(
     }
 }
 
-/// What a request gets.
 fn answer(method: &Method, path: &str, pages: impl Fn(&str) -> Page) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         let mut answer = page((StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are supported\n".into()));
@@ -194,7 +192,7 @@ fn path(path: &str, instruments: &Instruments) -> Page {
             Ok(text) => (StatusCode::OK, MEDIA_TYPE, text),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },
-        // Alive as long as it does what it is for, or is about to end in good order.
+        // Alive as long as it does its work, or is about to end in good order.
         "/healthz" => state(instruments.state(), |state| state != State::Failed),
         "/readyz" => state(instruments.state(), |state| state == State::Serving),
         "/" => (StatusCode::OK, TEXT, "A Sealane daemon. See /metrics, /healthz and /readyz.\n".into()),

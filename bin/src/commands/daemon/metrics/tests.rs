@@ -1,4 +1,4 @@
-//! The dashboard asks for what there is: every metric that it names is exported, with the labels that it names.
+//! Every metric that the dashboard queries is exported, with the labels that it uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,29 +9,28 @@ use crate::figures::example;
 
 const DASHBOARD: &str = include_str!("../../../../../deploy/grafana/sealane.json");
 
-/// What the scraper adds.
+/// The labels that the scraper adds.
 const OF_SCRAPER: [&str; 2] = ["instance", "job"];
 
-/// The names of all samples, each with the names of its labels.
+/// The names of all samples, each with its label names.
 fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let text = exposition(example()).unwrap();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     samples.map(|line| selector(line.rsplit_once(' ').unwrap().0)).collect()
 }
 
-/// A name and the names of the labels in the braces after it, if there are any.
+/// A metric's name, and the label names in the braces after it, if any.
 fn selector(text: &str) -> (String, BTreeSet<String>) {
     let end =
         text.find(|character: char| !(character.is_ascii_alphanumeric() || character == '_')).unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
     let inside = rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
-    // Values have commas as well, but no quotes.
+    // Label values contain commas as well, but no quotes.
     let outside_quotes = inside.split('"').step_by(2).collect::<String>();
     let labels = outside_quotes.split(',').map(|label| label.trim_end_matches(['=', '~', '!']).trim().to_owned());
     (name.to_owned(), labels.filter(|label| !label.is_empty()).collect())
 }
 
-/// All queries of a dashboard.
 fn queries(value: &Value) -> Vec<&str> {
     match value {
         Value::Object(fields) => fields
@@ -46,7 +45,7 @@ fn queries(value: &Value) -> Vec<&str> {
     }
 }
 
-/// The places of a query where a metric is named.
+/// Every place in a query where a metric is named.
 fn metrics(query: &str) -> impl Iterator<Item = (String, BTreeSet<String>)> {
     query.match_indices("sealane_").map(|(at, _)| selector(&query[at..]))
 }

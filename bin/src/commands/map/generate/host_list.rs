@@ -1,11 +1,11 @@
-//! Hosts as Slurm writes them: `node[01-03,07],gpu-[1,3]x`. Pure; bounded by [`HOSTS_MAX`], which is looked at before
-//! anything is expanded.
+//! Hosts as Slurm writes them: `node[01-03,07],gpu-[1,3]x`. Pure; bounded by [`HOSTS_MAX`], which is checked before anything is
+//! expanded.
 
 use sealane_transport::endpoint_map::{ENTRIES_MAX, HOST_NAME_BYTES_MAX};
 
 use crate::settings::read_number;
 
-/// Most hosts that a list may name: no more can be tasks of one map.
+/// Most hosts that a list may name: a map cannot have more tasks.
 pub(super) const HOSTS_MAX: usize = ENTRIES_MAX;
 
 /// Every host of the list, in its order.
@@ -43,7 +43,7 @@ pub(super) fn expand(list: &str) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// The terms between the commas that stand outside of brackets.
+/// The terms between the commas that are outside brackets.
 fn terms(list: &str) -> Result<Vec<&str>, String> {
     let (mut terms, mut begin, mut is_inside) = (Vec::new(), 0, false);
     for (at, character) in list.char_indices() {
@@ -96,7 +96,7 @@ fn range(text: &str) -> Result<Range, String> {
     if last < first {
         return Err(format!("the range {text:?} ends before it begins"));
     }
-    // Slurm pads all numbers of a range as it pads the first. No host name has room for a longer one.
+    // Slurm pads all numbers of a range like the first. No host name has room for a longer one.
     let width = low.len();
     if width > HOST_NAME_BYTES_MAX {
         return Err(format!("a number between brackets is longer than {HOST_NAME_BYTES_MAX} digits"));

@@ -1,5 +1,5 @@
-//! The tasks of a file of hosts, as Open MPI (`host slots=2 max_slots=4`), MPICH (`host:2`) and DeepSpeed (`host slots=2`)
-//! read it, or with a plain host a line. Pure but for reading the file; bounded by `SOURCE_BYTES_MAX`.
+//! The tasks of a host file, as Open MPI (`host slots=2 max_slots=4`), MPICH (`host:2`) and DeepSpeed (`host slots=2`) read it, or
+//! with just a host on each line. Pure except for reading the file; bounded by `SOURCE_BYTES_MAX`.
 
 use std::collections::HashMap;
 
@@ -10,20 +10,19 @@ use super::{Args, no_tasks, read};
 use crate::Failure;
 use crate::settings::read_number;
 
-/// What says how many tasks a host has: Open MPI takes all of these for the same.
+/// Keys for the number of tasks of a host: Open MPI takes all of these as the same.
 const COUNT_KEYS: [&str; 3] = ["slots", "count", "cpu"];
-/// What stands in such files too and says nothing about tasks: limits, user names, interfaces, bindings.
+/// Other keys in such files, which say nothing about tasks: limits, user names, interfaces, bindings.
 const OTHER_KEYS: [&str; 7] = ["max_slots", "max-slots", "maxslots", "username", "user", "ifname", "binding"];
 
-/// Makes the map.
 pub(super) fn generate(args: &Args) -> Result<String, Failure> {
     let path = args.hostfile.as_deref().ok_or_else(|| args.needs("--hostfile FILE"))?;
     let hosts = hosts(&read(path)?, &path.display().to_string())?;
     Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
 }
 
-/// The hosts with the number of tasks of each, in the order in which they are first named. A host that is named again has
-/// so many more, as MPI counts.
+/// The hosts with the number of tasks of each, in the order in which they are first named. The numbers of a host that is named
+/// again add up, as in MPI.
 fn hosts(text: &str, file: &str) -> Result<Vec<(Host, usize)>, Failure> {
     let mut hosts: Vec<(Host, usize)> = Vec::new();
     let mut places: HashMap<Host, usize> = HashMap::new();
@@ -49,14 +48,14 @@ fn hosts(text: &str, file: &str) -> Result<Vec<(Host, usize)>, Failure> {
     if hosts.is_empty() { Err(no_tasks(file)) } else { Ok(hosts) }
 }
 
-/// One line without its comment.
+/// Reads one line, without its comment.
 fn host(line: &str) -> Result<(Host, usize), String> {
     let mut words = line.split_whitespace();
     let name = words.next().unwrap_or_default();
-    // Open MPI has `user@host`.
+    // Open MPI allows `user@host`.
     let name = name.split_once('@').map_or(name, |(_, host)| host);
     let (name, mut count) = match name.rsplit_once(':') {
-        // The colons of an IPv6 address stand in brackets.
+        // An IPv6 address has its colons in brackets.
         Some((name, count)) if !count.ends_with(']') => (name, Some(number(count)?)),
         _ => (name, None),
     };

@@ -7,34 +7,33 @@ use sealane_transport::endpoint_map::{AddressProblem, ENTRIES_MAX, Host, TaskNam
 
 use crate::{Failure, counted};
 
-/// One task of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Member {
-    /// `ps`, `worker`, and what else the framework calls its jobs.
+    /// `ps`, `worker`, or another name of a job in the framework.
     role: String,
     index: u64,
     task: TaskName,
-    /// The task's name, taken apart.
+    /// The task's name, split into host and port.
     address: TransportAddress,
 }
 
-/// Which port tensors take on a host.
+/// Which port the transport uses on a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
-    /// That of the host's daemon, or of the first engine.
+    /// The port of the host's daemon, or of its first engine.
     pub(super) first: u16,
-    /// False: one daemon serves all tasks of a host, so they share its port. True: each task has an engine and a port.
+    /// False: one daemon serves all tasks of a host, so they share its port. True: each task has its own engine and port.
     pub(super) is_each: bool,
 }
 
-/// The tasks of a job, in the order in which they are written.
+/// The tasks of a job, in the order in which they are written to the map.
 #[derive(Debug, Default)]
 pub(super) struct Job {
     members: Vec<Member>,
 }
 
 impl Job {
-    /// Adds a task; `place` says where its address stands.
+    /// Adds a task; `place` says where its address was found.
     pub(super) fn add(
         &mut self,
         role: &str,
@@ -52,8 +51,8 @@ impl Job {
         Ok(())
     }
 
-    /// Adds the tasks of many hosts, host by host, which is how Slurm and MPI number them by default: the first `ps` are
-    /// parameter servers, all others workers. Their ports count up from `port` on each host.
+    /// Adds the tasks of many hosts, host by host, as Slurm and MPI number them by default: the first `ps` are parameter servers,
+    /// all others workers. Their ports count up from `port` on each host.
     pub(super) fn place(hosts: &[(Host, usize)], ps: usize, port: u16) -> Result<Job, Failure> {
         let total = hosts.iter().fold(0, |sum: usize, (_, tasks)| sum.saturating_add(*tasks));
         if total > ENTRIES_MAX {
@@ -76,7 +75,7 @@ impl Job {
         Ok(job)
     }
 
-    /// The text of the map; `made_by` says what made it, in lines that are comments already.
+    /// The text of the map; `made_by` says how it was made, in lines that already are comments.
     pub(super) fn map(&self, made_by: &str, ports: Ports) -> Result<String, Failure> {
         let mut at: HashMap<&TransportAddress, &Member> = HashMap::new();
         for member in &self.members {
@@ -107,26 +106,25 @@ impl Job {
         Ok(format!("{made_by}# {}, {}\n{lines}", counted(tasks, "task"), counted(hosts, "host")))
     }
 
-    /// How many tasks there are.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
 }
 
-/// The port that comes so many after the first, of a host with that many tasks.
+/// The port `before` places after the first, on a host with that many tasks.
 fn port_after(host: &Host, first: u16, before: usize, tasks: usize) -> Result<u16, Failure> {
     u16::try_from(before).ok().and_then(|before| first.checked_add(before)).ok_or_else(|| {
         Failure::input(format!("{host} has too few ports for {tasks} tasks from port {first} upwards; start lower"))
     })
 }
 
-/// More tasks than a map may have.
+/// The error that there are more tasks than a map may have.
 pub(super) fn too_many_tasks() -> Failure {
     Failure::input(format!("there are more than {ENTRIES_MAX} tasks; give at most that many"))
 }
 
 impl Member {
-    /// `ps 0`: how the framework calls it.
+    /// `ps 0`: the framework's name for it.
     fn shown(&self) -> String {
         format!("{} {}", self.role, self.index)
     }

@@ -1,5 +1,5 @@
-//! `sealane map generate`: writes the endpoint map of a job that a framework or a scheduler has described already. The same
-//! input always gives the same map, so every host may make its own. Bounded by [`SOURCE_BYTES_MAX`] and `ENTRIES_MAX`.
+//! `sealane map generate`: writes the endpoint map of a job that a framework or a scheduler has already described. The same input
+//! always gives the same map, so every host may make its own. Bounded by [`SOURCE_BYTES_MAX`] and `ENTRIES_MAX`.
 
 mod host_list;
 mod hostfile;
@@ -18,12 +18,12 @@ pub(crate) use self::tf_config::CLUSTERS;
 use crate::files::{read_text, replace};
 use crate::{Context, Failure};
 
-/// Most bytes that are read of a file that describes a job: as many as an endpoint map may have.
+/// Most bytes read from a file that describes a job: as many as an endpoint map may have.
 const SOURCE_BYTES_MAX: u64 = sealane_transport::endpoint_map::FILE_BYTES_MAX;
 
-/// The port of tasks that have none: what TensorFlow's jobs on Kubernetes use.
+/// The port of tasks without one: the default of TensorFlow's jobs on Kubernetes.
 const TASK_PORT: u16 = 2222;
-/// The port of the transport: what this project's examples use.
+/// The port of the transport: as in this project's examples.
 const PORT: u16 = 7000;
 
 /// Generate an endpoint map from a job description
@@ -141,7 +141,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// A flag that the source does not read would be an answer to a question that nobody asked.
+    /// Refuses flags that the source does not read: silently ignored, they would mislead.
     fn refuse_unused(&self) -> Result<(), Failure> {
         use Source::{Hostfile, Slurm, Statefulset, TfConfig};
         let flags: [(&'static str, bool, &[Source]); 10] = [
@@ -164,7 +164,7 @@ impl Args {
         }
     }
 
-    /// A flag that the source needs is not there.
+    /// The error that a flag needed by the source is missing.
     fn needs(&self, flag: &str) -> Failure {
         Failure::input(format!("--from {} needs {flag}; add it", self.from.name()))
     }
@@ -177,12 +177,12 @@ impl Args {
         self.task_port.unwrap_or(TASK_PORT)
     }
 
-    /// The comment at the head of the map.
+    /// The comment at the top of the map.
     fn made_by(&self) -> String {
         format!("# Made by `sealane map generate --from {}`.\n", self.from.name())
     }
 
-    /// How many tasks are ps, where the flag is a number.
+    /// The number of ps, if the flag is a number.
     fn ps_count(&self) -> Result<usize, Failure> {
         let text = match &self.ps[..] {
             [] => return Ok(0),
@@ -194,18 +194,18 @@ impl Args {
     }
 }
 
-/// The text of a file that is small enough.
+/// The text of a file, limited in size.
 fn read(path: &Path) -> Result<String, Failure> {
     read_text(path, SOURCE_BYTES_MAX)
         .map_err(|error| Failure::file(path, format!("cannot be read ({error}); name a readable text file")))
 }
 
-/// What the source reads is not there.
+/// The error that the variable read by the source is not set.
 fn not_set(variable: &str, setter: &str, flag: &str) -> Failure {
     Failure::input(format!("{variable} is not set; run this where {setter} sets it, or give {flag}"))
 }
 
-/// What the source reads lists no tasks.
+/// The error that the source lists no tasks.
 fn no_tasks(origin: impl Display) -> Failure {
     Failure::input(format!("{origin} names no task; write at least one"))
 }

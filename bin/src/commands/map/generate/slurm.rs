@@ -1,4 +1,4 @@
-//! The tasks of a Slurm job, from the variables that Slurm sets in it. Pure but for reading those.
+//! The tasks of a Slurm job, from the variables that Slurm sets in it. Pure except for reading those.
 
 use sealane_transport::endpoint_map::Host;
 
@@ -8,12 +8,11 @@ use super::{Args, not_set};
 use crate::settings::{Environment, read_number};
 use crate::{Context, Failure};
 
-/// Where the hosts are, the first that is set: the second is what old versions call it.
+/// Variables with the hosts, of which the first that is set counts: the second is the name in old versions.
 const NODELIST: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
-/// Where the tasks are, the first that is set: what was given, then what was asked for.
+/// Variables with the tasks per host, of which the first that is set counts: the allocated number, then the requested one.
 const TASKS: [&str; 2] = ["SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"];
 
-/// Makes the map.
 pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure> {
     let environment = context.environment();
     let list = given(args.nodelist.as_deref(), "--nodelist", NODELIST, environment)?;
@@ -22,7 +21,7 @@ pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure
     Job::place(&hosts, args.ps_count()?, args.first_task_port())?.map(&args.made_by(), args.ports())
 }
 
-/// A text, and what gave it.
+/// The name of a variable or flag, and its text.
 type Given<'a> = (&'static str, &'a str);
 
 fn given<'a>(
@@ -57,13 +56,13 @@ fn hosts((origin, list): Given<'_>, counts: Given<'_>) -> Result<Vec<(Host, usiz
     Ok(hosts)
 }
 
-/// `2(x3),1`: how many tasks each host has. One number without `(x` counts for every host, as in
+/// Reads the number of tasks of each host, as in `2(x3),1`. A single number without `(x` applies to every host, as in
 /// SLURM_NTASKS_PER_NODE.
 fn task_counts((origin, text): Given<'_>, hosts: usize) -> Result<Vec<usize>, Failure> {
     let wrong = || {
         Failure::input(format!("{origin}={text:?} cannot be read; write numbers of tasks as Slurm does, as in 2(x3),1"))
     };
-    // Slurm gives no host without a task.
+    // Slurm allocates no host without a task.
     let number = |text: &str| read_number(text).filter(|number: &usize| *number > 0);
     if let Some(count) = number(text.trim()) {
         return Ok(vec![count; hosts]);
@@ -111,7 +110,7 @@ mod tests {
         assert_eq!(of("a,b", "2,3"), [2, 3]);
         assert_eq!(of("gnode[10,20,25,37]", "1(x4)"), [1; 4]);
         assert_eq!(of("a[1-5]", "2(x2),1(x3)"), [2, 2, 1, 1, 1]);
-        // As SLURM_NTASKS_PER_NODE has it.
+        // The format of SLURM_NTASKS_PER_NODE.
         assert_eq!(of("a,b,c", "4"), [4; 3]);
     }
 

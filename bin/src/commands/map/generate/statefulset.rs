@@ -1,6 +1,6 @@
-//! The tasks of StatefulSets: one a pod, by the DNS names that Kubernetes gives to pods behind a headless service
-//! (`ps-0.train.ml.svc.cluster.local`). Pure but for the variable and two files by which a pod knows its own namespace and
-//! domain; bounded by `ENTRIES_MAX` pods.
+//! The tasks of StatefulSets: one for each pod, by the DNS names that Kubernetes gives to pods behind a headless service
+//! (`ps-0.train.ml.svc.cluster.local`). Pure except for the variable and two files that tell a pod its own namespace and domain;
+//! bounded by `ENTRIES_MAX` pods.
 
 use std::path::Path;
 
@@ -11,18 +11,18 @@ use super::{Args, read};
 use crate::settings::read_number;
 use crate::{Context, Failure};
 
-/// Where a pod's author puts its namespace by custom (the downward API's `metadata.namespace`).
+/// The variable that customarily holds a pod's namespace (the downward API's `metadata.namespace`).
 const NAMESPACE_VARIABLE: &str = "POD_NAMESPACE";
 /// Where Kubernetes writes a pod's namespace beside the token of its service account, below `/`.
 const NAMESPACE_FILE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
-/// Where Kubernetes writes a pod's search domains, of which one is `svc.` and the cluster's.
+/// Where Kubernetes writes a pod's search domains; one of them is `svc.` followed by the cluster's domain.
 const RESOLVER_FILE: &str = "etc/resolv.conf";
-/// The domain of a cluster that nobody gave another one.
+/// The default domain of a cluster.
 const CLUSTER_DOMAIN: &str = "cluster.local";
-/// Longest name of a pod's part, in bytes (RFC 1123).
+/// Longest part of a pod's DNS name, in bytes (RFC 1123).
 const LABEL_BYTES_MAX: usize = 63;
 
-/// Makes the map; `root` is where the files of this host are.
+/// Makes the map; `root` is the root directory of this host's files.
 pub(super) fn generate(args: &Args, context: &Context, root: &Path) -> Result<String, Failure> {
     let variable = context.environment().get(NAMESPACE_VARIABLE)?.map(str::to_owned);
     job(args, variable, root)?.map(&args.made_by(), args.ports())
@@ -66,7 +66,7 @@ fn job(args: &Args, namespace_variable: Option<String>, root: &Path) -> Result<J
     Ok(job)
 }
 
-/// `ps:2`: a StatefulSet's name and how many pods it has.
+/// Reads `ps:2`: a StatefulSet's name and its number of pods.
 fn replicas<'a>(flag: &str, text: &'a str) -> Result<(&'a str, usize), Failure> {
     let wrong = || {
         Failure::input(format!("{flag} {text:?} cannot be read; write a StatefulSet's name and replicas, as in ps:2"))
@@ -79,7 +79,7 @@ fn replicas<'a>(flag: &str, text: &'a str) -> Result<(&'a str, usize), Failure> 
     }
 }
 
-/// A name as Kubernetes has it, which is a part of a DNS name.
+/// Checks a Kubernetes name, which is a part of a DNS name.
 fn label(origin: &str, text: String) -> Result<String, Failure> {
     let is_end = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
@@ -93,7 +93,7 @@ fn label(origin: &str, text: String) -> Result<String, Failure> {
     }
 }
 
-/// The cluster's domain as a pod's resolver has it: `search ml.svc.cluster.local svc.cluster.local cluster.local`.
+/// The cluster's domain according to a pod's resolver: `search ml.svc.cluster.local svc.cluster.local cluster.local`.
 fn domain_of_pod(root: &Path) -> Option<String> {
     let text = read(&root.join(RESOLVER_FILE)).ok()?;
     let searched = text.lines().filter_map(|line| line.strip_prefix("search ")).flat_map(str::split_whitespace);
@@ -123,7 +123,7 @@ mod tests {
         job.map("", Ports { first: 7000, is_each: false }).map_err(|error| error.to_string())
     }
 
-    /// The files of a pod.
+    /// A pod's files.
     fn pod() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let secrets = root.path().join(NAMESPACE_FILE);

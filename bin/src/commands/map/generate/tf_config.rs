@@ -1,5 +1,5 @@
 //! The tasks of `TF_CONFIG`: those of its `cluster`, whose jobs are lists of addresses or addresses by index, and of the
-//! `sparseCluster` that Kubeflow gives to the workers of a job that grows and shrinks. Pure but for reading the variable.
+//! `sparseCluster` that Kubeflow gives to the workers of an elastic job. Pure except for reading the variable.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,9 @@ use super::{Args, no_tasks, not_set, read};
 use crate::settings::TF_CONFIG;
 use crate::{Context, Failure};
 
-/// Where the JSON of a cluster stands.
+/// The fields that contain a cluster.
 pub(crate) const CLUSTERS: [&str; 2] = ["cluster", "sparseCluster"];
 
-/// Makes the map.
 pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure> {
     let (origin, text) = match &args.tf_config {
         Some(path) => (path.display().to_string(), Some(read(path)?)),
@@ -30,7 +29,7 @@ pub(super) fn generate(args: &Args, context: &Context) -> Result<String, Failure
     job.map(&made_by, args.ports())
 }
 
-/// The tasks, by job and index; true if the cluster says itself that there are more.
+/// The tasks, by job and index; true if the cluster itself says that there are more.
 fn job(text: &str, origin: &str) -> Result<(Job, bool), Failure> {
     let wrong = |problem: String| {
         Failure::input(format!(
@@ -88,19 +87,19 @@ fn members(addresses: &Json) -> Result<Vec<(u64, &Json)>, String> {
     }
 }
 
-/// An index without a second spelling.
+/// An index in its only accepted spelling.
 fn index_of(text: &str) -> Option<u64> {
     let index: u64 = text.parse().ok()?;
     (index.to_string() == text).then_some(index)
 }
 
-/// What TensorFlow takes for the name of a job.
+/// Whether TensorFlow accepts it as the name of a job.
 fn is_job_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphabetic())
         && name.chars().all(|character| character.is_ascii_alphanumeric() || character == '_')
 }
 
-/// What a value is, for a message that should not repeat it.
+/// The kind of a value, for a message that should not repeat it.
 fn kind(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",

@@ -14,7 +14,7 @@ use crate::node::{ClientOutcome, Pool};
 
 const WITHIN_LIMITS: &str = "metadata and inline bytes are within their limits, and texts are cut";
 
-/// How a call ended, as the client is to be told.
+/// The outcome of a call, or other news, as the client is told.
 pub(super) enum Answer {
     Received {
         call: u32,
@@ -25,37 +25,37 @@ pub(super) enum Answer {
         error: Error,
         memory_back: bool,
     },
-    /// A pull; what is new of its plan is told from the tensor of number `next` on.
+    /// A pull has ended; what is new of its plan is still to be told from tensor `next` on.
     Pulled {
         call: u32,
         plan: u32,
         next: usize,
     },
-    /// No call's: a tensor that was pushed into a queue.
+    /// Not for a call: a tensor that was pushed into a queue.
     Accepted {
         queue: u32,
         from: Arc<str>,
         tensor: Tensor,
     },
-    /// No call's: a queue that could not be opened.
+    /// Not for a call: a queue could not be opened.
     Unopened {
         queue: u32,
         error: Error,
     },
-    /// No call's: a queue that the client has closed, of which no tensor follows.
+    /// Not for a call: a queue that the client has closed; no tensor of it follows.
     QueueClosed {
         queue: u32,
     },
-    /// No call's: the client of an arena that this one was told of has gone.
+    /// Not for a call: the client of an arena that this one was told of has gone.
     ArenaGone {
         arena: u64,
     },
-    /// No call's: the engine is about to stop.
+    /// Not for a call: the engine is about to stop.
     Draining,
 }
 
 impl Client {
-    /// Takes a call's outcome for the client.
+    /// Takes in a call's outcome, to be reported to the client.
     pub(in crate::engine::clients) fn answer(&mut self, name: Handle, outcome: ClientOutcome, record: &mut Record) {
         let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
         if let ClientOutcome::Pulled(pull_buffer) = outcome {
@@ -66,7 +66,7 @@ impl Client {
         }
         #[cfg(test)]
         crate::engine::clients::tests::fall_into_trap_of_call(call);
-        // In flight until its memory is back.
+        // The call stays in flight until its memory is back.
         if let ClientOutcome::Late(error) = outcome {
             return self.put(Answer::Failed { call, error, memory_back: false }, record);
         }
@@ -75,8 +75,8 @@ impl Client {
             ClientOutcome::Sent(Ok(())) if lends => return self.lent_to_peers.push(call),
             ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
             ClientOutcome::Returned => return self.returned.push(call),
-            // A caller that is told how a send ended has its memory back: the payload went before the outcome came. A push may
-            // still be on its way when its time is over.
+            // When the outcome of a send comes, its payload has already been freed, so the caller has its memory back. A push may still be
+            // on its way after its deadline.
             ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
             ClientOutcome::Received(Ok(tensor)) => {
                 if let Some(receiving) = self.receiving.remove(call) {
@@ -96,7 +96,7 @@ impl Client {
         self.put(answer, record);
     }
 
-    /// Tells of a tensor that has come, as [`put`](Self::put) does; of a small one at the end of the turn, with others.
+    /// Reports a received tensor as [`put`](Self::put) does; a small one at the end of the turn, together with others.
     #[inline]
     fn put_received(&mut self, call: u32, tensor: Tensor, record: &mut Record) {
         if self.place_of(&tensor).is_none() && travels(&tensor) {
@@ -112,19 +112,19 @@ impl Client {
         }
     }
 
-    /// Adds a small tensor to those that are told together; false if neither it nor those have room.
+    /// Adds a small tensor to those that are reported together; false if there is no room, even after trying to send those.
     #[inline]
     fn add_arrived(&mut self, call: u32, tensor: &Tensor, record: &mut Record) -> bool {
         let small = SmallCall { call, key: "", meta: tensor.meta().as_wire(), bytes: tensor.bytes() };
         let is_added = self.arrived.push(small) || self.tell_arrived(record) && self.arrived.push(small);
         if is_added {
-            // It is copied, and told unless the client goes before.
+            // It has been copied, and is reported unless the client goes first.
             self.counters.count_received(1, tensor.len() as u64);
         }
         is_added
     }
 
-    /// Tells of the small tensors that have come; false if the ring has no room.
+    /// Reports the small tensors that have come; false if the ring has no room.
     fn tell_arrived(&mut self, record: &mut Record) -> bool {
         if self.arrived.is_empty() || self.closed {
             return true;
@@ -139,12 +139,12 @@ impl Client {
         true
     }
 
-    /// The client has been told of a tensor.
+    /// The client has been told of a tensor, which it holds from now on.
     fn handed_over(&mut self, tensor: Tensor) {
         let (_, payload) = tensor.into_parts();
         self.counters.count_received(1, payload.len() as u64);
         if let Payload::Owned(buffer) = payload {
-            // The client has it now, and gives it back when it is done with it.
+            // The client holds it now, and gives it back when it is done with it.
             self.area.hand_over(buffer);
         }
     }
@@ -159,7 +159,7 @@ impl Client {
         Tensor::new(tensor.meta().clone(), buffer).map(Some)
     }
 
-    /// Where a tensor lies in memory that the client can reach.
+    /// The position of a tensor in memory that the client can reach.
     fn place_of(&self, tensor: &Tensor) -> Option<ReceivedAt> {
         let Payload::Owned(buffer) = tensor.payload() else { return None };
         if self.arena.is_destination(buffer) {
@@ -177,9 +177,9 @@ impl Client {
         self.put(Answer::Draining, record);
     }
 
-    /// The client has read all that it was told, and nothing that it has asked waits to be read.
+    /// True if the client has read all that it was told, and none of its submissions is unread.
     pub(in crate::engine::clients) fn is_aware(&mut self) -> bool {
-        // A client that has gone, or that breaks its ring, asks nothing more.
+        // A client that has gone, or whose ring is broken, submits nothing more.
         let has_unread = self.end.completions.free_slots().is_ok_and(|free| free < SLOTS as u64);
         self.closed
             || self.arrived.is_empty() && self.backlog.is_empty() && !has_unread && self.end.submissions.is_empty()
@@ -199,7 +199,7 @@ impl Client {
         }
     }
 
-    /// Writes an answer into the ring; gives it back where there is no room.
+    /// Writes an answer into the ring; returns it if there is no room.
     fn push(&mut self, answer: Answer, record: &mut Record) -> Option<Answer> {
         let encoded = match &answer {
             Answer::Pulled { call, plan, next } => return self.push_plan(*call, *plan, *next, record),
@@ -252,13 +252,13 @@ impl Client {
         }
     }
 
-    /// Whether there is something to tell, or something told that the client may have to be woken for.
+    /// True if there is something to report, or something reported that the client may have to be woken for.
     pub(in crate::engine::clients) fn has_news(&self) -> bool {
         self.news > News::None || self.is_stuck() || self.arena.any_returned()
     }
 
-    /// Writes what is left to tell, as far as the ring has room, and rings if the client sleeps. True if anything was
-    /// written since the last time.
+    /// Writes what is left to report, as far as the ring has room, and wakes the client if it sleeps. True if anything was written since
+    /// the last call.
     pub(in crate::engine::clients) fn flush(&mut self, now: Instant, record: &mut Record) -> bool {
         let mut has_room = self.tell_arrived(record);
         while has_room
@@ -278,7 +278,7 @@ impl Client {
         self.sent = self.push_calls(sent, News::Releases, record, |calls| Completion::Sent { calls });
         self.lent_to_peers =
             self.push_calls(published, News::Releases, record, |calls| Completion::Published { calls });
-        // What comes back was published before, or has failed.
+        // What comes back was published earlier, or has failed.
         if self.lent_to_peers.is_empty() && self.backlog.is_empty() {
             let returned = std::mem::take(&mut self.returned);
             self.returned = self.push_calls(returned, News::Answers, record, |calls| Completion::Returned { calls });
@@ -296,7 +296,7 @@ impl Client {
         news > News::None
     }
 
-    /// Writes a list of calls, many to a record; gives back, in the same memory, those that found no room.
+    /// Writes a list of calls, many to a record; returns those that found no room, in the same memory.
     fn push_calls(
         &mut self,
         mut calls: Vec<u32>,
@@ -326,12 +326,12 @@ impl Client {
         calls
     }
 
-    /// What the client is not woken for has room in its ring until something else wakes it.
+    /// True if the ring has room for reports that do not wake the client, until something else does.
     fn has_much_room(&mut self) -> bool {
         !self.is_stuck() && self.end.completions.free_slots().is_ok_and(|free| free >= SLOTS as u64 / 2)
     }
 
-    /// The client does not read its answers.
+    /// True if answers wait because the client does not read.
     fn is_stuck(&self) -> bool {
         let lists = [&self.sent, &self.lent_to_peers, &self.returned];
         !self.closed

@@ -1,4 +1,4 @@
-//! The plans of one client on one shard: the keys it pulls together, and what it has been told about where its tensors are.
+//! The plans of one client on one shard: the keys it pulls together, and what it was told about where the tensors are.
 //!
 //! A plan's pull buffer is in the client's receive area and stays with the plan between pulls. Bounded by
 //! `PLANS_MAX`, `PLAN_KEYS_MAX` and `PLAN_KEY_BYTES_MAX`; one pull of a plan at a time.
@@ -18,50 +18,49 @@ use super::{Client, Misconduct};
 use crate::engine::clients::memory::{ClientArena, ReceiveArea};
 use crate::node::{ClientCall, Node, Pool, PullRequest, PullWaiter};
 
-/// See the module.
+/// The plans of one client; see the module.
 #[derive(Default)]
 pub(super) struct Plans {
     open: HashMap<u32, Seat>,
-    /// Pulls whose outcome the node has not told, by their calls, and the plans that they were asked for.
+    /// Pulls whose outcome the node has not reported, by call, with the plan that each was made for.
     pulling: HashMap<u32, (u32, Pull)>,
-    /// Pulls that were asked so far.
+    /// Number of pulls so far.
     pulls: u32,
-    /// Keys of all plans, and their bytes.
+    /// Keys of all plans.
     keys: usize,
     key_bytes: usize,
 }
 
-/// One plan.
 struct Seat {
     peer: u16,
     naming: Naming,
     key_bytes: usize,
-    /// The node's name for it, once it was pulled.
+    /// The node's handle, once it was pulled.
     plan: Option<Handle>,
-    /// Here while no pull is in progress.
+    /// Present while no pull is in progress.
     pull_buffer: PullBuffer,
     board: Board,
-    /// By the number of the key.
+    /// What the client was told, by the index of the key.
     told: Vec<Told>,
-    /// Bytes of all tensors that were told of.
+    /// Bytes of all tensors that the client was told of.
     bytes: u64,
     state: State,
 }
 
 enum Naming {
-    /// So many keys are to come, and these are there.
+    /// The number of keys expected, and those received so far.
     Partly(usize, Vec<Box<str>>),
     Whole(Arc<Keys>),
 }
 
-/// Where the versions are written.
+/// The memory in which the versions are written.
 #[derive(Default)]
 struct Board {
     memory: Buffer,
     told: bool,
 }
 
-/// What the client knows of a tensor's place.
+/// What the client knows of one tensor.
 #[derive(Default)]
 struct Told {
     token: u64,
@@ -69,8 +68,8 @@ struct Told {
     bytes: u64,
 }
 
-/// One pull. The client may use its call's number again, and its plan's, before the node has told how it ended: what the
-/// node tells goes by a serial number that no other pull has at the time.
+/// One pull. The client may reuse the numbers of its call and plan before the node has reported how the pull ended, so the node identifies
+/// it by a serial number that no other current pull has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pull {
     call: u32,
@@ -78,7 +77,7 @@ struct Pull {
 }
 
 impl Pull {
-    /// The node's name for it.
+    /// The handle that the node gets for it.
     fn name(self) -> Handle {
         Handle::from_bits(u64::from(self.serial) << 32 | u64::from(self.call))
     }
@@ -91,7 +90,7 @@ impl Pull {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
-    /// With the node's handle, unless the pull ended at once.
+    /// Has the node's handle, unless the pull ended at once.
     Pulling(Pull, Option<Handle>),
     /// The pull has ended; the client is being told what is new.
     Telling(Pull),
@@ -126,7 +125,7 @@ impl Plans {
         };
         self.open.insert(plan, seat);
         self.keys += expected;
-        // One without keys is whole from the start.
+        // A plan without keys is complete from the start.
         self.name(plan, std::iter::empty())
     }
 
@@ -134,12 +133,12 @@ impl Plans {
         self.name(plan, keys.iter())
     }
 
-    /// Drops what the plans hold that are not being pulled.
+    /// Drops the plans, except what is being pulled.
     pub(super) fn forget(&mut self) {
         self.open.clear();
     }
 
-    /// Lends a tensor of a plan a place of the client's own.
+    /// Gives a tensor of a plan a place in the client's own memory.
     pub(super) fn set_place(&mut self, plan: u32, index: u32, place: Buffer) -> Result<(), Misconduct> {
         let seat = self.open.get_mut(&plan).ok_or_else(|| not_open(plan))?;
         let is_new = matches!(seat.naming, Naming::Whole(_)) && seat.plan.is_none() && seat.state == State::Idle;
@@ -224,13 +223,13 @@ impl Client {
         Ok(())
     }
 
-    /// A pull has ended; `None` if it was given up.
+    /// A pull has ended; `None` if it was cancelled.
     pub(super) fn pulled(&mut self, name: Handle, pull_buffer: PullBuffer) -> Option<Answer> {
         let pull @ Pull { call, .. } = Pull::named(name);
         let &(plan, _) = self.plans.pulling.get(&call).filter(|(_, asked)| *asked == pull)?;
         self.plans.pulling.remove(&call);
         self.under_way -= 1;
-        // A plan that was closed meanwhile has nothing to tell, and one that was opened under its number has its own pull buffer.
+        // If the plan was closed meanwhile there is nothing to tell, and a new plan under its number has its own pull buffer.
         if let Some(seat) = self.plans.open.get_mut(&plan)
             && matches!(seat.state, State::Pulling(asked, _) if asked == pull)
         {
@@ -240,18 +239,18 @@ impl Client {
         Some(Answer::Pulled { call, plan, next: 0 })
     }
 
-    /// Gives a pull up. False if the call is none, or has ended and its outcome is on its way.
+    /// Cancels a pull. False if the call is not a pull, or has ended and its outcome is on its way.
     pub(super) fn cancel_pull(&mut self, node: &mut Node, call: u32) -> bool {
         let Some(&(plan, asked)) = self.plans.pulling.get(&call) else { return false };
         let Some(seat) = self.plans.open.get_mut(&plan) else { return false };
         let State::Pulling(by, Some(pull)) = seat.state else { return false };
         if by != asked {
-            // Its plan was closed, and another of the number is pulled.
+            // Its plan was closed, and a new plan with the same number is being pulled.
             return false;
         }
         let pull_buffer = node.cancel_pull(pull);
         seat.pull_buffer = pull_buffer.unwrap_or_else(|| PullBuffer::new(seat.told.len()));
-        // Nobody is told of what could be viewed.
+        // What could have been viewed is not reported to anybody.
         seat.pull_buffer.drop_shared();
         seat.state = State::Idle;
         self.plans.pulling.remove(&call);
@@ -259,7 +258,7 @@ impl Client {
         true
     }
 
-    /// Closes a plan; the call of a pull that ends thereby.
+    /// Closes a plan; returns the call of a pull that this ends.
     pub(super) fn close_plan(&mut self, node: &mut Node, plan: u32) -> Result<Option<u32>, Misconduct> {
         let state = self.plans.open.get(&plan).ok_or_else(|| not_open(plan))?.state;
         let ended = match state {
@@ -278,7 +277,7 @@ impl Client {
         Ok(ended)
     }
 
-    /// Writes what is new of a plan into the ring, from the tensor of number `next` on; how far that went.
+    /// Writes what is new of a plan into the ring, from tensor `next` on. If the ring is full, returns how far it came.
     pub(super) fn tell_plan(
         &mut self,
         call: u32,
@@ -292,7 +291,7 @@ impl Client {
             completion.encode(record).expect("metadata is within its limit, and texts are cut");
             completions.push(record)
         };
-        // A plan may have been closed meanwhile, and one of the same number opened.
+        // The plan may have been closed meanwhile, and another opened under the same number.
         if let Some(seat) =
             plans.open.get_mut(&plan).filter(|seat| matches!(seat.state, State::Telling(pull) if pull.call == call))
         {
@@ -316,7 +315,7 @@ impl Client {
 }
 
 impl Seat {
-    /// Notes a tensor's version, and tells of it what the client does not know; the bytes that it views.
+    /// Notes a tensor's version, and tells the client what it does not know of the tensor; returns the bytes that are viewed.
     #[inline]
     fn tell(
         &mut self,
@@ -334,7 +333,7 @@ impl Seat {
         }
         self.board.note(index, self.pull_buffer.version(index));
         let told = &mut self.told[index];
-        // Where its own place is the client knows.
+        // The client knows where its own places are.
         let in_own_place = matches!(tensor.payload(), Payload::Owned(buffer) if arena.is_destination(buffer));
         let token = if in_own_place { 0 } else { token_of(tensor) };
         let is_known = told.meta.as_ref().is_some_and(|meta| meta.as_wire() == tensor.meta().as_wire());
@@ -345,7 +344,7 @@ impl Seat {
         if in_own_place || told.token == token && told.meta.is_some() {
             tell(&Completion::Reshaped { plan, index, meta })?;
         } else {
-            // One without bytes lies nowhere.
+            // A tensor without bytes has no position.
             let span = place_of(tensor, area).unwrap_or_default();
             tell(&Completion::Placed { plan, index, meta, span, token })?;
             area.told(token);
@@ -356,7 +355,7 @@ impl Seat {
         Ok(0)
     }
 
-    /// Tells of a tensor that the client is to view, and leaves it to the client alone.
+    /// Tells the client of a tensor to view; from then on the client holds it.
     #[cold]
     fn tell_of_view(
         &mut self,
@@ -381,7 +380,7 @@ impl Seat {
     }
 }
 
-/// What names a tensor's memory; 0 for one without bytes.
+/// The token of a tensor's memory; 0 if it has no bytes.
 #[inline]
 fn token_of(tensor: &Tensor) -> u64 {
     match tensor.payload() {
@@ -396,7 +395,7 @@ fn place_of(tensor: &Tensor, area: &ReceiveArea) -> Option<Span> {
 }
 
 impl Board {
-    /// Has memory for so many versions from now on.
+    /// Allocates memory for so many versions, if there is none yet.
     fn prepare(&mut self, keys: usize, area: &ReceiveArea) -> Result<(), Error> {
         if self.memory.is_empty() {
             self.memory = area.allocate_to_stay(keys * BOARD_BYTES_PER_KEY)?;

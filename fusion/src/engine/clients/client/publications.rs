@@ -19,7 +19,7 @@ pub(super) struct Publication {
 }
 
 impl Client {
-    /// Takes a publication in; with it, all that waits for it.
+    /// Takes in a publication. If it is the last of its set, publishes the set.
     pub(super) fn publish(
         &mut self,
         node: &mut Node,
@@ -47,7 +47,7 @@ impl Client {
         }
     }
 
-    /// Publishes what waits for the rest of its set.
+    /// Publishes what has been collected of a set, without waiting for the rest.
     pub(super) fn commit(&mut self, node: &mut Node) {
         let mut together = std::mem::take(&mut self.together);
         for Publication { call, version, key, tensor, lent } in together.drain(..) {
@@ -57,8 +57,8 @@ impl Client {
         self.together = together;
     }
 
-    /// The client says how much of what it had published with the daemon before is published here. Logged once, since it may say so
-    /// at any time.
+    /// The client reports how much of what it had published with the previous daemon is published here again. Logged once, since the client
+    /// may report it at any time.
     pub(super) fn note_published_again(&mut self, published: Moved, copied_bytes: u64, left: Moved) {
         let (pid, task, counters) = (self.pid, &self.metrics.task, &mut self.counters);
         let sum = |counter: &mut u64, more: u64| *counter = counter.saturating_add(more);
@@ -94,14 +94,14 @@ impl Client {
             Ok(()) if lent => self.lent_to_peers.push(call),
             Ok(()) => self.sent.push(call),
             Err(error) => {
-                // Told by the failure itself.
+                // The failure itself reports this.
                 let _ = lent && self.arena.has_returned(call);
                 self.refused.push((call, error));
             }
         }
     }
 
-    /// A tensor whose memory comes back by a word of its own.
+    /// A tensor whose memory is given back by a message of its own.
     pub(super) fn tensor_to_publish(
         &mut self,
         call: u32,

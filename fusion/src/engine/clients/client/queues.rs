@@ -22,30 +22,29 @@ use crate::limits::{HANDED_AT_ONCE, HANDED_PER_TURN};
 use crate::node::{ClientCall, Node, PushRequest, SendWaiter};
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
 
-/// See the module.
+/// The queues of one client; see the module.
 #[derive(Default)]
 pub(super) struct Queues {
     open: HashMap<u32, Seat>,
-    /// Tensors that may wait in all of them.
+    /// Tensors that may wait in all open queues together.
     tensors_max: usize,
-    /// Closed queues in which tensors wait for the next of that name, and how many.
+    /// Closed queues in which tensors wait for the next queue of that name, and how many.
     left: HashMap<Box<str>, usize>,
-    /// Their sum.
+    /// The sum of `left`.
     left_tensors: usize,
 }
 
-/// One queue.
 struct Seat {
     name: Box<str>,
     tensors_max: usize,
-    /// None if it could not be opened.
+    /// `None` if it could not be opened.
     queue: Option<Arc<AcceptQueue>>,
-    /// There is room again for pushers that wait for it.
+    /// Set when there is room again for pushers that wait for it.
     has_room: Arc<AtomicBool>,
     credit: Credit,
-    /// Taken out and not handed over yet.
+    /// Tensors taken out of the queue and not handed over yet.
     batch: vec::IntoIter<Accepted>,
-    /// The next of them, for which there was no memory.
+    /// The next of them, if there was no memory for it.
     stuck: Option<Accepted>,
 }
 
@@ -53,7 +52,7 @@ struct Seat {
 #[derive(Default)]
 struct Credit {
     tensors: u32,
-    /// Less than nothing after a tensor that was larger than what was left.
+    /// Negative after a tensor that was larger than what was left.
     bytes: i64,
 }
 
@@ -102,13 +101,13 @@ impl Seat {
             return Some(next);
         }
         let mut batch = Vec::new();
-        // It is closed by its seat alone, and by an engine that stops.
+        // Only its seat closes the queue, or an engine that stops.
         let _ = self.queue.as_ref()?.take(HANDED_AT_ONCE.min(self.credit.tensors as usize), &mut batch);
         self.batch = batch.into_iter();
         self.batch.next()
     }
 
-    /// What the client was not handed waits for the next queue of that name; how much.
+    /// Closes the queue. What the client was not handed waits for the next queue of that name; returns how much.
     fn close(self, node: &mut Node, task: u16) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let shard = node.settings().shard;
@@ -123,7 +122,7 @@ impl Queues {
         self.open.get_mut(&queue).ok_or_else(|| Misconduct(format!("queue {queue} is not open")))
     }
 
-    /// Whether so many more tensors may wait, in a queue of that name.
+    /// Checks whether a queue of that name may hold so many more tensors.
     fn check(&self, name: &str, tensors_max: usize) -> Result<(), Error> {
         let sum = self.tensors_max + self.left_tensors + tensors_max;
         if sum > QUEUED_TENSORS_MAX {
@@ -157,7 +156,7 @@ impl Queues {
         Ok(())
     }
 
-    /// The client goes; what waits for it, the node forgets with it.
+    /// The client goes; the node then also drops what waits for it.
     pub(super) fn close_all(&mut self, node: &mut Node, task: u16) {
         for (_, seat) in self.open.drain() {
             seat.close(node, task);
@@ -168,7 +167,7 @@ impl Queues {
         self.open.is_empty()
     }
 
-    /// Tensors that were taken out of queues and that the client was not handed.
+    /// Tensors taken out of queues that the client was not handed yet.
     fn in_hand(&self) -> usize {
         self.open.values().map(|seat| seat.batch.len() + usize::from(seat.stuck.is_some())).sum()
     }
@@ -205,13 +204,13 @@ impl Client {
         Ok(())
     }
 
-    /// Hands over what the client has credit for; the work done.
+    /// Hands over what the client has credit for; returns the work done.
     pub(in crate::engine::clients) fn hand_out(&mut self, node: &mut Node, record: &mut Record) -> usize {
         let mut queues = std::mem::take(&mut self.queues);
         let mut count = 0;
         for (&number, seat) in &mut queues.open {
             for _ in 0..HANDED_PER_TURN {
-                // What finds no room in the ring is kept, and nothing is added to it.
+                // What found no room in the ring is kept, and nothing more is added.
                 if self.closed || self.is_blocked() || !self.backlog.is_empty() {
                     break;
                 }
@@ -224,7 +223,7 @@ impl Client {
                         self.put(Answer::Accepted { queue: number, from, tensor }, record);
                         count += 1;
                     }
-                    // Of another client's memory, as after this one has taken its place. There is room when blocks come back.
+                    // A tensor in another client's memory, if this client has replaced that one. There is room when blocks come back.
                     Err(_full) => {
                         seat.stuck = Some(Accepted { from, tensor });
                         break;
@@ -245,7 +244,7 @@ impl Client {
         !self.queues.is_empty()
     }
 
-    /// Answers and accepted tensors for which the client's ring had no room.
+    /// Answers, and tensors taken out of queues, that the client has not been told of yet.
     pub(in crate::engine::clients) fn untold(&self) -> usize {
         if self.closed {
             return 0;
@@ -276,7 +275,7 @@ impl Client {
                 node.push(now, PushRequest { pair, queue, tensors: std::iter::once(tensor), deadline, waiter });
             }
             Err(error) => {
-                // Told by the failure itself.
+                // The failure itself reports this.
                 let _ = lent && self.arena.has_returned(call);
                 self.refused.push((call, error));
             }

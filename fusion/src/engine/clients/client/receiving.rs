@@ -1,6 +1,5 @@
-//! A client's recvs in progress, by the numbers that it gives its calls. Clients count their calls from 0 on and use the lowest
-//! bits again, so most have a place to themselves, and no number is hashed; what shares a place is kept in a map. Bounded by
-//! [`CLIENT_CALLS_MAX`].
+//! A client's recvs in progress, by the client's call numbers. Clients number their calls from 0 and reuse the lowest bits, so most calls
+//! have a place of their own, and no number is hashed; calls that share a place are kept in a map. Bounded by [`CLIENT_CALLS_MAX`].
 
 use hashbrown::HashMap;
 
@@ -15,12 +14,12 @@ pub(super) struct Receiving {
     pub(super) has_destination: bool,
 }
 
-/// See the module.
+/// The recvs of one client; see the module.
 #[derive(Default)]
 pub(super) struct Receivings {
-    /// By the low bits of their numbers; as many as the largest of these has needed.
+    /// By the low bits of the call number; as long as the largest of these has required.
     places: Vec<Option<(u32, Receiving)>>,
-    /// Those whose place another has.
+    /// Recvs whose place is taken by another.
     others: HashMap<u32, Receiving>,
 }
 
@@ -46,7 +45,6 @@ impl Receivings {
         }
     }
 
-    /// One that is in progress.
     #[inline]
     pub(super) fn get_mut(&mut self, call: u32) -> Option<&mut Receiving> {
         match self.places.get_mut(place_of(call)) {
@@ -55,7 +53,6 @@ impl Receivings {
         }
     }
 
-    /// Takes one out.
     #[inline]
     pub(super) fn remove(&mut self, call: u32) -> Option<Receiving> {
         match self.places.get_mut(place_of(call)) {
@@ -91,7 +88,7 @@ mod tests {
                     let is_new = !model.contains_key(&call);
                     prop_assert_eq!(receivings.insert(call, receiving(peer)), is_new);
                     if !is_new {
-                        // The client is disconnected.
+                        // The engine disconnects such a client.
                         return Ok(());
                     }
                     model.insert(call, receiving(peer));

@@ -1,5 +1,5 @@
-//! Traffic of a client, by peer task: counted by the shard, or reported by the client for other transports. Bounded by
-//! [`PEERS_SHOWN_MAX`]; further peers are counted together.
+//! Traffic of a client, by peer task: counted by the shard, or reported by the client for other transports. Bounded by [`PEERS_SHOWN_MAX`];
+//! further peers are counted together.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,26 +11,26 @@ use super::{Client, Misconduct};
 use crate::limits::PEERS_SHOWN_MAX;
 use crate::metrics::{Roll, SeqLock, TrafficCounters, TrafficFigures, TrafficMetrics};
 
-/// See the module.
+/// The traffic of one client; see the module.
 #[derive(Default)]
 pub(super) struct Traffic {
     rows: Vec<Row>,
     by_name: HashMap<Box<str>, usize>,
-    /// Those of the client's numbers for peers.
+    /// The rows, by the client's numbers of its peers.
     by_number: Vec<Option<usize>>,
-    /// Who pushed last: most often it is who pushes next.
+    /// The last pusher, usually also the next one, and its row.
     pusher: Option<(Arc<str>, usize)>,
 }
 
 struct Row {
     counters: TrafficCounters,
-    /// It differs from what is shown.
+    /// It has changed since it was published.
     is_new: Cell<bool>,
     metrics: Arc<TrafficMetrics>,
 }
 
 impl Traffic {
-    /// The counters of a task, to be changed.
+    /// The row of a task, created if there is none.
     fn of_name(&mut self, name: &str, roll: &Roll<TrafficMetrics>) -> usize {
         if let Some(row) = self.by_name.get(name) {
             return *row;
@@ -52,7 +52,7 @@ impl Traffic {
         &mut row.counters
     }
 
-    /// Shows other threads what is new.
+    /// Publishes for other threads what has changed.
     pub(super) fn show(&self) {
         for row in self.rows.iter().filter(|row| row.is_new.take()) {
             row.metrics.counters.write(&row.counters);
@@ -61,7 +61,7 @@ impl Traffic {
 }
 
 impl Client {
-    /// The counters of a peer that the client has named, to be changed.
+    /// The counters of a peer that the client has named.
     #[inline]
     pub(super) fn traffic_of(&mut self, peer: u16) -> &mut TrafficCounters {
         let number = usize::from(peer);
@@ -84,7 +84,7 @@ impl Client {
         row
     }
 
-    /// A tensor that the client accepts.
+    /// Counts a tensor that the client accepts.
     pub(super) fn count_accepted(&mut self, from: &Arc<str>, bytes: usize) {
         let Client { traffic, metrics, .. } = self;
         let row = match &traffic.pusher {
@@ -98,7 +98,7 @@ impl Client {
         traffic.change(row).received(1, bytes as u64);
     }
 
-    /// What went by a direct lane, as the client says.
+    /// Counts what went over a direct lane, as reported by the client.
     pub(super) fn count_direct(&mut self, peer: u16, sent: Moved, received: Moved) -> Result<(), Misconduct> {
         if usize::from(peer) >= self.peers.len() {
             return Err(Misconduct(format!("peer {peer} was not named")));
@@ -112,7 +112,7 @@ impl Client {
         Ok(())
     }
 
-    /// What went another way, as the client says.
+    /// Counts what went over other transports, as reported by the client.
     pub(super) fn count_elsewhere(
         &mut self,
         peer: Option<u16>,
@@ -135,7 +135,7 @@ impl Client {
     }
 }
 
-/// Adds what a client says, which may be anything.
+/// Adds what a client reports, which may be any number.
 fn add(tensors: &mut u64, bytes: &mut u64, more: Moved) {
     *tensors = tensors.saturating_add(more.tensors);
     *bytes = bytes.saturating_add(more.bytes);

@@ -1,14 +1,14 @@
-//! Clients that view what others have published, and clients that do as they should not.
+//! Clients that view what others have published, and clients that break the rules for views.
 
 use sealane_transport::Code;
 use sealane_transport::shm::Span;
 
 use super::*;
 
-/// The whole arena of a process: the smallest tensor that is viewed.
+/// The whole arena of a process, which is as large as the smallest tensor that is viewed.
 const WHOLE: Span = Span { offset: 0, len: 1 << 16 };
 
-/// Attaches a client of a user.
+/// Attaches a client that runs as this user.
 fn attach(engine: &Engine, task: &str, uid: Option<u32>) -> (ClientId, Process) {
     let (mut ends, process) = Process::ends(task, 7);
     let descriptor = || UnixStream::pair().unwrap().0.into();
@@ -28,7 +28,7 @@ fn two(consumer: Option<u32>) -> (Engine, [ClientId; 2], Process, Process) {
     (engine, [publishing, consuming], publisher, consumer)
 }
 
-/// Pulls it by a new plan; what is said of the tensor.
+/// Pulls the tensor by a new plan; what the completion says about it.
 fn pull(consumer: &mut Process, plan: u32) -> String {
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w"].into_iter(), &mut packed).unwrap();
@@ -62,7 +62,7 @@ fn a_view_is_given_back_once_and_by_nobody_else() {
         consumer.submit(&[Submission::Free { tokens }]);
         assert!(is_served(&mut consumer, 1, meta));
     };
-    // Twice the same, and some that nobody was given.
+    // The same token twice, and tokens that were never given out.
     free(&[first, first, 0, u64::MAX, second ^ 1 << 32, second ^ 1 << 20]);
     assert!(is_served(&mut publisher, 0, meta), "it does not have its memory back");
     publisher.submit(&[Submission::Free { tokens: &[second] }]);
@@ -94,7 +94,7 @@ fn who_views_hears_that_the_publisher_has_gone() {
     engine.dismiss(publishing, "it was killed");
     assert_eq!(consumer.next().unwrap(), format!("ArenaGone {{ arena: {arena} }}"));
     assert_eq!(engine.shared_arena(arena, 1).unwrap_err().code(), Code::NotFound);
-    // Nobody waits for the view: the socket of the one that has gone is closed, and the next may come.
+    // Nothing waits for the view: the dead client's socket is closed, and the next client may attach.
     let mut publisher = publisher;
     assert_eq!(publisher.next(), None);
     let (_, _next) = attach(&engine, "ps:1", Some(1));

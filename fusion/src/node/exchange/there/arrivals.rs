@@ -20,7 +20,8 @@ use crate::node::reporter::Reporter;
 use crate::rendezvous::RawMatchKey;
 
 impl Exchange {
-    /// The turn is over, or a link is: producers may hear in the next one what became of kept tensors. How many ranges of them.
+    /// A turn, or a link, has ended: releases kept tensors that have ended, so that their producers hear of it in the next turn. Returns
+    /// the number of ranges.
     #[inline]
     pub(in crate::node) fn release_ended(&mut self, context: &mut Context) -> usize {
         let count = self.there.to_release.len();
@@ -30,12 +31,12 @@ impl Exchange {
         count
     }
 
-    /// True if producers are still to hear what became of kept tensors.
+    /// True if producers are still to be told the fate of kept tensors.
     pub(in crate::node) fn has_to_release(&self) -> bool {
         !self.there.to_release.is_empty()
     }
 
-    /// Gives back what came from the peer of a pair.
+    /// Gives back everything that came from the peer of a pair.
     pub(in crate::node::exchange) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
         self.there.split_up_pairs(|of| of == pair);
         for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
@@ -43,7 +44,7 @@ impl Exchange {
         }
     }
 
-    /// Gives back what came for a pair in `step`.
+    /// Gives back everything that came for a pair in `step`.
     pub(in crate::node::exchange) fn give_back_of(&mut self, pair: u32, step: i64, context: &mut Context) {
         self.there.split_up_step((pair, step));
         for handle in self.there.of_step(pair, step) {
@@ -64,7 +65,7 @@ impl Exchange {
         );
     }
 
-    /// The pair of tensors that a session brings ahead; `None` if nobody can have them.
+    /// The pair of tensors that come ahead on a session; `None` if no recv can get them.
     #[inline(always)]
     fn pair_ahead(
         &self,
@@ -82,19 +83,19 @@ impl Exchange {
                 pair
             }
         };
-        // Only where the pair has asked: a task that has moved may still send from where it was.
+        // Only if the pair has asked on this session: a task that has moved may still send from its old place.
         let is_asked = pairs[pair].asked_there == Some(session) && pairs[pair].owned;
         (is_asked && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
     }
 
-    /// True if tensors that come together may be for a call that reads in place, or for one to come.
+    /// True if tensors that come together may be for a call that reads in place, now or in future.
     #[inline]
     pub(in crate::node) fn looks_at_frames(&self) -> bool {
         self.there.posted.lists.reads_in_place()
     }
 
-    /// Small tensors of a peer have come ahead of their requests in one frame: how many of the first a call reads where they lie, and
-    /// since when they were waited for, or are kept for one.
+    /// Small tensors of a peer have come ahead of their requests in one frame: takes the first of them for a call that reads them in place,
+    /// or keeps them for a future one. Returns how many, and since when they were waited for if they were.
     #[inline]
     pub(in crate::node) fn came_together(
         &mut self,
@@ -113,10 +114,10 @@ impl Exchange {
         Some((TakenTogether { count, is_all: brought.is_all, kept: None }, Some(since)))
     }
 
-    /// A small tensor of a peer has come ahead of its request: what became of it, or `None` if it is kept.
+    /// A small tensor of a peer has come ahead of its request: returns its fate, or `None` if it is kept.
     ///
     /// # Errors
-    /// It is to be kept, and its key is no text.
+    /// It would have to be kept, and its key is not valid UTF-8.
     #[inline]
     pub(in crate::node) fn came_ahead(
         &mut self,
@@ -152,7 +153,7 @@ impl Exchange {
             if asked != of || !place.takes_ahead {
                 return returned;
             }
-            // Its answer may be arriving: then this one waits with its producer.
+            // The recv's answer may be arriving already: then this tensor goes back to wait at its producer.
             let Some(destination) = with.cancel_unanswered(request) else { return returned };
             place.destination = destination;
             if let Some((patience, _)) = place.waited {
@@ -167,7 +168,7 @@ impl Exchange {
     }
 }
 
-/// Tells the producer of kept tensors what became of them.
+/// Tells the producer of kept tensors their fate.
 pub(super) fn release(AheadRange { session, first, count, cost }: AheadRange, fate: Fate, context: &mut Context) {
     if let Some(with) = context.peers.session_mut(session) {
         with.release_ahead((first, count), cost, fate);
@@ -175,8 +176,8 @@ pub(super) fn release(AheadRange { session, first, count, cost }: AheadRange, fa
     }
 }
 
-/// Copies a tensor into the memory of its recv, which brought some or is given some, and ends the recv: what became of it, and since when
-/// it was waited for.
+/// Copies a tensor into the memory of its recv, brought or allocated, and ends the recv. Returns the tensor's fate, and since when it was
+/// waited for.
 #[inline(always)]
 fn receive(
     came: &CameAhead<'_>,

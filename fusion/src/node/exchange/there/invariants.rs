@@ -1,4 +1,4 @@
-//! What holds between any two calls of the node.
+//! The invariants of recvs and kept tensors between any two calls of the node.
 
 use super::super::Exchange;
 use super::memory_of;
@@ -6,7 +6,7 @@ use crate::node::context::Context;
 use crate::rendezvous::RawMatchKey;
 
 impl Exchange {
-    /// Panics unless each recv has a way to end, and what is kept is of a session with a link.
+    /// Panics unless each recv has a way to end, and each kept tensor belongs to a session with a link.
     pub(in crate::node::exchange) fn check_there(&self, context: &Context) {
         let there = &self.there;
         let is_attached = |session| context.peers.session(session).is_some_and(|with| with.is_attached());
@@ -37,8 +37,8 @@ impl Exchange {
         assert_eq!(there.index.len(), there.places.len(), "a recv would be found that has ended");
     }
 
-    /// Panics unless what peers have of their credit is what is kept of theirs, and what sessions count of their own is what they
-    /// have sent.
+    /// Panics unless the credit that peers have used equals what is kept of theirs, and what sessions count as sent ahead equals what is
+    /// recorded here.
     fn check_credit(&self, context: &Context) {
         let there = &self.there;
         let of_places = there.places.iter().filter_map(|(_, place)| place.kept.as_ref()).map(|kept| &kept.range);

@@ -1,5 +1,5 @@
-//! Keys of the last calls for many tensors: a step most often asks for those of the step before, so that a tensor which comes in their
-//! order costs a comparison, and one that comes before its call is known to be expected.
+//! Keys of recent calls for many tensors. A step usually asks for the same keys as the step before, so a tensor that comes in their order
+//! costs one comparison, and one that comes before its call is recognized as expected.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use sealane_transport::limits::KEY_BYTES_MAX;
 
 use crate::limits::{KEY_LIST_BYTES_MAX, KEY_LISTS_MAX};
 
-/// Of so many calls in a row with other keys one has its keys remembered.
+/// Of this many calls in a row with other keys, one has its keys remembered.
 const UNLISTED_TRIED: u32 = 64;
 
-/// Keys that were asked for together, each once.
+/// The keys of one call, all different.
 pub(super) struct KeyList {
-    /// Not that of any other.
+    /// Unique among lists.
     id: u64,
-    /// The ids of lists that have none of its keys.
+    /// The ids of lists that have no key in common with this one.
     disjoint: Vec<u64>,
     text: String,
-    /// Where each ends.
+    /// Where each key ends in `text`.
     ends: Vec<usize>,
-    /// Their numbers, by the keys.
+    /// The keys' indices, by key.
     index: HashTable<u32>,
 }
 
 impl KeyList {
-    /// `None` if a key is there twice or too long, or they are too long together.
+    /// `None` if a key is repeated or too long, or if the keys are too long together.
     fn new<'k>(hasher: &DefaultHashBuilder, keys: impl Iterator<Item = &'k str>) -> Option<KeyList> {
         let (text, ends, index) = (String::new(), Vec::new(), HashTable::new());
         let mut list = KeyList { id: 0, disjoint: Vec::new(), text, ends, index };
@@ -44,7 +44,7 @@ impl KeyList {
         Some(list)
     }
 
-    /// The key of that number.
+    /// The key with this index.
     #[inline]
     pub(super) fn key(&self, number: usize) -> &str {
         key_of(&self.text, &self.ends, number)
@@ -56,18 +56,18 @@ impl KeyList {
         self.index.find(hash, is_it).map(|number| *number as usize)
     }
 
-    /// True if it is known that the two have no key in common.
+    /// True if the two are known to have no key in common.
     #[inline]
     pub(super) fn is_known_disjoint_from(&self, other: &KeyList) -> bool {
         self.disjoint.contains(&other.id) || other.disjoint.contains(&self.id)
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// True if it has these so many, in this order.
+    /// True if it has exactly these `count` keys, in this order.
     fn is<'k>(&self, count: usize, mut keys: impl Iterator<Item = &'k str>) -> bool {
         self.ends.len() == count && (0..count).all(|number| keys.next() == Some(self.key(number)))
     }
@@ -79,27 +79,27 @@ fn key_of<'a>(text: &'a str, ends: &[usize], number: usize) -> &'a str {
     &text[start..ends[number]]
 }
 
-/// The keys of a call, and how it read its tensors.
+/// The keys of a call, and whether it read its tensors in place.
 struct RecentList {
     keys: Arc<KeyList>,
     in_place: bool,
 }
 
-/// See the module.
+/// The lists of recent calls; see the module.
 #[derive(Default)]
 pub(super) struct KeyLists {
     hasher: DefaultHashBuilder,
-    /// Keys of the last calls, the latest first.
+    /// The latest first.
     lists: Vec<RecentList>,
-    /// Lists that were made.
+    /// Number of lists made so far.
     made: u64,
-    /// Calls in a row whose keys were not among them.
+    /// Calls in a row whose keys were not among the recent lists.
     unlisted: u32,
 }
 
 impl KeyLists {
-    /// These keys, of a call that reads its tensors `in_place` or does not, as a list that may have been made before; `None` if there is
-    /// none, since a key is there twice or they are too long, or is not worth it, since each call has others.
+    /// The list of a call's keys, which may have been made before. `in_place` says how the call reads its tensors. `None` if a key is
+    /// repeated, the keys are too long, or a list is not worthwhile because each call has other keys.
     pub(super) fn list<'k>(
         &mut self,
         count: usize,
@@ -127,17 +127,18 @@ impl KeyLists {
         let keys = Arc::new(keys);
         self.lists.truncate(KEY_LISTS_MAX - 1);
         self.lists.insert(0, RecentList { keys: keys.clone(), in_place });
-        // Of an iterator that is the same when it is cloned.
+        // Guards against an iterator whose clone differs from it.
         Some(keys).filter(|keys| keys.len() == count)
     }
 
-    /// True if a call has read its tensors in place, and may be made again.
+    /// True if a recent call has read its tensors in place, and may be repeated.
     #[inline]
     pub(super) fn reads_in_place(&self) -> bool {
         self.lists.iter().any(|recent| recent.in_place)
     }
 
-    /// The keys of the last call that began with this one, or else of the last that had it, if that call read its tensors in place.
+    /// The keys of the last call that began with this key, or else of the last call that had it; `None` if that call did not read its
+    /// tensors in place.
     pub(super) fn read_in_place(&self, key: &[u8]) -> Option<&Arc<KeyList>> {
         let is_first = |recent: &&RecentList| recent.keys.len() > 0 && recent.keys.key(0).as_bytes() == key;
         let recent = self.lists.iter().find(is_first).or_else(|| {
@@ -147,7 +148,7 @@ impl KeyLists {
         recent.in_place.then_some(&recent.keys)
     }
 
-    /// The number of a key in a list of these.
+    /// The index of a key in a list.
     #[inline]
     pub(super) fn number_of(&self, keys: &KeyList, key: &[u8]) -> Option<usize> {
         keys.find(self.hasher.hash_one(key), key)

@@ -1,10 +1,9 @@
-//! Recvs whose producer is a task of another node, and small tensors of such producers that came before their recvs: where they meet.
+//! Where recvs whose producer is a task of another node meet their tensors, small ones of which may come before their recvs.
 //!
-//! A recv of a pair that has asked on this link before waits for a [while](quiet) without a word: most often its tensor comes
-//! ahead of any request. If not, it asks its peer, which is how it hears all that there is to hear: that the producer has left, that
-//! the step has ended, that the tensor is large. Recvs of one call wait [together](posted) until then, and what came before a call waits
-//! [together](unexpected) as well. Bounded by
-//! `fusion.queued_requests_max`, and what is kept by the peers' credit and
+//! A recv of a pair that has made a request on this link before first waits for a [while](quiet): usually its tensor comes ahead of any
+//! request. If not, it asks its peer, which is how it learns everything else: that the producer has left, that the step has ended, that the
+//! tensor is large. Until then recvs of one call wait [together](posted), and tensors that came before their call wait
+//! [together](unexpected) as well. Bounded by `fusion.queued_requests_max`, and what is kept by the peers' credit and
 //! [`KEPT_AHEAD_BYTES_MAX`](crate::limits::KEPT_AHEAD_BYTES_MAX).
 
 mod arrivals;
@@ -38,14 +37,13 @@ pub(in crate::node) use posted::ToPost;
 use quiet::{Patience, Quiet};
 use unexpected::Unexpected;
 
-/// Consecutive tensors that came ahead, as their session knows them.
+/// Consecutive tensors that came ahead, by their numbers in the session.
 #[derive(Clone, Copy)]
 struct AheadRange {
     session: Handle,
-    /// Number of the first.
     first: u64,
     count: u32,
-    /// What they count in the session's credit.
+    /// What they cost of the session's credit.
     cost: usize,
 }
 
@@ -55,7 +53,7 @@ struct Kept {
     tensor: Tensor,
 }
 
-/// Memory of a kept tensor that counts so much in its session's credit: the place, its share of index and chains, and what it allocates.
+/// Memory of a kept tensor that costs `cost` credit: its place, its share of index and chains, and what it allocates.
 fn memory_of(cost: usize) -> usize {
     cost + 3 * size_of::<Handle>() + size_of::<Place>()
 }
@@ -67,22 +65,22 @@ struct Place {
     key: String,
     since: Instant,
     deadline: Instant,
-    /// The caller's memory, until it is asked.
+    /// The caller's memory, until the request is sent.
     destination: Option<Buffer>,
-    /// Of a recv that waits.
+    /// Set for a recv that waits.
     waiter: Option<RecvWaiter>,
     manner: Manner,
-    /// With which patience it waited before it asked, and when it asked; `None` if it has not, or was told to.
+    /// The patience with which it waited before it asked, and when it asked; `None` if it has not asked, or was told to.
     waited: Option<(Patience, Instant)>,
-    /// It may have a tensor that comes ahead: such lies in the host's memory.
+    /// It may get a tensor that comes ahead; those lie in host memory.
     takes_ahead: bool,
-    /// The session that was asked, and the request's name there.
+    /// The session that was asked, and the id of the request there.
     asked: Option<(Handle, Handle)>,
     kept: Option<Kept>,
 }
 
 impl Place {
-    /// What a place begins with.
+    /// An unused place.
     #[cold]
     fn nothing() -> Self {
         let now = Instant::now();
@@ -108,28 +106,29 @@ impl Place {
     }
 }
 
-/// See the module.
+/// Recvs from, and early tensors of, other nodes; see the module.
 pub(in crate::node) struct There {
     places: Arena<Place>,
     index: HashTable<Handle>,
     hasher: DefaultHashBuilder,
-    /// `places` by pair and step, for those who end a step.
+    /// `places` by pair and step, for ending a step.
     steps: Chains,
-    /// Recvs that wait together.
+    /// Recvs of one call that wait together.
     posted: Posted,
     /// Recvs that have not asked yet.
     quiet: Quiet,
-    /// Those of them that are to ask now.
+    /// Recvs that are to ask now.
     hurried: Vec<Handle>,
-    /// Pairs and steps of which all were hurried since recvs asked last: once, whatever a peer says.
+    /// Pairs and steps whose recvs were all hurried since recvs last asked: done once, whatever a peer says.
     hurried_steps: HashSet<(u32, i64)>,
     /// Tensors that came before the call that will have them.
     unexpected: Vec<Unexpected>,
     /// Memory of all kept tensors.
     kept_bytes: usize,
-    /// Those of a pair ask at once.
+    /// Keys whose recvs ask at once.
     large: LargeKeys,
-    /// Kept tensors that have ended in this turn: those that a client took must be in its ring before their producers hear so.
+    /// Kept tensors that have ended in this turn. They are released later: those that a client took must be in its ring before their
+    /// producers hear of it.
     to_release: Vec<(AheadRange, Fate)>,
 }
 
@@ -161,7 +160,7 @@ impl There {
         }
     }
 
-    /// When a recv is to ask its peer.
+    /// When the next recv is to ask its peer.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         earliest([self.quiet.next_deadline(), self.posted.next_deadline()])
@@ -177,7 +176,7 @@ impl There {
         find(&self.index, &self.places, hash, at)
     }
 
-    /// Enters a place where nothing waits, to be filled.
+    /// Adds a place for a match key under which nothing waits, to be filled.
     #[inline]
     fn enter(&mut self, hash: u64, at: MatchKey<'_>) -> (Handle, &mut Place) {
         let Self { places, index, hasher, steps, .. } = self;
@@ -193,7 +192,7 @@ impl There {
         (handle, places.get_mut(handle).expect("just entered"))
     }
 
-    /// Ends a place, whose hash is known, with what `f` makes of it.
+    /// Removes a place, whose hash is known, and returns what `f` makes of it.
     #[inline]
     fn take<R>(&mut self, hash: u64, handle: Handle, f: impl FnOnce(&mut Place) -> R) -> Option<R> {
         if let Ok(slot) = self.index.find_entry(hash, |other| *other == handle) {
@@ -210,14 +209,14 @@ impl There {
         taken
     }
 
-    /// The same by its name alone.
+    /// Like [`take`](Self::take), by the handle alone.
     fn remove<R>(&mut self, handle: Handle, f: impl FnOnce(&mut Place) -> R) -> Option<R> {
         let Place { pair, step, key, .. } = self.places.get(handle)?;
         let hash = self.hash(RawMatchKey { pair: *pair, step: *step, key: key.as_bytes() });
         self.take(hash, handle, f)
     }
 
-    /// Takes the tensor out that is kept in a place.
+    /// Removes a place and returns the tensor kept in it.
     fn take_kept(&mut self, handle: Handle) -> Option<Kept> {
         self.places.get(handle)?.kept.as_ref()?;
         let kept = self.remove(handle, |place| place.kept.take())??;
@@ -225,7 +224,6 @@ impl There {
         Some(kept)
     }
 
-    /// True if a recv waits there.
     #[inline]
     pub(super) fn waits(&self, handle: Handle) -> bool {
         self.places.get(handle).is_some_and(|place| place.waiter.is_some())
@@ -237,7 +235,7 @@ impl There {
         handles
     }
 
-    /// Notes how large the tensor of an answer is.
+    /// Remembers whether an answer's tensor is large.
     #[inline]
     fn note_size(&mut self, handle: Handle, bytes: usize) {
         let Some(Place { pair, key, .. }) = self.places.get(handle) else { return };
@@ -248,7 +246,7 @@ impl There {
         }
     }
 
-    /// Notes whether a recv that asked at last did well to ask: the tensor of an answer that comes at once was there.
+    /// Notes whether it was useful that a recv asked: if the answer comes at once, the tensor was already there.
     #[inline]
     fn note_use(&mut self, now: Instant, handle: Handle) {
         let Some(&Place { pair, waited: Some((patience, asked)), .. }) = self.places.get(handle) else { return };
@@ -259,7 +257,7 @@ impl There {
         }
     }
 
-    /// Who waits for the answer of a request, which has a tensor of so many bytes, or none; `None` if nobody does any more.
+    /// The recv's waiter, for an answer with a tensor of `bytes` bytes, or without one; `None` if nobody waits any more.
     #[inline]
     pub(in crate::node) fn answered(
         &mut self,
@@ -277,7 +275,7 @@ impl There {
         self.remove(handle, |place| place.waiter.take())?
     }
 
-    /// The peer wants a tensor back: what it cost, if it was kept, and is not any more.
+    /// The peer recalls a tensor: returns what it cost if it was kept here; it no longer is.
     pub(in crate::node) fn revoked(&mut self, session: Handle, number: u64, pair: u32, of: KeyOf<'_>) -> Option<usize> {
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
         self.split_up(at);
@@ -289,22 +287,22 @@ impl There {
         self.take_kept(handle).map(|kept| kept.range.cost)
     }
 
-    /// A link is lost: recvs that come wait for the shortest time again.
+    /// A link is lost: future recvs wait for the shortest time again.
     pub(in crate::node) fn forget_patience(&mut self) {
         self.quiet.forget();
     }
 
-    /// The caller of recvs that wait together waits no more.
+    /// The caller of recvs that wait together no longer waits.
     pub(in crate::node) fn close_posted(&mut self, batch: Handle) {
         self.posted.close(batch);
     }
 
-    /// A tensor of the peer's waits for its request: its recv is to ask at once, now or when it comes.
+    /// The peer keeps a tensor until it is requested: its recv asks at once, now or when it is made.
     pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>, batches: &mut Batches) {
         self.large.insert(pair, of.key);
         self.quiet.is_of_use(pair);
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
-        // Others of its step may wait for what is kept as well, and for long.
+        // Other recvs of the step may also wait for kept tensors, and for long.
         let is_long = self.quiet.is_patient() || self.posted.is_patient();
         let hurries_all = is_long && self.hurried_steps.insert((pair, of.step));
         if hurries_all || self.posted.find(at).is_some() {

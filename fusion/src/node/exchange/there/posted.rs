@@ -1,8 +1,8 @@
-//! Recvs of one call that wait together, matched in the order in which they were asked, in which most often their tensors come: what comes
-//! costs a comparison with the key that is next, and no hash.
+//! Recvs of one call that wait together. They are matched in the order in which they were asked, in which their tensors usually come: an
+//! arriving tensor costs one comparison with the next key, and no hash.
 //!
-//! They wait so for as long as a single recv waits without a word. Whatever else is to become of one, those of its call [become
-//! single](There::unpost) first.
+//! They wait together for as long as a single recv waits before it asks. Before anything else can happen to one of them, the recvs of its
+//! call [become single](There::unpost).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,15 +24,15 @@ use crate::node::context::Context;
 use crate::node::outcomes::Outcomes;
 use crate::rendezvous::{MatchKey, RawMatchKey};
 
-/// A recv of a call.
+/// One recv of a call.
 enum Slot {
     /// It waits, with the caller's memory if there is any.
     Open(Option<Buffer>),
-    /// It has its tensor, or was never one of those that wait together.
+    /// It has its tensor, or never waited together with the others.
     Over,
 }
 
-/// The first slot from there on whose recv waits, if it is near.
+/// The first waiting slot at or after `from`; looks at a limited number of slots.
 #[inline]
 fn open_from(slots: &[Slot], from: usize) -> usize {
     let mut at = from;
@@ -42,26 +42,26 @@ fn open_from(slots: &[Slot], from: usize) -> usize {
     at
 }
 
-/// Recvs of one call.
+/// The recvs of one call.
 struct Call {
     pair: u32,
     step: i64,
     since: Instant,
     patience: Patience,
     deadline: Instant,
-    /// Who waits for all of them.
+    /// The batch that waits for all of them.
     batch: Handle,
     keys: Arc<KeyList>,
     /// One for each key.
     slots: Vec<Slot>,
-    /// Whose tensor is expected next.
+    /// The slot whose tensor is expected next.
     next: usize,
-    /// Those that wait.
+    /// How many wait.
     left: usize,
 }
 
 impl Call {
-    /// When its recvs have waited for long enough.
+    /// When its recvs stop waiting and ask.
     #[inline]
     fn asks_at(&self) -> Instant {
         self.since + self.patience.time()
@@ -81,52 +81,51 @@ impl Call {
     }
 }
 
-/// A recv, by the place of its call and its number there; good until something changes.
+/// A recv, by the index of its call and its number there; valid until something changes.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     call: usize,
     number: usize,
 }
 
-/// Calls for whose slots memory is kept.
+/// Calls whose slot memory is kept for reuse.
 const SPARE_CALLS_MAX: usize = 8;
 
-/// Recvs that are over, and are passed to find the next that waits: a tensor that comes in another order costs no more.
+/// How many ended slots are skipped in search of the next waiting one: bounds the cost of a tensor that comes out of order.
 const OVER_SKIPPED_MAX: usize = 64;
 
-/// See the module.
+/// All calls whose recvs wait together; see the module.
 #[derive(Default)]
 pub(super) struct Posted {
-    /// In the order in which they were made: the first has waited for the longest time.
+    /// In the order in which they were made: the first has waited longest.
     calls: Vec<Call>,
-    /// The one whose tensor came last.
+    /// The call whose tensor came last.
     last: usize,
-    /// Recvs of all of them.
+    /// Waiting recvs of all calls.
     recvs: usize,
-    /// Keys of the last calls.
+    /// Keys of recent calls.
     pub(super) lists: KeyLists,
-    /// Memory for the slots of the next calls.
+    /// Memory for the slots of future calls.
     spare: Vec<Vec<Slot>>,
 }
 
 impl Posted {
-    /// True if recvs of a pair and step wait together, of which some may be for these keys.
+    /// True if recvs of a pair and step wait together, some of which may be for these keys.
     pub(super) fn may_have(&self, of: (u32, i64), keys: &KeyList) -> bool {
         self.calls.iter().any(|call| call.is_of(of) && !call.keys.is_known_disjoint_from(keys))
     }
 
-    /// Recvs that wait.
     pub(super) fn recvs(&self) -> usize {
         self.recvs
     }
 
-    /// When the first call has waited for long enough.
+    /// When the recvs of the first call stop waiting and ask.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.calls.iter().map(Call::asks_at).min()
     }
 
-    /// True if any call waits for longer than the shortest time.
+    /// True if any call waits longer than the shortest time.
     pub(super) fn is_patient(&self) -> bool {
         self.calls.iter().any(|call| call.patience != Patience::default())
     }
@@ -144,7 +143,7 @@ impl Posted {
         }
     }
 
-    /// One whose tensor does not come in turn.
+    /// Finds a recv whose tensor comes out of order.
     fn search(&self, at: RawMatchKey<'_>) -> Option<Found> {
         let find = |(index, call): (usize, &Call)| {
             let number =
@@ -154,7 +153,7 @@ impl Posted {
         self.calls.iter().enumerate().find_map(find)
     }
 
-    /// Who waits there, since when, and with which memory.
+    /// The waiter at a slot, since when it waits, and its memory.
     #[inline]
     pub(super) fn at(&mut self, Found { call, number }: Found) -> (RecvWaiter, Instant, &mut Option<Buffer>) {
         let Call { batch, since, slots, .. } = &mut self.calls[call];
@@ -162,7 +161,7 @@ impl Posted {
         (RecvWaiter::Batch { batch: *batch, index: number as u32 }, *since, destination)
     }
 
-    /// One that was found has ended.
+    /// A recv that was found has ended.
     #[inline]
     pub(super) fn over(&mut self, Found { call: index, number }: Found) {
         let Call { slots, next, .. } = &mut self.calls[index];
@@ -171,8 +170,8 @@ impl Posted {
         self.ended(index, 1);
     }
 
-    /// Takes the first tensors of a frame in, if they are those that a call expects next, and since when they were waited for. `None` if
-    /// there is no such call, and nothing was taken.
+    /// Takes the first tensors of a frame, if they are those that a call expects next; also returns since when they were waited for. `None`
+    /// if there is no such call; then nothing was taken.
     pub(super) fn take_frame(
         &mut self,
         of: (u32, i64),
@@ -186,7 +185,7 @@ impl Posted {
             _ => self.calls.iter().position(|call| call.expects(at))?,
         };
         let Call { batch, keys, slots, next, .. } = &mut self.calls[index];
-        // One with memory of the caller's is filled by itself.
+        // A recv with the caller's memory is filled individually.
         let expects = |key: &[u8]| {
             let number = *next;
             let is_it = matches!(slots.get(number), Some(Slot::Open(None))) && keys.key(number).as_bytes() == key;
@@ -202,7 +201,7 @@ impl Posted {
         Some((brought, since))
     }
 
-    /// So many recvs of a call have ended; since when they have waited.
+    /// `count` recvs of a call have ended; returns since when they have waited.
     fn ended(&mut self, index: usize, count: usize) -> Instant {
         self.last = index;
         let call = &mut self.calls[index];
@@ -227,14 +226,14 @@ impl Posted {
         call
     }
 
-    /// The caller waits no more.
+    /// The caller no longer waits.
     pub(super) fn close(&mut self, batch: Handle) {
         if let Some(index) = self.calls.iter().position(|call| call.batch == batch) {
             self.remove(index);
         }
     }
 
-    /// Panics unless what waits is counted.
+    /// Panics unless the counts of waiting recvs are right.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, listens: impl Fn(Handle) -> bool) {
         for call in &self.calls {
@@ -248,21 +247,21 @@ impl Posted {
     }
 }
 
-/// Recvs that are asked together.
+/// Recvs that one call asks for together.
 pub(in crate::node) struct ToPost<'a, K, D> {
     pub(in crate::node) pair: u32,
     pub(in crate::node) step: i64,
     pub(in crate::node) keys: K,
     pub(in crate::node) count: usize,
-    /// The caller's memory for each in turn, as far as it brings any.
+    /// The caller's memory for the first recvs, in order.
     pub(in crate::node) destinations: &'a mut D,
     pub(in crate::node) deadline: Instant,
     pub(in crate::node) batch: Handle,
 }
 
 impl There {
-    /// Lets those recvs wait together that can, or have what came before them; the numbers of the others, and their memory. `None` if none
-    /// can, and no memory was taken.
+    /// Lets those recvs wait together that can, or gives them what came before them; returns the numbers of the others, and their memory.
+    /// `None` if none can; then no memory was taken.
     pub(in crate::node) fn post<'k, K, D>(
         &mut self,
         now: Instant,
@@ -328,26 +327,26 @@ impl There {
         Some(others)
     }
 
-    /// True if something waits under this key, a recv or a tensor.
+    /// True if a recv or a tensor waits under this key.
     fn has(&self, at: RawMatchKey<'_>) -> bool {
         self.find(self.hash(at), at).is_some() || self.posted.find(at).is_some()
     }
 
-    /// The recvs of calls that have waited for long enough are single from now on.
+    /// Makes the recvs of calls that have waited long enough single.
     pub(super) fn unpost_due(&mut self, now: Instant, batches: &mut Batches) {
         while let Some(index) = self.posted.calls.iter().position(|call| call.asks_at() <= now) {
             self.unpost(index, batches);
         }
     }
 
-    /// The same of calls whose pair and step `pick` says.
+    /// Makes the recvs of calls single whose pair and step `pick` chooses.
     pub(super) fn unpost_those(&mut self, batches: &mut Batches, pick: impl Fn(u32, i64) -> bool) {
         while let Some(index) = self.posted.calls.iter().position(|call| pick(call.pair, call.step)) {
             self.unpost(index, batches);
         }
     }
 
-    /// The recvs of a call are single from now on, and have waited since it was made.
+    /// Makes the recvs of a call single; they count as waiting since the call was made.
     fn unpost(&mut self, index: usize, batches: &mut Batches) {
         let Call { pair, step, since, patience, deadline, batch, keys, slots, .. } = self.posted.remove(index);
         let mut single = Vec::new();

@@ -1,9 +1,10 @@
-//! How long recvs wait for what comes ahead before they ask for it: longer where asking was in vain.
+//! How long recvs wait for tensors that come ahead before they ask: longer where asking was in vain.
 //!
-//! Most often the producer has not sent yet when a recv is asked, or is busy, and a request costs both sides more than the tensor does.
-//! So the time of a pair doubles where a request found no tensor, up to [`QUIET_TIME_MAX`]. It is the shortest again when a tensor was
-//! there that had not come: when the producer says that it keeps some ([`held`](super::There::held)), when one goes back to it, and when
-//! a request is answered at once. Recvs wait in the order of asking, in one queue for each time, so that none waits for a longer one.
+//! Usually the producer has not sent yet when a recv is made, or is busy, and a request costs both sides more than the tensor does. So the
+//! waiting time of a pair doubles when a request found no tensor, at most [`QUIET_DOUBLINGS_MAX`] times. It is the shortest again when
+//! there was a tensor that had not come: when the producer says that it keeps some ([`held`](super::There::held)), when one goes back to
+//! it, and when a request is answered at once. Recvs wait in the order in which they were made, in one queue for each waiting time, so that
+//! none waits behind one with a longer time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,26 +13,26 @@ use sealane_transport::Handle;
 
 use crate::limits::{QUIET_DOUBLINGS_MAX, QUIET_TIME};
 
-/// How often the time of a recv's pair had doubled when it began to wait.
+/// How often the waiting time of a recv's pair had doubled when it began to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Patience(u8);
 
 impl Patience {
-    /// How long it waits.
+    /// How long the recv waits.
     #[inline]
     pub(super) fn time(self) -> Duration {
         QUIET_TIME * (1 << self.0)
     }
 }
 
-/// See the module.
+/// The recvs that wait before they ask; see the module.
 #[derive(Default)]
 pub(super) struct Quiet {
-    /// Recvs that have not asked, and since when they wait: some may have ended.
+    /// Recvs that have not asked, and since when they wait; some may have ended.
     waiting: [VecDeque<(Handle, Instant)>; QUIET_DOUBLINGS_MAX as usize + 1],
-    /// A bit for each queue that is not empty.
+    /// One bit for each queue that is not empty.
     used: u8,
-    /// By the number of the pair; those that are not there have the shortest time.
+    /// By the number of the pair; pairs beyond the end have the shortest time.
     of_pairs: Vec<Patience>,
 }
 
@@ -42,7 +43,7 @@ impl Quiet {
         self.of_pairs.get(pair as usize).copied().unwrap_or_default()
     }
 
-    /// A recv that had so much patience has asked in vain. Of many that had waited together, the first counts.
+    /// A recv with this patience has asked in vain. Of many that had waited together, only the first counts.
     #[inline]
     pub(super) fn was_vain(&mut self, pair: u32, patience: Patience) {
         if patience.0 >= QUIET_DOUBLINGS_MAX || self.patience(pair) != patience {
@@ -55,19 +56,19 @@ impl Quiet {
         self.of_pairs[pair] = Patience(patience.0 + 1);
     }
 
-    /// The producer keeps what would have to be asked for. True if that was not so.
+    /// The producer has a tensor that must be asked for: the pair's recvs wait the shortest time again. True if that is a change.
     #[inline]
     pub(super) fn is_of_use(&mut self, pair: u32) -> bool {
         let patience = self.of_pairs.get_mut(pair as usize);
         patience.is_some_and(|patience| std::mem::take(patience) != Patience::default())
     }
 
-    /// A link is lost: nobody knows what the next one brings.
+    /// A link is lost: nothing is known about the next one.
     pub(super) fn forget(&mut self) {
         self.of_pairs.clear();
     }
 
-    /// True if any recv waits for longer than the shortest time.
+    /// True if any recv waits longer than the shortest time.
     #[inline]
     pub(super) fn is_patient(&self) -> bool {
         self.used > 1
@@ -80,7 +81,7 @@ impl Quiet {
         self.used |= 1 << patience.0;
     }
 
-    /// Recvs of one patience that have waited since then already, in their order.
+    /// Adds recvs of one patience that have waited since `since`, in their order.
     pub(super) fn insert(&mut self, patience: Patience, since: Instant, handles: impl IntoIterator<Item = Handle>) {
         let waiting = &mut self.waiting[usize::from(patience.0)];
         let later = waiting.split_off(waiting.partition_point(|(_, other)| *other <= since));
@@ -89,7 +90,7 @@ impl Quiet {
         self.used |= u8::from(!waiting.is_empty()) << patience.0;
     }
 
-    /// The next that has waited for long enough, or that `has_ended` says is not to ask any more.
+    /// The next recv that has waited long enough, or that, says `has_ended`, is not to ask any more.
     pub(super) fn pop(&mut self, now: Instant, has_ended: impl Fn(Handle) -> bool) -> Option<(Handle, Patience)> {
         for patience in Self::used(self.used) {
             let waiting = &mut self.waiting[usize::from(patience.0)];
@@ -104,7 +105,7 @@ impl Quiet {
         None
     }
 
-    /// When the first of them has waited for long enough.
+    /// When the first recv will have waited long enough.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let first = |patience: Patience| Some(self.waiting[usize::from(patience.0)].front()?.1 + patience.time());
@@ -120,20 +121,20 @@ impl Quiet {
         })
     }
 
-    /// None waits.
+    /// No recv waits any more.
     #[inline]
     pub(super) fn clear(&mut self) {
         Self::used(self.used).for_each(|patience| self.waiting[usize::from(patience.0)].clear());
         self.used = 0;
     }
 
-    /// True if a recv is among them.
+    /// True if a recv is in a queue.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn contains(&self, handle: Handle) -> bool {
         self.waiting.iter().flatten().any(|(waits, _)| *waits == handle)
     }
 
-    /// Panics unless each recv asks in time.
+    /// Panics unless each recv will ask in time.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self) {
         for (place, waiting) in self.waiting.iter().enumerate() {
@@ -159,7 +160,7 @@ mod tests {
         for doublings in 0..10 {
             let patience = quiet.patience(pair);
             assert_eq!(patience.time(), QUIET_TIME * (1 << doublings.min(QUIET_DOUBLINGS_MAX)));
-            // Of those that have waited together one counts.
+            // Recvs that have waited together count once.
             (0..100).for_each(|_| quiet.was_vain(pair, patience));
         }
         assert_eq!(quiet.patience(pair - 1), quiet.patience(pair + 1));

@@ -1,4 +1,4 @@
-//! Recvs: asked, given up, ended; and who asks whom, and when.
+//! Recvs from other nodes: made, cancelled and ended; and which ones ask their peers, and when.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ use crate::node::pairs::Pairs;
 use crate::rendezvous::{MatchKey, asked_twice};
 
 impl Exchange {
-    /// Asks for a tensor of another node's task. `session` serves the pair, or there is none, for this reason.
+    /// Requests a tensor from another node's task. `session` serves the pair; if there is none, it is the reason.
     #[inline]
     pub(in crate::node) fn recv_there(
         &mut self,
@@ -78,7 +78,7 @@ impl Exchange {
         None
     }
 
-    /// The tensor of a recv has come before it.
+    /// A tensor has come before its recv: gives it to the recv.
     fn hand_over(
         &mut self,
         now: Instant,
@@ -109,7 +109,7 @@ impl Exchange {
         }
     }
 
-    /// Asks the peer of a session for the tensor of a recv; false if the recv has ended by that.
+    /// Sends the request of a recv to the peer of a session; false if that has ended the recv.
     fn ask(&mut self, now: Instant, handle: Handle, session: Handle, context: &mut Context) -> bool {
         let Some(place) = self.there.places.get_mut(handle).filter(|place| place.waiter.is_some()) else {
             return false;
@@ -129,7 +129,7 @@ impl Exchange {
         match with.request_as(place.since, ask, place.manner) {
             Ok(request) => {
                 place.asked = Some((session, request));
-                // Of one that waits for a link it is not known yet whether it will be asked there.
+                // While the session waits for a link, it is not yet known whether the request will go to that peer.
                 if with.is_attached() {
                     context.pairs.note_asked(pair, session);
                 }
@@ -145,7 +145,7 @@ impl Exchange {
         }
     }
 
-    /// The request of a recv was never sent: it may ask anew, with the memory that it brought.
+    /// The request of a recv was never sent: the recv may ask again, with the memory that it brought.
     pub(in crate::node) fn unask(&mut self, handle: Handle, destination: Option<Buffer>) {
         if let Some(place) = self.there.places.get_mut(handle) {
             (place.destination, place.asked) = (destination, None);
@@ -172,7 +172,7 @@ impl Exchange {
         }
     }
 
-    /// The next recv that has waited for long enough without a word, or is to ask now, and its pair.
+    /// The next recv that has waited long enough, or is to ask now, and its pair.
     pub(in crate::node) fn next_to_ask(&mut self, now: Instant, batches: &mut Batches) -> Option<(Handle, u32)> {
         self.there.unpost_due(now, batches);
         let There { quiet, hurried, hurried_steps, places, .. } = &mut self.there;
@@ -192,7 +192,7 @@ impl Exchange {
         }
     }
 
-    /// Asks for a recv that [waited](Self::next_to_ask).
+    /// Sends the request of a recv that [waited](Self::next_to_ask).
     pub(in crate::node) fn ask_at_last(
         &mut self,
         now: Instant,
@@ -206,7 +206,7 @@ impl Exchange {
         }
     }
 
-    /// Gives a recv up; false if it has ended.
+    /// Cancels a recv; false if it has ended.
     pub(in crate::node::exchange) fn cancel_there(&mut self, handle: Handle, context: &mut Context) -> bool {
         if !self.there.waits(handle) {
             return false;
@@ -258,7 +258,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a recv with `error`, if there is one, or gives a tensor back.
+    /// Ends a recv with `error`, if one is given, or gives back a kept tensor.
     pub(super) fn end_place(&mut self, handle: Handle, error: Option<&Error>, context: &mut Context) {
         if let Some(Kept { range, .. }) = self.there.take_kept(handle) {
             release(range, Fate::Returned, context);
@@ -267,7 +267,7 @@ impl Exchange {
         }
     }
 
-    /// A session has a link, on which what stands of its requests is repeated.
+    /// A session has a new link, on which its open requests are repeated.
     pub(in crate::node) fn note_repeated(&self, session: Handle, pairs: &mut Pairs) {
         for (_, place) in self.there.places.iter() {
             if place.asked.is_some_and(|(asked, _)| asked == session) {

@@ -1,7 +1,8 @@
-//! Small tensors that came before the call that will receive them (the unexpected messages of MPI and UCX), with keys that a call has read
-//! in place before: they stay in their frames, and such a call has them as they lie.
+//! Small tensors that came before the call that will receive them (the unexpected messages of MPI and UCX), with keys that an earlier call
+//! has read in place: they stay in their frames, and the call reads them there.
 //!
-//! If anything else becomes of one, all that came for its call are [split up](There::split_up) into tensors that are kept one by one.
+//! If one of them needs any other treatment, all that came for its call are [split up](There::split_up) into tensors that are kept one by
+//! one.
 
 use std::sync::Arc;
 
@@ -19,19 +20,19 @@ use crate::metrics::Operation;
 use crate::node::context::Context;
 use crate::rendezvous::{MatchKey, RawMatchKey};
 
-/// Those for one call to come.
+/// The early tensors of one future call.
 pub(super) struct Unexpected {
     pair: u32,
     step: i64,
     session: Handle,
     keys: Arc<KeyList>,
-    /// The tensors, by the numbers of their keys.
+    /// The tensors, by the indices of their keys.
     received: ReceivedBatch,
-    /// The number whose tensor is expected next.
+    /// The index of the key that is expected next.
     next: usize,
-    /// What each of their frames is in the session.
+    /// The range of each of their frames in the session.
     pub(super) frames: Vec<AheadRange>,
-    /// How many there are, and their bytes.
+    /// How many tensors there are, and their bytes.
     came: (u32, usize),
 }
 
@@ -41,19 +42,19 @@ impl Unexpected {
         (self.pair, self.step) == of
     }
 
-    /// What it counts while it is kept.
+    /// What they count towards `kept_bytes`.
     fn memory(&self) -> usize {
         self.received.memory() + self.frames.iter().map(|frame| memory_of_frame(frame.cost)).sum::<usize>()
     }
 }
 
-/// Memory of a frame whose tensors count so much in their session's credit.
+/// Memory of a frame whose tensors cost `cost` of their session's credit.
 fn memory_of_frame(cost: usize) -> usize {
     cost + ReceivedBatch::FRAME_BYTES + size_of::<AheadRange>()
 }
 
 impl There {
-    /// Keeps the first tensors of a frame together, if a call that reads in place may be expected to ask for them.
+    /// Keeps the first tensors of a frame together, if a call that reads in place is likely to ask for them.
     pub(super) fn keep_together(
         &mut self,
         session: Handle,
@@ -94,7 +95,8 @@ impl There {
         Some(TakenTogether { count: brought.count as u32, is_all: brought.is_all, kept: Some(brought.cost) })
     }
 
-    /// Room for tensors of a step with these keys, of which the first has come, if no call waits for them or is to have them: its place.
+    /// Makes room for tensors of a step with these keys, the first of which has come, unless a call already waits for them or is to have
+    /// them; returns its index.
     fn open_unexpected(
         &mut self,
         session: Handle,
@@ -108,7 +110,7 @@ impl There {
         if is_full || self.posted.may_have(of, &keys) || self.unexpected.iter().any(is_other) {
             return None;
         }
-        // Room costs more than what is not kept there, which does not count in its session's credit.
+        // If the first tensor were then not kept, the room would take memory that its session's credit does not cover, so check it first.
         let first = records.iter().next()?.ok()?;
         let at = RawMatchKey { pair, step, key: first.key };
         let meta = TensorMeta::from_wire(first.meta?).ok()?;
@@ -124,7 +126,7 @@ impl There {
         Some(self.unexpected.len() - 1)
     }
 
-    /// What came for a step before a call of these keys, if that reads in place.
+    /// What came for a step before a call with these keys, if the call reads in place.
     pub(super) fn take_unexpected(
         &mut self,
         of: (u32, i64),
@@ -133,7 +135,7 @@ impl There {
         context: &mut Context,
     ) -> Option<ReceivedBatch> {
         let reporter = &mut context.reporter;
-        // A trace tells of each tensor.
+        // A trace names each tensor.
         let in_place = in_place && reporter.recorder.is_none();
         let is_it = |other: &Unexpected| other.is_of(of) && in_place && Arc::ptr_eq(&other.keys, keys);
         let Some(index) = self.unexpected.iter().position(is_it) else {
@@ -150,7 +152,7 @@ impl There {
         Some(received)
     }
 
-    /// What came together with this tensor, if it did, is kept one by one from now on.
+    /// If this tensor came together with others, they are kept one by one from now on.
     #[inline]
     pub(super) fn split_up(&mut self, at: RawMatchKey<'_>) {
         let lists = &self.posted.lists;
@@ -163,12 +165,12 @@ impl There {
         }
     }
 
-    /// The same of all that came for a step.
+    /// Splits up all that came for a step.
     pub(super) fn split_up_step(&mut self, of: (u32, i64)) {
         self.split_up_those(|other| other.is_of(of));
     }
 
-    /// The same of all that came for a pair that `pick` says.
+    /// Splits up all that came for the pairs that `pick` chooses.
     pub(super) fn split_up_pairs(&mut self, pick: impl Fn(u32) -> bool) {
         self.split_up_those(|other| pick(other.pair));
     }
@@ -191,7 +193,7 @@ impl There {
                 let at = RawMatchKey { pair, step, key: record.key };
                 let cost = ahead_cost(record.key, meta, record.payload);
                 let range = AheadRange { session, first: number, count: 1, cost };
-                // Its key is that of a list, and so it is text.
+                // Its key comes from a list, and so is valid UTF-8.
                 let kept = self.keep(self.hash(at), at, range, (meta, record.payload));
                 if let Some(fate) = kept.unwrap_or(Some(Fate::Returned)) {
                     self.to_release.push((range, fate));
@@ -213,7 +215,7 @@ impl There {
     /// Keeps a tensor that came before its recv, if there is room.
     ///
     /// # Errors
-    /// Its key is no text.
+    /// Its key is not valid UTF-8.
     pub(super) fn keep(
         &mut self,
         hash: u64,
@@ -236,7 +238,7 @@ impl There {
         Ok(None)
     }
 
-    /// Panics unless nothing else waits or lies under their keys, and their links stand; what they count.
+    /// Panics unless nothing else waits or lies under their keys, and their links are up; returns what they count.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_unexpected(&self, is_attached: impl Fn(Handle) -> bool) -> usize {
         for it in &self.unexpected {

@@ -1,4 +1,4 @@
-//! Both ends of a ring on the heap, which a peer may write as it likes.
+//! Both ends of a ring on the heap; a peer may write anything there.
 
 #[cfg(loom)]
 use loom::{
@@ -18,7 +18,7 @@ use super::{BytesMemory, BytesReader, BytesWriter};
 
 const BYTES: u64 = 4;
 
-/// Its words as in [`BytesMemory`], and its bytes, each in a word.
+/// Words as in [`BytesMemory`], and the ring's bytes, one per word.
 #[derive(Clone)]
 struct Heap(Arc<[[AtomicU64; 6]; 2]>);
 
@@ -75,8 +75,8 @@ fn both() -> (BytesWriter<Heap>, BytesReader<Heap>, Heap) {
     (writer, reader, memory)
 }
 
-/// Each byte is read once, in order, and neither end waits for one that waits for it: told as by the news of a lane, which the other
-/// end looks at.
+/// Each byte is read once, in order, and the two ends never wait for each other: each announces what it did as news of the lane, which the
+/// other end looks at.
 #[cfg(loom)]
 #[test]
 fn loom_bytes_are_read_in_order_and_nobody_waits_for_ever() {
@@ -120,7 +120,7 @@ fn loom_bytes_are_read_in_order_and_nobody_waits_for_ever() {
     });
 }
 
-/// What the reader has left is used again, and nothing of before is read.
+/// A ring whose reader has left it is used again, and nothing from before is read.
 #[cfg(loom)]
 #[test]
 fn loom_a_ring_is_used_again_once_its_reader_has_left_it() {

@@ -1,4 +1,4 @@
-//! Records between two sides of ours, one of which may say what it likes, and between one of ours and rustls's own.
+//! Records between two sides of ours, one of which may say anything, and between a side of ours and rustls itself.
 
 use std::io::{Cursor, Read, Write};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn identity() -> Arc<Identity> {
     identity
 }
 
-/// One side's look at what the other has said: what is left of it, and whether the handshake is done here.
+/// Lets one side of a handshake handle what it has received; removes that from `heard`. True if its handshake is done.
 fn look(side: &mut Handshake, heard: &mut Vec<u8>, says: &mut Vec<u8>) -> bool {
     loop {
         let (discard, step) = side.step(heard, &mut Vec::new(), says);
@@ -30,7 +30,7 @@ fn look(side: &mut Handshake, heard: &mut Vec<u8>, says: &mut Vec<u8>) -> bool {
     }
 }
 
-/// The two sides of a connection: the caller's records and the called one's.
+/// The two sides of a connection, after the handshake: the caller's records, then the called side's.
 fn pair() -> [Records; 2] {
     let identity = identity();
     let mut sides = [Handshake::calling(&identity).unwrap(), Handshake::called(&identity).unwrap()];
@@ -45,7 +45,7 @@ fn pair() -> [Records; 2] {
     sides.map(|side| side.end().unwrap().0)
 }
 
-/// All that a side makes of what it hears: the bytes written, and why it heard no more.
+/// Opens everything that a side has received; returns the bytes, and the fault that stopped it, if any.
 fn open(side: &mut Records, mut heard: Vec<u8>) -> (Vec<u8>, Option<Fault>) {
     let mut bytes = Vec::new();
     loop {
@@ -68,7 +68,7 @@ fn sealed(side: &mut Records, kind: ContentType, bytes: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// What the called side says to a caller that has said this.
+/// The alert with which the called side answers these records.
 fn alert_at(records: &[(ContentType, &[u8])]) -> Option<AlertDescription> {
     let [mut caller, mut called] = pair();
     let said = records.iter().flat_map(|(kind, bytes)| sealed(&mut caller, *kind, bytes)).collect();
@@ -84,7 +84,7 @@ fn keys_change_after_so_many_records_and_when_the_peer_asks() {
     let (bytes, fault) = open(&mut other, said);
     assert!(fault.is_none() && bytes == (0..10).collect::<Vec<_>>());
     assert!(one.sending.records < 3, "it has changed its key");
-    // The other is asked for a key twice before it can say anything: it changes it once.
+    // The other side is asked twice for a new key before it can send anything: it changes its key once.
     for _ in 0..2 {
         let mut asked = Vec::new();
         one.ask_for_key(&mut asked).unwrap();
@@ -102,13 +102,13 @@ fn what_is_sealed_may_be_padded_and_come_in_parts() {
     let [mut one, mut other] = pair();
     let mut padded = Vec::new();
     let padding = [&b"word"[..], &[ContentType::ApplicationData.into()], &[0; 40]].concat();
-    // Its kind, which is padding here, stands behind all that.
+    // The record's real kind follows the bytes in `padding`; the kind that `seal_as` adds is zero, and so part of the padding.
     one.seal_as(ContentType::Unknown(0), &mut padded, |sealed| sealed.extend_from_slice(&padding)).unwrap();
     for part in 0..padded.len() {
         assert!(matches!(other.open(&mut padded.clone()[..part]), Ok((0, Opened::Part))));
     }
     assert_eq!(open(&mut other, padded).0, b"word");
-    // A ticket that comes in two records; the caller makes nothing of it.
+    // A ticket split over two records, which the caller ignores.
     let ticket = [&[HandshakeType::NewSessionTicket.into(), 0, 0, 9], &[7; 9][..]].concat();
     let (first, second) = ticket.split_at(6);
     let said = [first, second].map(|part| sealed(&mut other, ContentType::Handshake, part)).concat();
@@ -127,7 +127,7 @@ fn what_breaks_the_rules_is_refused_and_the_peer_told_why() {
     assert_eq!(alert_at(&[(Handshake, part), (ApplicationData, b"x")]), Some(Alert::UnexpectedMessage));
     assert_eq!(alert_at(&[(Handshake, &[])]), Some(Alert::UnexpectedMessage));
     assert_eq!(alert_at(&[(Handshake, &[HandshakeType::ClientHello.into(), 0, 0, 0])]), Some(Alert::UnexpectedMessage));
-    // Tickets are the called side's to give.
+    // Only the called side may send tickets.
     assert_eq!(
         alert_at(&[(Handshake, &[HandshakeType::NewSessionTicket.into(), 0, 0, 0])]),
         Some(Alert::UnexpectedMessage)
@@ -170,7 +170,7 @@ fn records_that_bring_nothing_are_taken_a_bounded_number_of_times() {
     }
 }
 
-/// Carries all that rustls has to say to ours, which appends its answers; what it has heard of ours.
+/// Passes everything rustls has to say to our side, which appends its answers to `said`; returns the bytes that our side has received.
 fn converse(theirs: &mut ClientConnection, ours: &mut Records, said: &mut Vec<u8>) -> Vec<u8> {
     let mut heard = Vec::new();
     while theirs.wants_write() {

@@ -4,7 +4,7 @@ use super::harness::{FIRST_PACKETS, Host, Pair};
 use crate::verbs::device::{Device, Endpoint, Grant, Post, QueuePair, Status, Work};
 use crate::verbs::fake::{Fabric, FakeSettings};
 
-/// What becomes of a message after the near side was told something else than the truth.
+/// The status of a message after the near side got a changed endpoint.
 fn send_if_told(change: impl FnOnce(&mut Endpoint)) -> Status {
     let fabric = Fabric::new(1);
     let mut pair = Pair::on(&fabric, FakeSettings::default());
@@ -121,7 +121,7 @@ fn the_peer_of_a_failed_queue_pair_hears_of_it_at_its_next_request() {
     assert_eq!(pair.ask(work), Status::LOCAL_PROTECTION);
     assert!(pair.far.poll().is_empty());
     assert_eq!(pair.far.device.next_event(), None);
-    // What its peer has no part in still works.
+    // What does not involve its peer still works.
     pair.far.open(there, 0, 8, Grant::Write);
     pair.near.receive(1, 0, 8);
     pair.far.send(there, 2, b"x");

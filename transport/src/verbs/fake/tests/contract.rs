@@ -1,11 +1,11 @@
-//! Breaches of the seam's contract that only the fabric can tell, and what is left behind.
+//! Breaches of the device contract that only the fabric can notice, and what is left behind.
 
 use super::harness::{Host, Pair};
 use crate::verbs::device::{Device, Grant, Post, Work};
 use crate::verbs::fake::network::NUMBERS;
 use crate::verbs::fake::{Counters, Fabric, FakeSettings};
 
-/// The only breach so far.
+/// The only breach reported so far.
 fn breach(fabric: &Fabric) -> String {
     match &fabric.violations()[..] {
         [only] => only.clone(),
@@ -29,7 +29,7 @@ fn a_region_under_a_posted_request_stays() {
         pair.near.ask(here, 1, work);
         pair.near.device.deregister(region);
         assert!(breach(&pair.fabric).contains("under a posted request"));
-        // It is not touched any more.
+        // The memory is not accessed any more.
         pair.fabric.resume();
         assert!(!pair.near.outcomes()[0].1.is_success());
     }

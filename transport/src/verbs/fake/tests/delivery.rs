@@ -76,7 +76,7 @@ fn a_lost_acknowledgement_fails_before_what_fails_behind_it() {
     }
 }
 
-/// The order in which two queue pairs' messages arrive.
+/// The order in which messages of two queue pairs arrive.
 fn arrivals(seed: u64, polls: u32) -> Vec<u8> {
     let fabric = Fabric::new(seed);
     let mut pair = Pair::on(&fabric, delayed(polls));
@@ -155,7 +155,7 @@ fn nothing_is_held_back_for_who_sleeps() {
     assert!(is_readable(pair.near.device.completion_descriptor()));
     assert_eq!(pair.far.outcomes(), [(1, Status::SUCCESS)]);
     assert_eq!(pair.near.outcomes(), [(7, Status::SUCCESS)]);
-    // The same if it is armed already.
+    // The same works if it is armed already.
     pair.near.device.arm().expect("a device that works");
     pair.far.receive(1, 0, 8);
     pair.near.send(here, 7, b"x");
@@ -189,7 +189,7 @@ fn devices_of_many_threads_share_a_fabric() {
             threads.push(scope.spawn(move || bounce(near, here, 1)));
             threads.push(scope.spawn(move || bounce(far, there, 0)));
         }
-        // The last message is acknowledged only while its receiver is still there.
+        // The last message is acknowledged only while its receiver exists.
         let hosts: Vec<Host> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
         assert_eq!(hosts.len(), 2 * PAIRS as usize);
     });
@@ -200,7 +200,7 @@ fn devices_of_many_threads_share_a_fabric() {
     assert_eq!(sends.requests, u64::from(PAIRS) * BOUNCES);
 }
 
-/// Messages between two threads.
+/// Messages between each two threads.
 const BOUNCES: u64 = 400;
 
 fn say(host: &mut Host, queue_pair: QueuePair, number: u64) {
@@ -209,7 +209,7 @@ fn say(host: &mut Host, queue_pair: QueuePair, number: u64) {
     host.ask(queue_pair, 2, work);
 }
 
-/// Answers each message with one of the next number, and sleeps when there is nothing to do.
+/// Answers each message with the next number, and sleeps when there is nothing to do.
 fn bounce(mut host: Host, queue_pair: QueuePair, mut expected: u64) -> Host {
     // Half of them are received here, half sent.
     let mut unfinished = BOUNCES;

@@ -1,4 +1,4 @@
-//! What goes wrong on purpose.
+//! Injected faults.
 
 use super::harness::{Pair, is_readable};
 use crate::verbs::device::{AsyncEvent, Device, Grant, Post, Status, Work};
@@ -15,7 +15,7 @@ fn the_next_request_of_a_kind_fails_with_any_status() {
         pair.far.receive(1, 0, 8);
         let status = Status(number);
         assert!(pair.fabric.inject("near", Fault::Request { strike: strike(RequestKind::Send, status), skip: 0 }));
-        // Another kind is spared.
+        // A request of another kind does not fail.
         let here = pair.here;
         pair.near.open(here, 0, 8, Grant::Read);
         assert_eq!(pair.send(b"x"), status);
@@ -127,7 +127,7 @@ fn a_port_that_is_down_for_a_short_time_does_no_harm() {
         pair.far.receive(1, 0, 8);
         assert!(pair.fabric.inject(device, Fault::PortDown));
         pair.near.send(here, 1, b"x");
-        // What does not travel does not wait for it, but for its turn.
+        // A request that does not travel waits only for its turn.
         let (_, bind) = pair.near.bind(0, 8, Grant::Read);
         pair.near.ask(here, 2, bind);
         for _ in 0..15 {
@@ -198,7 +198,7 @@ fn nothing_works_on_a_failed_device() {
     assert!(pair.near.receives(&[]).is_err());
     assert!(pair.near.device.poll(&mut Vec::new(), 1).is_err());
     assert!(pair.near.device.arm().is_err());
-    // What gives back still does.
+    // Calls that give something back still work.
     pair.near.device.disarm();
     pair.near.device.free_window(window.id);
     pair.near.device.destroy(here.id);

@@ -1,4 +1,4 @@
-//! A safe little host around a fake device: its memory lives as long as the device, so every request may be posted.
+//! A small safe host around a fake device: its memory lives as long as the device, so that every request may be posted.
 
 #![allow(unsafe_code, reason = "calls the seam, whose contract the host keeps by owning the memory")]
 
@@ -16,7 +16,7 @@ use crate::verbs::fake::{Fabric, FakeDevice, FakeSettings};
 /// Bytes of a host's memory.
 pub(super) const MEMORY: usize = 4096;
 
-/// What each end is told, by the side it is on.
+/// First packet numbers of the two ends.
 pub(super) const FIRST_PACKETS: (u32, u32) = (0x12_3456, 0x65_4321);
 
 pub(super) struct Host {
@@ -56,7 +56,7 @@ impl Host {
         Piece { address: self.address(offset), bytes, lkey: self.region.lkey }
     }
 
-    /// The same bytes as a peer names them, under this key.
+    /// The bytes at `offset` as a peer addresses them, under this key.
     pub(super) fn remote(&self, offset: usize, rkey: u32) -> Remote {
         Remote { address: self.address(offset), rkey }
     }
@@ -97,7 +97,6 @@ impl Host {
         unsafe { self.device.post_receives(buffers) }
     }
 
-    /// Posts a receive buffer.
     pub(super) fn receive(&mut self, id: u64, offset: usize, bytes: u32) {
         self.receives(&[(RECEIVED | id, self.piece(offset, bytes))]).expect("a buffer that is taken");
     }
@@ -109,7 +108,7 @@ impl Host {
         completions
     }
 
-    /// Ids, without the bit of receives, and statuses of all that waits.
+    /// Ids, without the bit for receives, and statuses of all waiting completions.
     pub(super) fn outcomes(&mut self) -> Vec<(u64, Status)> {
         self.poll().into_iter().map(|completion| (completion.id & !RECEIVED, completion.status)).collect()
     }
@@ -118,7 +117,7 @@ impl Host {
         self.device.create().expect("a queue pair")
     }
 
-    /// What the peer is told.
+    /// What the peer needs to connect.
     pub(super) fn endpoint(&self, queue_pair: QueuePair, first_packet: u32) -> Endpoint {
         let of = self.device.attributes();
         let (number, gid, lid, mtu, reads) = (queue_pair.number, of.gid, of.lid, of.mtu, of.reads);
@@ -129,14 +128,14 @@ impl Host {
         self.device.allocate_window().expect("a window")
     }
 
-    /// A window and the request that binds it to its next key, which comes with it.
+    /// A window, and the request that binds it to its next key, which the window already has.
     pub(super) fn bind(&mut self, offset: usize, bytes: u64, grant: Grant) -> (Window, Work) {
         let window = self.window();
         let (region, address, rkey) = (self.region.id, self.address(offset), window.next_key());
         (Window { rkey, ..window }, Work::Bind { window, rkey, region, address, bytes, grant })
     }
 
-    /// Opens bytes to the peer of the queue pair.
+    /// Opens bytes of memory to the peer of the queue pair.
     pub(super) fn open(&mut self, queue_pair: QueuePair, offset: usize, bytes: u64, grant: Grant) -> Window {
         let (window, work) = self.bind(offset, bytes, grant);
         self.ask(queue_pair, 0, work);
@@ -171,19 +170,19 @@ impl Pair {
         Self { fabric: fabric.clone(), near, far, here, there }
     }
 
-    /// Another connection between the two.
+    /// Makes another connection between the two.
     pub(super) fn join(&mut self) -> (QueuePair, QueuePair) {
         join(&mut self.near, &mut self.far)
     }
 
-    /// The near side sends `bytes`, and what becomes of it.
+    /// The near side sends `bytes`; returns the status.
     pub(super) fn send(&mut self, bytes: &[u8]) -> Status {
         let here = self.here;
         self.near.send(here, 7, bytes);
         self.status()
     }
 
-    /// The near side asks for `work`, and what becomes of it.
+    /// The near side posts `work`; returns the status.
     pub(super) fn ask(&mut self, work: Work) -> Status {
         let here = self.here;
         self.near.ask(here, 7, work);
@@ -197,7 +196,7 @@ impl Pair {
         }
     }
 
-    /// Nobody overran anything or broke the contract.
+    /// Checks that nobody overran anything or broke the contract.
     pub(super) fn check(&self) {
         assert_eq!(self.fabric.receiver_not_ready(), 0);
         assert_eq!(self.fabric.completion_overruns(), 0);
@@ -213,7 +212,6 @@ fn join(near: &mut Host, far: &mut Host) -> (QueuePair, QueuePair) {
     (here, there)
 }
 
-/// True if the descriptor is readable now.
 pub(super) fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
     watch(descriptor, PollTimeout::ZERO) == 1
 }

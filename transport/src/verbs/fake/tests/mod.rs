@@ -1,4 +1,4 @@
-//! Every rule of the fake devices.
+//! Tests of every rule of the fake devices.
 
 mod connections;
 mod contract;

@@ -1,16 +1,16 @@
-//! Who may touch which memory.
+//! Who may access which memory.
 
 use super::harness::{Host, MEMORY, Pair};
 use crate::verbs::device::{Access, Device, Grant, Piece, Remote, Status, Window, Work};
 use crate::verbs::fake::FakeSettings;
 
-/// What becomes of a write of 8 bytes to there.
+/// The status of a write of 8 bytes to `to`.
 fn write(pair: &mut Pair, to: Remote) -> Status {
     let from = pair.near.piece(0, 8);
     pair.ask(Work::Write { from, to, word: None })
 }
 
-/// What becomes of a write of 8 bytes to the peer's offset, with a window of bytes 100 to 200 open for writing.
+/// The status of a write of 8 bytes to the peer's offset, while a window opens bytes 100 to 200 for writing.
 fn write_beside_window(offset: usize, rkey: impl Fn(&Pair, Window) -> u32) -> Status {
     let mut pair = Pair::new();
     let there = pair.there;
@@ -181,7 +181,6 @@ fn a_bind_that_does_not_fit_fails() {
     }
 }
 
-/// The parts of a bind.
 struct Bind {
     window: Window,
     rkey: u32,
@@ -236,7 +235,7 @@ fn a_window_of_a_destroyed_queue_pair_is_counted_and_stays_closed() {
     let rkey = window.next_key();
     let (region, address) = (pair.near.region.id, pair.near.address(0));
     pair.near.ask(here, 2, Work::Bind { window, rkey, region, address, bytes: 8, grant: Grant::Write });
-    // The peer's queue pair has failed, which a bind does not need.
+    // The peer's queue pair has failed, which does not affect a bind.
     assert_eq!(pair.near.outcomes(), [(2, Status::WINDOW_BIND)]);
     pair.near.device.free_window(window.id);
     assert_eq!(pair.fabric.counters_of("near").windows, 0);

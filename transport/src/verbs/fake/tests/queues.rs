@@ -1,4 +1,4 @@
-//! Depths, completions, and the descriptors that tell of them.
+//! Depths, completions, and the descriptors that announce them.
 
 use super::harness::{Host, Pair, is_readable};
 use crate::verbs::device::{AsyncEvent, Device, Post, RECEIVED, Status, Work};
@@ -16,7 +16,7 @@ fn attributes_are_those_of_the_settings() {
     let of = host.device.attributes();
     assert_eq!((of.receive_depth, of.completion_depth, of.send_depth), (4, 8, 3));
     assert_eq!((of.device.as_str(), of.mtu, of.reads, of.has_windows), ("near", 4096, 3, true));
-    // Devices of one adapter have its GID; others have another.
+    // Devices of one adapter share its GID; other adapters have other GIDs.
     let (shard, other) = (Host::new(&fabric, settings), Host::new(&fabric, small()));
     assert_eq!(shard.device.attributes().gid, of.gid);
     assert_ne!(other.device.attributes().gid, of.gid);
@@ -36,7 +36,7 @@ fn a_full_send_queue_takes_what_fits() {
     assert!(error.to_string().contains("the send queue holds 3"), "{error}");
     assert_eq!(pair.far.poll().len(), 3, "what was taken is carried out");
     assert!(pair.near.poll().is_empty());
-    // Nothing tells the sender that they are done, so their places are not free.
+    // No completion tells the sender that they are done, so their slots are not free.
     assert_eq!(pair.near.post(here, &[quiet(5)]).expect_err("full").0, 0);
 }
 

@@ -86,7 +86,7 @@ fn requests_of_a_call_are_done_in_order() {
     let close = Work::Invalidate { rkey: window.rkey };
     let posts = [bind, close, bind].map(|work| Post { id: 1, signaled: true, work });
     pair.far.post(there, &posts).expect("three requests");
-    // The second bind asks for a key that the first one has used up.
+    // The second bind uses a key that the first one has used up.
     assert_eq!(pair.far.outcomes(), [(1, Status::SUCCESS), (1, Status::SUCCESS), (1, Status::WINDOW_BIND)]);
     let work = Work::Send(pair.near.piece(0, 1));
     pair.near.ask(here, 1, work);
@@ -150,7 +150,7 @@ fn a_queue_pair_can_talk_to_another_of_its_own_device() {
     pair.near.device.connect(one.id, 1, &second).expect("a connection");
     pair.near.device.connect(other.id, 2, &first).expect("a connection");
     pair.near.receive(5, 2, 8);
-    // The two overlap.
+    // The two messages overlap.
     pair.near.send(one, 9, b"abcdef");
     assert_eq!(pair.near.outcomes(), [(5, Status::SUCCESS), (9, Status::SUCCESS)]);
     assert_eq!(pair.near.bytes(2, 6), b"abcdef");

@@ -1,4 +1,4 @@
-//! The functions, of the library that the system has: loaded when the first is called, and never unloaded.
+//! The functions of the system's library, which is loaded on the first call and never unloaded.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 
 use super::types::*;
 
-/// Declares functions that the library exports: a table of them, filled when it is loaded, and what calls them.
+/// Declares functions that the library exports: a table of them, filled on loading, and functions that call them.
 macro_rules! exported {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         struct Library {
             $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
-            /// Since release 33 and 34 of rdma-core.
+            /// Since releases 33 and 34 of rdma-core.
             query_gid_table: Option<QueryGidTable>,
             reg_dmabuf_mr: Option<RegisterDmaBuf>,
         }

@@ -1,9 +1,9 @@
-//! Types and constants of `infiniband/verbs.h`. Objects that the library makes are declared as far as their fields are read, and never
-//! made, copied or measured here; `tests/abi` includes this file.
+//! Types and constants of `infiniband/verbs.h`. Objects that the library creates are declared only up to the last field
+//! that is read, and are never created, copied or measured here; `tests/abi` includes this file.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Declares constants of an enumeration of C, each of which has the type of the field that it goes into.
+/// Declares constants of a C enumeration, each with the type of the field that holds it.
 macro_rules! constants {
     ($($module:ident: $type:ty { $($name:ident = $value:expr,)* })*) => {
         $(pub mod $module { $(pub const $name: $type = $value;)* })*
@@ -100,7 +100,7 @@ pub struct ibv_context {
     // More follows.
 }
 
-/// What the header's inline functions call. The driver sets all of them, but for those of memory windows.
+/// What the header's inline functions call. The driver sets all of them, except possibly those for memory windows.
 #[repr(C)]
 pub struct ibv_context_ops {
     other_0: [*mut c_void; 7],
@@ -281,7 +281,7 @@ pub union ibv_async_event_element {
 #[repr(C)]
 pub struct ibv_async_event {
     pub element: ibv_async_event_element,
-    /// Of `ibv_event_type`.
+    /// A value of `ibv_event_type`.
     pub event_type: u32,
 }
 
@@ -415,7 +415,7 @@ pub struct ibv_send_wr {
     /// In network byte order; or the key to invalidate, whose name in the header is `invalidate_rkey`.
     pub imm_data: u32,
     pub wr: ibv_send_wr_remote,
-    /// Of the transport XRC.
+    /// Only for the transport XRC.
     pub remote_srqn: u32,
     pub bind_mw: ibv_send_wr_bind,
 }

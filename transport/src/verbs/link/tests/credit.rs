@@ -1,4 +1,4 @@
-//! A peer that sends past its credit or asks and never reads; and what an owner must hear of that has nothing else to do.
+//! A peer that sends beyond its credit, or asks and never reads; and what an owner must be told when it has nothing else to do.
 
 use super::harness::{Into, LARGE, Manner};
 use super::stage::{Fixture, WILD, frames};
@@ -22,7 +22,7 @@ fn messages_past_all_credit_end_the_link() {
     stage.check();
 }
 
-/// The port gives a word's buffer back at once: what it keeps of words is bounded all the same.
+/// The port reuses a word's buffer at once: still it must not keep words without a limit.
 #[test]
 fn words_without_end_are_not_kept_without_end() {
     let mut stage = Fixture::new(Transfer::Write);
@@ -41,7 +41,7 @@ fn a_peer_that_asks_and_never_reads_is_not_answered_without_end() {
     let mut stage = Fixture::new(Transfer::Write);
     let asks: Vec<_> = (0..400).map(|request| Part::Revoke { request, reply: true }).collect();
     let error = (0..40).find_map(|round| {
-        // Just enough for this side to give buffers back, and to say nothing else.
+        // Just enough credit for this side to return buffers and to say nothing else.
         stage.say_with(round % 2, &asks);
         stage.turn().err()
     });
@@ -50,7 +50,7 @@ fn a_peer_that_asks_and_never_reads_is_not_answered_without_end() {
     stage.check();
 }
 
-/// A session that takes nothing in, because too much waits to leave, hears of credit: else it would wait forever.
+/// A session that receives nothing because too much waits to be sent still hears of credit: otherwise it would wait forever.
 #[test]
 fn credit_is_heard_by_a_side_that_does_not_listen() {
     let name = Handle::from_bits(1 << 32 | 9);
@@ -76,7 +76,7 @@ fn credit_is_heard_by_a_side_that_does_not_listen() {
     }
 }
 
-/// A payload comes home through the outbox: its owner is told to transmit, with nothing to say.
+/// A payload comes home through the outbox: its owner is told to transmit although it has nothing to say.
 #[test]
 fn a_payload_that_nobody_wants_comes_home_without_another_word() {
     let name = Handle::from_bits(1 << 32 | 9);

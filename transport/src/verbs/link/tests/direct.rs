@@ -1,5 +1,5 @@
-//! Memory of devices that is exported as a dma-buf: reached directly once it is registered, and copied until then and where it
-//! cannot be.
+//! Device memory that is exported as a dma-buf: accessed directly once it is registered; copied before that, and where it cannot be
+//! registered.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::verbs::settings::Transfer;
 const BOTH: [Transfer; 2] = [Transfer::Write, Transfer::Read];
 const EXPORTED: usize = 32 << 20;
 
-/// Two sides with memory of a device each, of which nothing is registered.
+/// Two sides that each have device memory, none of it registered.
 fn unregistered(manner: &Manner) -> (Pair, FakeDevice) {
     let device = FakeDevice::default();
     let mut pair = Pair::new(manner);
@@ -31,7 +31,7 @@ fn unregistered(manner: &Manner) -> (Pair, FakeDevice) {
     (pair, device)
 }
 
-/// The same, after tensors have gone from and to the memory, which is registered.
+/// As `unregistered`, after tensors have moved from and to the memory, which is registered by then.
 fn pair(manner: &Manner) -> (Pair, FakeDevice) {
     let (mut pair, device) = unregistered(manner);
     let now = pair.now;
@@ -60,7 +60,7 @@ fn direct_counts(pair: &Pair, side: usize) -> (u64, u64) {
     (counters.direct_regions, counters.direct_refused)
 }
 
-/// All is over: no handle is left, and nothing is registered.
+/// Ends everything and checks that no handle is left and nothing is registered.
 fn ends(mut pair: Pair, device: &FakeDevice) {
     pair.sides.iter_mut().for_each(|side| side.export = None);
     pair.settle();
@@ -80,7 +80,7 @@ fn tensors_go_from_and_to_registered_memory_without_a_copy() {
             let (before, flushes, now) = (device.copies(), device.flushes(), pair.now);
             let sizes = [8193, LARGE, PIECE_BYTES, 3 * PIECE_BYTES + 5];
             for (number, size) in (0..).zip(sizes) {
-                // From device to device, from a device to the host, and from the host to a device.
+                // From device to device, from device to host, and from host to device.
                 pair.sides[0].ask(now, number, size, Into::Device);
                 pair.sides[0].ask(now, number + 4, size, Into::Heap);
                 pair.settle();
@@ -89,10 +89,10 @@ fn tensors_go_from_and_to_registered_memory_without_a_copy() {
                 pair.settle();
                 pair.sides[1].sends_from_device = true;
             }
-            // What has come is copied to be compared.
+            // Comparing the tensors that came takes copies.
             let copies = Copies { to_host: before.to_host + 8, ..before };
             assert_eq!((device.copies(), device.flushes()), (copies, flushes + 8), "{transfer:?}");
-            // In a frame it is copied.
+            // In a frame, it is copied.
             pair.sides[0].ask(now, 12, 8192, Into::Device);
             pair.settle();
             let copies = Copies { to_host: copies.to_host + 2, from_host: copies.from_host + 1 };
@@ -146,7 +146,7 @@ fn memory_that_is_given_up_while_it_is_registered_leaves_nothing_behind() {
     ends(pair, &device);
 }
 
-/// What has begun directly ends so, and what begins afterwards is copied; the registration ends with the last handle.
+/// A transfer that began directly ends directly, and later ones are copied; the registration ends with the last handle.
 #[test]
 fn memory_that_is_withdrawn_in_the_middle_is_kept_for_what_has_begun() {
     for transfer in BOTH {
@@ -156,7 +156,7 @@ fn memory_that_is_withdrawn_in_the_middle_is_kept_for_what_has_begun() {
         pair.sides[0].ask(now, 1, 3 * PIECE_BYTES, Into::Device);
         pair.run(|pair| !pair.sides[1].parked.is_empty());
         let withdrawn: Vec<_> = pair.sides.iter_mut().filter_map(|side| side.export.take()).collect();
-        // The place is announced, and the answer decided upon by its producer.
+        // The place is announced, and its producer has decided how to answer.
         withdrawn[0].region().withdraw();
         pair.sides[1].export = withdrawn.get(1).cloned();
         pair.sides[1].answer_parked();
@@ -177,7 +177,7 @@ fn memory_that_is_withdrawn_in_the_middle_is_kept_for_what_has_begun() {
     }
 }
 
-/// Step by step of the fabric: whenever a request is given up, its memory comes back when the peer cannot reach it any more.
+/// At every step of the fabric: whenever a request is given up, its memory comes back once the peer cannot reach it any more.
 #[test]
 fn a_request_into_a_devices_memory_may_be_given_up_at_every_step() {
     for manner in [Manner::default(), Manner::default().without_windows(), Manner::default().tiny()] {
@@ -209,7 +209,7 @@ fn a_small_answer_to_an_announced_place_of_a_devices_is_told_when_that_is_closed
         let destination = pair.sides[0].export.as_ref().and_then(|export| export.allocate(LARGE));
         let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
         pair.sides[0].session.request(pair.now, ask).expect("accepted");
-        // The copy into the device fails, once.
+        // The copy into device memory fails once.
         device.fail_after(1, u64::from(number == 7));
         pair.settle();
         match pair.fate(0, number) {
@@ -232,8 +232,8 @@ fn a_tensor_that_a_device_cannot_see_is_not_handed_on() {
     ends(pair, &device);
 }
 
-/// Without windows left to open, or with memory at the other end that cannot be registered, payloads go in messages, in parts that
-/// are copied one by one; and a copy that fails ends the link, and is made again on the next.
+/// Without free windows, or with memory at the other end that cannot be registered, payloads go in messages, in parts that are copied one
+/// by one; a copy that fails ends the link and is repeated on the next.
 #[test]
 fn a_transfer_without_a_window_is_copied_in_parts() {
     for (transfer, fails) in BOTH.into_iter().flat_map(|transfer| [(transfer, false), (transfer, true)]) {
@@ -259,7 +259,7 @@ fn a_transfer_without_a_window_is_copied_in_parts() {
     }
 }
 
-/// An honest side that has announced a place in a device's memory to a peer that is a queue pair and no more.
+/// An honest side that has announced a place in device memory to a peer that is only a queue pair.
 fn announced() -> (Fixture, FakeDevice, crate::Handle) {
     let mut stage = Fixture::new(Transfer::Write);
     let device = FakeDevice::default();
@@ -315,7 +315,7 @@ fn bytes_of_a_devices_tensor_among_the_frames_end_the_link_and_no_more() {
     stage.check();
     assert_eq!(device.in_use_bytes(), 0);
 
-    // In one part with its frame, it comes into the host's memory, as on any other link.
+    // In one part with its frame, it arrives in host memory, as on any other link.
     let (mut stage, device, id) = announced();
     let mut both = response(id, LARGE);
     both.extend([1; 100]);

@@ -1,4 +1,4 @@
-//! Links that fail: by every completion status, by events, by calls that are refused, by the end of the TCP connection.
+//! Links that fail: by every completion status, by events, by refused calls, by the end of the TCP connection.
 
 use super::harness::{Fate, Into, LARGE, Manner, NAMES, Pair};
 use crate::error::LinkError;
@@ -8,7 +8,7 @@ use crate::verbs::fake::{Fault, RequestKind, Strike, Verb};
 use crate::verbs::limits::PIECE_BYTES;
 use crate::verbs::settings::Transfer;
 
-/// Every status that tells an error, and one that no version knows.
+/// Every error status, and an unknown one.
 const STATUSES: [Status; 14] = [
     Status::LOCAL_LENGTH,
     Status::LOCAL_OPERATION,
@@ -26,7 +26,7 @@ const STATUSES: [Status; 14] = [
     Status(99),
 ];
 
-/// Asks for tensors both ways, of which some go in several pieces.
+/// Asks for tensors both ways, some of which go in several pieces.
 fn ask(pair: &mut Pair) {
     let now = pair.now;
     for side in &mut pair.sides {
@@ -37,7 +37,7 @@ fn ask(pair: &mut Pair) {
     }
 }
 
-/// After the end of a link, the next one carries what is left: each tensor once.
+/// After the end of a link, the next one carries what is left: each tensor arrives once.
 fn resume(mut pair: Pair) {
     pair.lose();
     for side in &pair.sides {
@@ -68,7 +68,7 @@ fn every_completion_error_ends_the_link_and_loses_nothing() {
                 let strike = Strike { kind: Some(kind), status, carried_out: number % 2 == 1 };
                 assert!(pair.fabric.inject(NAMES[0], Fault::Request { strike, skip: number as u32 % 2 }));
                 ask(&mut pair);
-                // The other side may see what follows before this one sees why.
+                // The other side may notice the consequences before this one sees the reason.
                 let error = match pair.run_to_the_end() {
                     (0, error) => error,
                     (_, error) => {
@@ -139,7 +139,7 @@ fn a_device_that_fails_ends_its_links_and_none_begins_any_more() {
     let reason = pair.sides[0].port.why_not("other", pair.now).expect("a reason");
     assert!(reason.contains("failed"), "{reason}");
     assert!(pair.sides[0].port.state().begin_link().is_err());
-    // The port comes up, the device does not.
+    // The port comes up again, the device does not.
     assert!(pair.fabric.inject(NAMES[0], Fault::PortUp));
     pair.sides[0].poll();
     assert!(pair.sides[0].port.why_not("other", pair.now).is_some());
@@ -178,7 +178,7 @@ fn the_end_of_the_tcp_connection_ends_the_link_after_what_had_come() {
             pair.turn(side).expect("a healthy link");
         }
         pair.sides[1].answer_parked();
-        // Some of the answers are in receive buffers when the peer ends.
+        // Some of the answers are in receive buffers when the peer stops.
         pair.sides[1].transmit(now).expect("a healthy link");
         for _ in 0..100 {
             pair.sides[1].poll();
@@ -216,7 +216,7 @@ fn a_peer_whose_links_fail_in_a_row_is_left_alone_until_one_carries() {
     ask(&mut pair);
     for _ in 0..crate::verbs::limits::FAILURES_MAX {
         assert_eq!(pair.sides[0].port.why_not("other", pair.now), None);
-        // The other side says nothing that this one could hear.
+        // The other side says nothing that this side could receive.
         assert!(pair.fabric.inject(NAMES[0], Fault::Request { strike, skip: 0 }));
         assert!(pair.sides[0].transmit(pair.now).is_ok());
         pair.sides[0].poll();
@@ -232,8 +232,8 @@ fn a_peer_whose_links_fail_in_a_row_is_left_alone_until_one_carries() {
     pair.check();
 }
 
-/// A message that breaks off holds one of the peer's receive buffers: it comes back, however often that happens, before the
-/// queue pair is destroyed.
+/// A message that breaks off holds one of the peer's receive buffers: the buffer comes back, however often that happens, before the queue
+/// pair is destroyed.
 #[test]
 fn no_receive_buffer_is_lost_with_links_that_die_in_the_middle_of_a_message() {
     const BUFFERS: usize = 1024;
@@ -263,8 +263,8 @@ fn no_receive_buffer_is_lost_with_links_that_die_in_the_middle_of_a_message() {
     }
 }
 
-/// A device that never says that a queue pair holds no buffer is not waited for any longer than the limit, nor for more queue
-/// pairs, and gives its buffers back all the same.
+/// If a device never reports that a queue pair holds no buffers, the wait for that has a time limit and a limit on queue pairs; the buffers
+/// come back all the same.
 #[test]
 fn queue_pairs_of_a_device_that_does_not_tell_are_destroyed_at_the_limits() {
     use crate::verbs::limits::DRAINING_MAX;
@@ -279,7 +279,7 @@ fn queue_pairs_of_a_device_that_does_not_tell_are_destroyed_at_the_limits() {
         assert!((1..=DRAINING_MAX).contains(&draining), "{draining}");
         assert!(pair.sides[0].port.next_timeout().is_some());
         if pair.sides[0].port.why_not("other", pair.now).is_some() {
-            // What they were promised is promised to nobody else.
+            // Buffers promised to these queue pairs are promised to nobody else.
             break;
         }
         pair.connect();
@@ -294,7 +294,7 @@ fn queue_pairs_of_a_device_that_does_not_tell_are_destroyed_at_the_limits() {
     pair.check();
 }
 
-/// What the port is called now goes into offers, and links by the former address fail by themselves.
+/// Offers have the port's current address, and links over its former address fail by themselves.
 #[test]
 fn offers_name_the_address_that_the_port_has_now() {
     let mut pair = Pair::new(&Manner::default());
@@ -304,7 +304,7 @@ fn offers_name_the_address_that_the_port_has_now() {
     let (_, error) = pair.run_to_the_end();
     assert!(matches!(error, LinkError::Verbs(_)), "{error}");
     pair.lose();
-    // Without an address none can begin.
+    // Without an address no link can begin.
     assert!(pair.fabric.inject(NAMES[0], Fault::Address { gid: [0; 16], lid: 0 }));
     pair.sides[0].poll();
     let reason = pair.sides[0].port.why_not("other", pair.now).expect("a reason");

@@ -1,4 +1,4 @@
-//! Two sides with a port each on one fabric, a session over each, and links between them that a test may lose and make again.
+//! Two sides with a port each on one fabric, a session over each, and links between them that a test can lose and replace.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ use crate::verbs::link::{Connected, VerbsLink};
 use crate::verbs::port::Port;
 use crate::verbs::settings::{Registration, Transfer, VerbsSettings};
 
-/// Turns without an end after which a test counts as stuck.
+/// Turns after which a test counts as stuck.
 const STUCK_TURNS: usize = 20_000;
 pub(super) const NAMES: [&str; 2] = ["one", "other"];
-/// A payload that travels aside, in one piece.
+/// A payload that travels beside the frames, in one piece.
 pub(super) const LARGE: usize = 100_000;
 
-/// How the ports of a test are.
+/// Settings of a test's ports.
 #[derive(Clone)]
 pub(super) struct Manner {
     pub(super) settings: VerbsSettings,
@@ -59,7 +59,7 @@ impl Manner {
         self
     }
 
-    /// The shallowest queues that a port opens with.
+    /// The shallowest queues with which a port opens.
     pub(super) fn tiny(mut self) -> Self {
         self.settings.queue_depth = 8;
         self.device = FakeSettings { send_depth: 8, receive_depth: 8, completion_depth: 17, ..self.device };
@@ -72,7 +72,7 @@ impl Manner {
     }
 }
 
-/// Two queue pairs of two ports that are connected with each other.
+/// Connects two queue pairs of two ports.
 pub(super) fn connect(ports: [&Rc<Port>; 2]) -> [(Connected, Endpoint); 2] {
     let mut ends = ports.map(|port| {
         let (link, queue_pair, endpoint, credits) = port.state().begin_link().expect("room for a link");
@@ -96,7 +96,7 @@ pub(super) fn sockets() -> [Socket; 2] {
     })
 }
 
-/// Two links to each other.
+/// Two connected links.
 pub(super) fn links(ports: [&Rc<Port>; 2]) -> [VerbsLink; 2] {
     let [one, other] = connect(ports);
     let [near, far] = sockets();
@@ -111,20 +111,19 @@ pub(super) fn pattern(number: u32, length: usize) -> Vec<u8> {
     (0..length as u32).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ number.wrapping_mul(97)) as u8).collect()
 }
 
-/// Where a tensor is wanted.
+/// The memory in which a tensor is wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Into {
-    /// Wherever the session finds memory, which is the slab.
+    /// Memory that the session finds, which is the slab.
     Anywhere,
-    /// A vector of the consumer's.
+    /// A vector of the consumer.
     Heap,
     /// A block of the slab.
     Slab,
-    /// Exported memory of a device.
+    /// Exported device memory.
     Device,
 }
 
-/// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     Arrived { bytes: usize, address: usize },
@@ -137,13 +136,13 @@ pub(super) struct Side {
     pub(super) session: Session<u32, u32>,
     pub(super) slab: Slab,
     pub(super) told: Vec<Told>,
-    /// Requests of the peer are kept instead of being answered.
+    /// Requests of the peer are kept unanswered.
     pub(super) parks: bool,
-    /// Tensors that are sent lie in the slab.
+    /// Tensors are sent from the slab.
     pub(super) sends_from_slab: bool,
-    /// Tensors that are sent lie in the exported memory of a device.
+    /// Tensors are sent from exported device memory.
     pub(super) sends_from_device: bool,
-    /// That memory.
+    /// The exported device memory.
     pub(super) export: Option<FakeExport>,
     pub(super) parked: Vec<(Handle, u32, usize)>,
     pub(super) fates: Vec<(u32, Fate)>,
@@ -254,7 +253,7 @@ impl Side {
         }
     }
 
-    /// Asks for a tensor that the key describes; the request, and where its destination lies.
+    /// Asks for a tensor of `size` bytes; returns the request and the address of its destination.
     pub(super) fn ask(&mut self, now: Instant, number: u32, size: usize, into: Into) -> (Handle, usize) {
         let mut destination = match into {
             Into::Anywhere => None,
@@ -313,14 +312,13 @@ impl Pair {
         self.sides.iter_mut().for_each(Side::lose);
     }
 
-    /// Until queue pairs of links that have ended are gone.
+    /// Turns until queue pairs of ended links are gone.
     pub(super) fn drain(&mut self) {
         while self.sides.iter().any(|side| side.port.counters().draining > 0) {
             self.sides.iter_mut().for_each(Side::poll);
         }
     }
 
-    /// One turn of a side.
     pub(super) fn turn(&mut self, side: usize) -> Result<(), LinkError> {
         let now = self.now;
         let side = &mut self.sides[side];
@@ -345,12 +343,12 @@ impl Pair {
         panic!("stuck: {:?}", self.sides.each_ref().map(|side| side.port.counters()));
     }
 
-    /// Until all that was asked for and lent has ended, and work requests are done as far as anybody hears of them.
+    /// Turns until all requests and loans have ended, and all work requests whose end is reported are done.
     pub(super) fn settle(&mut self) {
         self.run(|pair| pair.sides.iter().all(Side::is_quiet));
     }
 
-    /// Turns both sides until one link ends; which, and how.
+    /// Turns both sides until a link ends; returns the side and the error.
     pub(super) fn run_to_the_end(&mut self) -> (usize, LinkError) {
         for _ in 0..STUCK_TURNS {
             for side in 0..2 {
@@ -370,7 +368,7 @@ impl Pair {
         self.fabric.counters_of(NAMES[side])
     }
 
-    /// The one fate of a request of a side.
+    /// The fate of a side's request, which must have ended exactly once.
     pub(super) fn fate(&self, side: usize, number: u32) -> &Fate {
         let mut fates = self.sides[side].fates.iter().filter(|(of, _)| *of == number);
         let (_, fate) = fates.next().expect("it has ended");
@@ -378,7 +376,7 @@ impl Pair {
         fate
     }
 
-    /// Ends the links and looks whether everything was given back, and nothing overran.
+    /// Ends the links and checks that everything was given back and nothing overran.
     pub(super) fn check(mut self) {
         self.lose();
         self.drain();
@@ -389,7 +387,7 @@ impl Pair {
     }
 }
 
-/// Nothing of a link is left on a port, and nothing ever overran.
+/// Checks that a port keeps nothing of any link, and nothing ever overran.
 pub(super) fn check_port(fabric: &Fabric, name: &str, port: &Port, completion_depth: u32) {
     let (counters, held) = (fabric.counters_of(name), port.counters());
     assert_eq!((counters.receiver_not_ready, counters.completion_overruns), (0, 0));

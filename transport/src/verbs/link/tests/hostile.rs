@@ -1,4 +1,4 @@
-//! A peer that says and writes what it likes: its link ends with an error that says why, and nothing else is harmed.
+//! A peer that says and writes anything: its link ends with an error that says why, and nothing else is harmed.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -126,7 +126,7 @@ fn words_out_of_nowhere_end_the_link() {
         assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains("was written"), "{error}");
         stage.check();
     }
-    // A word before the place was named, and for a payload that comes in messages.
+    // A word for a place that has not been named yet, and a word for a payload that comes in messages.
     for how in [How::Offered(WILD), How::Streamed] {
         let mut stage = Fixture::new(Transfer::Write);
         let (id, _) = stage.asked(LARGE, Into::Anywhere);
@@ -159,7 +159,7 @@ fn a_byte_beside_the_link_ends_it() {
     stage.check();
 }
 
-/// The honest side writes, or reads, where it is told: the device of the peer refuses, and the honest side ends the link.
+/// The honest side writes or reads where it is told to; the peer's device refuses, and the honest side ends the link.
 #[test]
 fn wild_places_are_refused_by_the_device() {
     for transfer in [Transfer::Write, Transfer::Read] {
@@ -191,7 +191,6 @@ fn wild_places_are_refused_by_the_device() {
     }
 }
 
-/// Keeps what has landed.
 #[derive(Default)]
 struct Keeps(Vec<Landing>);
 
@@ -205,7 +204,7 @@ impl Receiver for Keeps {
     }
 }
 
-/// What the peer was given stays within its bytes, is for writing alone, and ends with the word that it is full.
+/// The peer can use a place only within its bytes and only for writing, until it says that the place is full.
 #[test]
 fn a_place_gives_no_more_than_itself() {
     for announced in [true, false] {
@@ -244,7 +243,7 @@ fn a_place_gives_no_more_than_itself() {
             assert_eq!(stage.outcomes(), [Status::REMOTE_ACCESS], "{what}");
             stage.check();
         }
-        // And as it should be.
+        // A peer that behaves.
         let mut stage = Fixture::new(Transfer::Write);
         let place = named(&mut stage);
         stage.write(at(place, 100), &bytes[100..], None);
@@ -258,7 +257,7 @@ fn a_place_gives_no_more_than_itself() {
             if let Some(landing) = keeps.0.pop() {
                 let Place::Buffer(buffer) = &landing.place else { panic!("it has memory") };
                 assert!(buffer[..9000] == bytes[..]);
-                // Whoever has the memory now is not written to.
+                // A later owner of the memory is not written to.
                 stage.write(place, &bytes, None);
                 assert_eq!(stage.outcomes(), [Status::REMOTE_ACCESS]);
                 stage.side.session.detach(Some(landing));
@@ -269,7 +268,7 @@ fn a_place_gives_no_more_than_itself() {
     }
 }
 
-/// However an answer comes: when its waiter has it, and its memory may be anybody's, the peer does not reach it any more.
+/// However an answer comes: once its waiter has it, its memory may be reused, so the peer must not reach it any more.
 #[test]
 fn no_answer_is_handed_on_while_its_place_is_open() {
     const SIZE: usize = 9000;
@@ -306,7 +305,7 @@ fn no_answer_is_handed_on_while_its_place_is_open() {
                 stage.side.poll();
                 stage.side.receive(stage.now).expect("the link stands");
                 if is_given_up && stage.side.fates.is_empty() {
-                    // The answer has its memory, or the link.
+                    // The answer or the link has the request's memory.
                     assert!(stage.side.session.cancel(id).is_some_and(|(_, destination)| destination.is_none()));
                 }
                 let is_done = |stage: &Fixture| match is_given_up {
@@ -331,7 +330,7 @@ fn no_answer_is_handed_on_while_its_place_is_open() {
     }
 }
 
-/// The session is detached already.
+/// Checks a fixture whose session is detached already.
 fn check_detached(mut stage: Fixture) {
     let mut link = stage.side.link.take().expect("it stands");
     assert!(link.abandon(stage.side.session.outbox()).is_empty());
@@ -351,7 +350,7 @@ fn places_without_end_are_forgotten() {
         stage.hear();
     }
     stage.turns();
-    // Revoking what is there or not is answered as often as it asks for that.
+    // A revoke is answered whenever it asks for that, whether or not its request exists.
     let parts = [(7, true), (8, false), (1 << 32, true)].map(|(request, reply)| Part::Revoke { request, reply });
     stage.say(&parts);
     stage.turns();

@@ -1,4 +1,4 @@
-//! As many links on one port as its receive buffers are for, and one more.
+//! As many links on one port as it has receive buffers for, and one more.
 
 use std::time::Instant;
 
@@ -53,7 +53,7 @@ impl End {
     }
 }
 
-/// 256 links with the default depths: all of them stand, all work at once, and the next is told why it cannot be.
+/// 256 links with the default depths: all of them stand, all work at the same time, and the next one is refused with a reason.
 #[test]
 fn a_port_has_256_links_and_refuses_the_next_with_its_reason() {
     let settings = VerbsSettings::default();
@@ -102,7 +102,7 @@ fn a_port_has_256_links_and_refuses_the_next_with_its_reason() {
         ends.iter_mut().flatten().for_each(|end| end.turn(now, &slab));
     }
     assert!(is_done(&ends), "every link carries");
-    // One ends, and another has its place.
+    // One link ends, and another takes its place.
     for mut end in ends.pop().expect("there are some") {
         let landings = end.link.abandon(end.session.outbox());
         end.session.detach(landings);
@@ -115,7 +115,7 @@ fn a_port_has_256_links_and_refuses_the_next_with_its_reason() {
     }
 }
 
-/// Two shards of one host share nothing but the adapter: each has its own 32 buffers.
+/// Two shards of one host share only the adapter: each has 32 buffers of its own.
 #[test]
 fn ports_of_one_adapter_do_not_share_their_buffers() {
     let manner = Manner::default();

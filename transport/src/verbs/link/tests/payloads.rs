@@ -1,4 +1,4 @@
-//! Payloads beside the frames: from and into memory of every kind, and by copy where that is not registered.
+//! Payloads beside the frames: from and into memory of every kind, and by copy where the memory is not registered.
 
 use super::harness::{Fate, Into, LARGE, Manner, Pair};
 use crate::verbs::fake::{RequestKind, Verb};
@@ -61,7 +61,7 @@ fn what_lies_in_the_slab_is_never_registered_again() {
         }
         pair.settle();
         assert_eq!(pair.sides.each_ref().map(|side| side.port.counters().registrations), [0, 0]);
-        // A vector of the consumer's, and one of the producer's.
+        // From a vector of the producer, into a vector of the consumer.
         pair.sides[1].sends_from_slab = false;
         pair.sides[0].ask(now, 2, LARGE, Into::Heap);
         pair.settle();
@@ -85,7 +85,7 @@ fn with_dynamic_registration_everything_is_registered_each_time() {
     }
 }
 
-/// Either side, at either place: the payload comes all the same, in messages.
+/// On either side, registering or opening a window fails: the payload arrives all the same, in messages.
 #[test]
 fn what_cannot_be_registered_or_opened_goes_by_copy() {
     for transfer in BOTH {
@@ -101,7 +101,7 @@ fn what_cannot_be_registered_or_opened_goes_by_copy() {
                     pair.settle();
                     assert!(matches!(pair.fate(0, 0), Fate::Arrived { .. }));
                     assert_eq!(pair.sides[1].home, [(0, true)]);
-                    // The windows are the producer's if the consumer reads, and the consumer's else.
+                    // The side that opens windows: the producer if the consumer reads, otherwise the consumer.
                     let opens = if transfer == Transfer::Read { 1 } else { 0 };
                     let streamed = pair.sides[1].port.counters().payloads_streamed;
                     let expected = verb == Verb::Register || side == opens;
@@ -162,7 +162,7 @@ fn small_messages_share_one_send() {
         pair.sides[0].ask(now, number, 64, Into::Anywhere);
     }
     pair.settle();
-    // A message of 100 requests, one of 100 answers, releases and what acknowledges them.
+    // One message with 100 requests, one with 100 answers, one with releases, and acknowledgements.
     let sends = |side| pair.counters(side).of(RequestKind::Send).requests;
     assert!(sends(0) <= 3 && sends(1) <= 3, "{} and {}", sends(0), sends(1));
     pair.check();

@@ -1,4 +1,4 @@
-//! Places that are announced with requests, and given up before their answers come.
+//! Places that are announced with requests and given up before their answers come.
 
 use std::time::Duration;
 
@@ -28,13 +28,13 @@ fn an_announced_place_saves_the_question_where_to() {
         pair.check();
         sends
     };
-    // Each time the request, where to write, and the release; now and then a word of credit.
+    // For each tensor: the request, where to write, and the release; now and then a word of credit.
     let (asked, announced) = (messages(Into::Anywhere), messages(Into::Slab));
     assert!((300..320).contains(&asked[0]) && (200..220).contains(&announced[0]), "{asked:?}, {announced:?}");
     assert_eq!(messages(Into::Heap), announced);
 }
 
-/// The memory of a request that was given up is free only when the peer has said so.
+/// The memory of a request that was given up is free only when the peer has confirmed it.
 #[test]
 fn a_request_given_up_before_its_answer_keeps_its_memory_until_the_peer_agrees() {
     for expires in [false, true] {
@@ -54,7 +54,7 @@ fn a_request_given_up_before_its_answer_keeps_its_memory_until_the_peer_agrees()
     }
 }
 
-/// Its place is in the outbox when its request is given up, and the link takes both words at once.
+/// Its place is still in the outbox when the request is given up; the link takes the place and its withdrawal at the same time.
 #[test]
 fn a_request_given_up_before_the_link_has_told_of_its_place_keeps_its_memory_too() {
     for manner in manners() {
@@ -87,7 +87,7 @@ fn an_answer_that_has_begun_lands_in_memory_that_is_nobody_elses() {
             pair.sides[1].answer_parked();
             pair.turn(1).expect("a healthy link");
             give_up(&mut pair, request, expires);
-            // The frame and the write pass the word that the place is gone.
+            // The frame and the write cross the word that the place is gone.
             for _ in 0..3 {
                 pair.turn(0).expect("a healthy link");
                 pair.turn(1).expect("a healthy link");
@@ -105,8 +105,7 @@ fn an_answer_that_has_begun_lands_in_memory_that_is_nobody_elses() {
     }
 }
 
-/// Request by request, and step by step of the fabric: whenever a request is given up, its memory comes back and the link
-/// goes on.
+/// For each request, at every step of the fabric: whenever the request is given up, its memory comes back and the link goes on.
 #[test]
 fn a_request_may_be_given_up_at_every_step() {
     for manner in manners() {
@@ -123,7 +122,7 @@ fn a_request_may_be_given_up_at_every_step() {
                     break;
                 }
             }
-            // Before it is asked, its memory comes back at once.
+            // Given up before it is sent, its memory comes back at once.
             pair.sides[0].session.cancel(request);
             pair.fabric.resume();
             pair.settle();
@@ -138,7 +137,7 @@ fn a_small_answer_leaves_its_place_unused_and_closed() {
     for manner in manners() {
         let mut pair = Pair::new(&manner);
         for number in 0..1000 {
-            // The destination is far larger than what comes.
+            // The destination is far larger than the tensor.
             let (deadline, key) = (pair.now + Duration::from_secs(60), format!("{number} 100"));
             let destination = Some(pair.sides[0].slab.allocate(LARGE).expect("room"));
             let ask = crate::session::Ask {
@@ -211,7 +210,7 @@ fn give_up(pair: &mut Pair, request: crate::Handle, expires: bool) {
     }
 }
 
-/// The link stands and carries.
+/// Checks that the link still works.
 fn goes_on(mut pair: Pair) {
     for side in &mut pair.sides {
         side.parks = false;

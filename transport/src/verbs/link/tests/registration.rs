@@ -1,4 +1,4 @@
-//! Memory of clients: registered when it is first used, off the turn, and by copy until then.
+//! Memory of clients: its registration begins with its first use, outside the turn; until it is done, tensors are copied.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use crate::shm::SharedMemory;
 use crate::verbs::device::MemoryKind;
 use crate::verbs::regions::Lending;
 
-/// A client's arena, of which no page is touched.
+/// Size of a client's arena whose pages are never touched.
 const ARENA: u64 = 4 << 30;
 
 fn arena() -> SharedMemory {
     SharedMemory::create("arena", ARENA, false).expect("address space").0
 }
 
-/// Registering takes this long for each MiB: 0.4 s for the arena.
+/// Ports for which registering takes 0.1 ms for each MiB: 0.4 s for the arena.
 fn slow() -> Manner {
     let mut manner = Manner::default();
     manner.device.register_time_per_mib = Duration::from_micros(100);
     manner
 }
 
-/// Uses some of a client's memory; true if it could be.
+/// Uses part of a client's memory; true if it is registered.
 fn use_some(pair: &Pair, memory: &SharedMemory) -> bool {
     let state = &mut *pair.sides[0].port.state();
     let (access, registration) = (state.access(), state.settings.registration);
@@ -49,7 +49,7 @@ fn until_registered(pair: &mut Pair) {
 #[test]
 fn a_clients_arena_is_registered_and_given_up_while_neighbours_go_on() {
     let mut pair = Pair::new(&slow());
-    // The message buffers and the slab.
+    // What was registered at the start: the message buffers and the slab.
     let at_start = pair.counters(0).register_call_bytes_max;
     let memory = arena();
     let port = pair.sides[0].port.clone();
@@ -104,7 +104,7 @@ fn a_client_that_leaves_while_its_memory_is_registered_leaves_nothing_behind() {
         assert!(!use_some(&pair, &memory));
         port.remove_shared(&memory);
         if frees {
-            // The device is closed with the registration in progress.
+            // The device is closed while the registration runs.
             drop((port, pair));
             continue;
         }
@@ -128,7 +128,7 @@ fn memory_that_may_not_be_pinned_travels_by_copy_and_is_not_registered_for_each_
     pair.check();
 }
 
-/// Tensors from memory that is not registered yet, or cannot be, go by copy, and from where they lie once it is.
+/// Tensors whose memory is not registered yet, or cannot be, are copied; once it is registered, they are sent from where they are.
 #[test]
 fn tensors_travel_by_copy_until_their_memory_is_registered() {
     for can_be in [true, false] {

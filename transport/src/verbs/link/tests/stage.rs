@@ -1,4 +1,4 @@
-//! An honest side, and a peer that is a queue pair and no more.
+//! An honest side, and a peer that is only a queue pair.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -20,10 +20,9 @@ use crate::verbs::settings::Transfer;
 use crate::wire::{FrameWriter, Response};
 
 pub(super) const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
-/// Turns in which all that is in flight has come.
+/// Turns after which everything in flight has arrived.
 pub(super) const TURNS: usize = 50;
 
-/// An honest side, and a peer that is a queue pair and no more.
 pub(super) struct Fixture {
     pub(super) fabric: Fabric,
     pub(super) side: Side,
@@ -53,7 +52,6 @@ impl Fixture {
         Self { fabric, side, port, peer: Some(peer), socket, now, posted: 0, completion_depth }
     }
 
-    /// Posts something of the peer's.
     pub(super) fn post(&mut self, work: Work) {
         let peer = self.peer.as_ref().expect("it stands");
         self.posted += 1;
@@ -78,7 +76,7 @@ impl Fixture {
         self.post_bytes(bytes, Work::Send);
     }
 
-    /// A message with credit for a few more.
+    /// The peer sends a message that also grants a little credit.
     pub(super) fn say(&mut self, parts: &[Part<'_>]) {
         self.say_with(3, parts);
     }
@@ -95,7 +93,7 @@ impl Fixture {
         self.post_bytes(bytes, |from| Work::Write { from, to, word });
     }
 
-    /// What the honest side has said since the last time.
+    /// What the honest side has sent since the last call.
     pub(super) fn hear(&mut self) -> Vec<Vec<u8>> {
         self.port.poll(&mut Vec::new());
         let link = self.peer.as_ref().expect("it stands").link;
@@ -114,14 +112,14 @@ impl Fixture {
         heard
     }
 
-    /// Statuses of what the peer has posted, since the last time.
+    /// Statuses of the peer's completed work requests since the last call.
     pub(super) fn outcomes(&mut self) -> Vec<Status> {
         self.port.poll(&mut Vec::new());
         let link = self.peer.as_ref().expect("it stands").link;
         self.port.state().entry(link).completed.drain(..).map(|(_, status)| status).collect()
     }
 
-    /// What has come for the honest side and was not taken in.
+    /// Number of arrivals that the honest side has not taken in.
     pub(super) fn kept(&self) -> usize {
         let link = self.side.link.as_ref().expect("it stands").side.link;
         self.side.port.state().entry(link).arrivals.len()
@@ -147,14 +145,14 @@ impl Fixture {
         (0..TURNS).find_map(|_| self.turn().err()).expect("the link ends")
     }
 
-    /// The request that the honest side has asked, with its frame sent.
+    /// Lets the honest side ask for a tensor and send the request's frame.
     pub(super) fn asked(&mut self, size: usize, into: Into) -> (Handle, usize) {
         let asked = self.side.ask(self.now, 1, size, into);
         self.turns();
         asked
     }
 
-    /// Looks whether the honest side has given everything back.
+    /// Checks that the honest side has given everything back.
     pub(super) fn check(mut self) {
         self.side.lose();
         let port = self.side.port.clone();
@@ -174,13 +172,13 @@ pub(super) fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
     bytes
 }
 
-/// The frame of an answer whose payload comes beside it.
+/// The frame of an answer whose payload travels beside it.
 pub(super) fn response(id: Handle, payload_bytes: usize) -> Vec<u8> {
     let (token, payload_bytes) = (Handle::from_bits(1 << 32), payload_bytes as u64);
     frames(|writer| writer.response(&Response { id, token, payload_bytes, transfer: 0, meta: b"" }))
 }
 
-/// The last place that the honest side has named, and the transfer that it is for, if it is for one.
+/// The last place that the honest side has named, and the transfer that it belongs to, if any.
 pub(super) fn place_in(messages: &[Vec<u8>]) -> (Option<u16>, Remote) {
     let mut found = None;
     for message in messages {

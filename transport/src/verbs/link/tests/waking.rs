@@ -1,4 +1,4 @@
-//! Links whose owner calls them when the port says so, and at no other time: nobody is forgotten, whoever takes the room.
+//! Links that are called only when the port says so: none is forgotten, whichever link takes the room.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -17,14 +17,14 @@ use crate::verbs::port::Port;
 use crate::verbs::settings::Transfer;
 
 const SIZES: [usize; 6] = [0, 100, 8192, 9000, 70_000, 1_100_000];
-/// Turns in which nothing at all happens, while some still wait.
+/// Turns in which nothing happens although some links wait.
 const IDLE_TURNS: usize = 100;
 
-/// A shard: one port, and the sides on it that are to be called.
+/// A shard: one port, and its sides, some of which are to be called.
 struct Shard {
     port: Rc<Port>,
     sides: Vec<Side>,
-    /// Those to be called.
+    /// Sides to be called.
     hot: BTreeSet<usize>,
 }
 
@@ -100,7 +100,7 @@ fn nobody_is_forgotten() {
     }
 }
 
-/// All links together may have no more than eight work requests in flight.
+/// All links together may have at most eight work requests in flight.
 #[test]
 fn links_that_share_little_room_wake_each_other() {
     for seed in 1..=4 {
@@ -133,7 +133,7 @@ fn a_link_that_ends_gives_its_room_to_those_that_wait() {
         sides.push(other);
     }
     fabric.pause();
-    // The first takes all the room that there is, as announced places do.
+    // The first link takes all the room, as announced places do.
     for number in 0..20 {
         sides[0].ask(now, number, 10_000, Into::Heap);
     }

@@ -125,7 +125,7 @@ impl<C: Client> Rounds for (Plan, C) {
 /// side is a separate process on the second CPU. Between its rounds a system must be quiet on both, since others are measured
 /// there.
 pub(crate) struct System {
-    /// The name in the report: `sealane`, `raw`, `grpc`, `grpc-stream` or `open`.
+    /// The name in the report, such as `sealane`, `raw` or `grpc-stream`.
     pub(crate) name: &'static str,
     /// How it is run, as in `polling` or `unary`.
     pub(crate) variant: String,

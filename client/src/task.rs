@@ -307,7 +307,7 @@ impl Task {
         }
     }
 
-    /// Bytes of one shard's receive area; 0 while there is no daemon.
+    /// Bytes of one shard's receive area, of an embedded engine too; 0 while there is no daemon.
     pub(crate) fn area_bytes(&self) -> u64 {
         match &self.0 {
             Engine::Daemon(attached) => attached.0.area_bytes().unwrap_or_default(),

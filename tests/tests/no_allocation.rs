@@ -14,7 +14,7 @@ static ALLOCATOR: Counting = Counting;
 const TENSORS: i64 = 6_000;
 const WARM_UP: i64 = 2_000;
 
-/// One engine with a ps and a worker, or two engines, so that the tensors cross a socket.
+/// An engine with one task; the tensors of two engines cross a socket.
 fn engine(map: &str, task: &str, listener: TcpListener) -> Engine {
     let map = EndpointMap::parse(map, "test").expect("well-formed");
     let mut settings = EngineSettings::new(map, &[task]).expect("a well-formed name");

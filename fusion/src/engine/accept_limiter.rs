@@ -1,5 +1,5 @@
-//! Limits on unauthenticated callers, per host: handshakes in progress, and authentication failures. Owned by the shard that listens;
-//! bounded by [`CALLER_HOSTS_MAX`].
+//! Limits on unauthenticated callers, per host: handshakes in progress, aborted handshakes, and authentication failures. Owned by
+//! the shard that listens; bounded by [`CALLER_HOSTS_MAX`].
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -67,6 +67,6 @@ pub struct KindCounters {
 pub struct CallerCounters {
     /// They failed to authenticate.
     pub unauthenticated: u64,
-    /// Their host had too many handshakes in progress, or had failed to authenticate too often.
+    /// Their host had too many handshakes in progress, or had aborted or failed too many.
     pub turned_away: u64,
 }

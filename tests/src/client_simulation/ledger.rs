@@ -33,7 +33,7 @@ impl Spot {
 pub(super) enum End {
     Ok,
     Failed(Code),
-    /// Its deadline passed while its tensor was on its way.
+    /// Nobody can tell: its deadline passed while its tensor was on its way, or it was given up.
     Unknown,
 }
 

@@ -67,7 +67,7 @@ impl Slot {
         self.process.as_ref().map(Child::id)
     }
 
-    /// Sends a signal. A process that has ended is still our child, so no other has its number.
+    /// Sends a signal. A process that has ended and was not waited for is still our child, so no other has its number.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = self.id().map(|id| kill(Pid::from_raw(id as i32), signal));
     }

@@ -41,7 +41,7 @@ struct Table {
     memory: Memory,
     /// The last write of each row.
     rows: Vec<usize>,
-    /// The newest published version; versions that found no room do not count.
+    /// The newest version that was published, or could not be for lack of room.
     newest: i64,
     /// The row that is half written, and since when.
     held: Option<(u64, Duration)>,

@@ -262,7 +262,7 @@ fn pushes_leave_in_order_whatever_copies_fail() {
     both.forth();
     let opened = both.open_and_find().expect("a stream was opened");
     both.there.grant(opened, Credit { messages: 100, bytes: 10 << 20 });
-    // The third and the sixth copy fail.
+    // Only the third copy fails.
     device.fail_after(2, 1);
     let (mut came, mut ended, mut rounds) = (Vec::new(), Vec::new(), 0);
     while both.here.requests() > 0 {

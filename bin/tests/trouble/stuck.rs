@@ -68,7 +68,7 @@ fn many_calls_to_a_daemon_that_stands_still_end_together() {
     let tensors = |count| keys(count).map(|key| (key, tensor(1, 64)));
     let mut codes = BTreeSet::new();
     // More than the ring has room for; what comes then finds none at all.
-    for sending in task.send_all_with(PS, STEP, tensors(SLOTS as u64 + MANY), SendOptions { timeout }) {
+    for sending in task.send_all_with(PS, STEP, tensors(2 * SLOTS as u64 + MANY), SendOptions { timeout }) {
         codes.insert(format!("send {:?}", sending.wait().unwrap_err().code()));
     }
     let wanted = keys(MANY).map(|key| (key, RecvOptions { timeout, ..RecvOptions::default() }));

@@ -124,6 +124,9 @@ impl Held<'_> {
     ) -> usize {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return 0 };
         let (segment, direction) = (shared.with.segment, kind.direction());
+        if !link.segments[usize::from(segment)].waiting.is_empty() {
+            return 0;
+        }
         link.together.clear();
         // Keys and tensors run the caller's code: no call is entered meanwhile.
         for small in small {

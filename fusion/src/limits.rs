@@ -262,6 +262,10 @@ pub(crate) const PEEK_IDLE_TURNS: u32 = 16_384;
 /// client does not starve its neighbours.
 pub(crate) const CLIENT_RECORDS_PER_TURN: usize = 256;
 
+/// Outcomes of clients' calls in one turn up to which each small tensor is reported at once: two sends and their recvs. Of more, those of a
+/// client share records.
+pub(crate) const FEW_OUTCOMES: usize = 4;
+
 /// Bytes that one client's tensors may move in one turn before the others are served.
 pub(crate) const CLIENT_BYTES_PER_TURN: u64 = 1 << 20;
 

@@ -114,7 +114,7 @@ fn a_successor_that_fails_during_the_drain_leaves_a_daemon_that_serves() {
     daemon.wait_for("; 0 clients attached;");
     let (_ps, mut worker) = waiting_send(&place);
     worker.recv(2, "never");
-    assert!(worker.next().starts_with("Arrived { calls: CallList { heads: [Head { call: 2, "));
+    assert!(worker.next().starts_with("ArrivedAlone { call: 2, "));
     drop((_ps, worker));
     daemon.wait_for("; 0 clients attached;");
     serves_to_the_end(&place, daemon);

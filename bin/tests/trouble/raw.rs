@@ -94,6 +94,7 @@ impl Raw {
     pub fn arrived(&mut self) -> Vec<u32> {
         let calls = self.next_as(|completion| match completion {
             Completion::Arrived { calls } => calls.iter().map(|small| small.call).collect(),
+            Completion::ArrivedAlone { call, .. } => vec![call],
             other => panic!("{other:?}"),
         });
         calls.expect("the daemon goes on")
@@ -140,5 +141,5 @@ impl Raw {
 
 /// How the small tensor of a call is printed that has come alone.
 pub fn arrived(call: u32) -> String {
-    format!("Arrived {{ calls: CallList {{ heads: [Head {{ call: {call}, ")
+    format!("ArrivedAlone {{ call: {call}, ")
 }

@@ -545,6 +545,9 @@ impl Told<'_> {
             Completion::Sent { calls: sent } => {
                 sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
             }
+            Completion::ArrivedAlone { call, meta, bytes } => {
+                calls.received(segment, call, meta, Arrived::Inline(bytes), after)?;
+            }
             Completion::Arrived { calls: arrived } => {
                 for SmallCall { call, meta, bytes, .. } in arrived.iter() {
                     calls.received(segment, call, meta, Arrived::Inline(bytes), after)?;

@@ -46,7 +46,7 @@ use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
 use super::{Engine, stopped};
-use crate::limits::{CLIENTS_LEAVING_MAX, PEEK_IDLE_TURNS};
+use crate::limits::{CLIENTS_LEAVING_MAX, FEW_OUTCOMES, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
 use crate::node::{ClientCall, ClientOutcome};
 use client::{Client, Who};
@@ -505,11 +505,12 @@ impl Clients {
         if self.outcomes.is_empty() {
             self.engine.borrow_node(|node| node.swap_client_outcomes(&mut self.outcomes));
         }
+        let few = self.outcomes.len() <= FEW_OUTCOMES;
         while let Some((ClientCall { client: handle, call }, outcome)) = self.outcomes.pop_front() {
             self.served = Some(handle);
             // A client that is gone needs no answer.
             if let Some(client) = self.clients.get_mut(handle) {
-                client.answer(call, outcome, &mut self.record);
+                client.answer(call, outcome, few, &mut self.record);
             }
         }
         for (handle, client) in self.clients.iter_mut() {

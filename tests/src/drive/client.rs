@@ -80,6 +80,7 @@ pub(super) fn exchanges(tensors: usize, steps: i64, together: bool) -> Result<()
                 match Completion::decode(&record).map_err(|error| said(&error))? {
                     Completion::Sent { calls } => ended += calls.len(),
                     Completion::Arrived { calls } => ended += calls.len(),
+                    Completion::ArrivedAlone { .. } => ended += 1,
                     other => return Err(format!("{other:?}")),
                 }
             }

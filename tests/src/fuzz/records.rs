@@ -89,6 +89,9 @@ pub(super) fn check_completion(record: &Record) {
             assert!(!matches!(payload, AcceptedAt::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX));
         }
         Completion::Arrived { calls } => check_calls(*calls),
+        Completion::ArrivedAlone { meta, bytes, .. } => {
+            assert!(meta.len() <= META_BYTES_MAX && bytes.len() <= INLINE_BYTES_MAX);
+        }
         Completion::Sent { calls } | Completion::Returned { calls } | Completion::Published { calls } => {
             assert!(calls.len() <= NUMBERS_PER_RECORD);
         }
@@ -222,6 +225,7 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
     let calls = list("", meta, &[7; 8]);
     let completions = [
         ([1, 0], Completion::Sent { calls: &[1, 2, 3] }),
+        ([2, 0], Completion::ArrivedAlone { call: 1, meta, bytes: &[7; 8] }),
         ([17, 0], Completion::Arrived { calls: calls.as_list() }),
         ([2, 1], Completion::Received { call: 1, meta, payload: ReceivedAt::Destination { len: 8 } }),
         ([2, 2], Completion::Received { call: 1, meta, payload: ReceivedAt::Area { span, token: 9 } }),

@@ -65,6 +65,15 @@ pub enum Completion<'a> {
         /// The calls.
         calls: &'a [u32],
     },
+    /// A small tensor without a destination arrived, with few others in its turn: cheaper than a list of one.
+    ArrivedAlone {
+        /// The call.
+        call: u32,
+        /// The tensor's metadata.
+        meta: &'a [u8],
+        /// Its bytes; at most [`INLINE_BYTES_MAX`].
+        bytes: &'a [u8],
+    },
     /// Small tensors without a destination arrived.
     Arrived {
         /// The calls.
@@ -258,6 +267,10 @@ impl<'a> Completion<'a> {
     #[inline]
     pub fn encode(&self, into: &mut Record) -> Result<(), TooLong> {
         match self {
+            Completion::ArrivedAlone { call, meta, bytes } => {
+                let fixed = TensorFixed::new(*call, meta)?.with(bytes)?;
+                into.fill(kind::RECEIVED, place::INLINE, fixed, &[bytes, meta]);
+            }
             Completion::Arrived { calls } => into.fill(kind::ARRIVED, 0, calls.fixed(), &calls.sections()),
             Completion::Received { call, meta, payload } => {
                 let fixed = TensorFixed::new(*call, meta)?;
@@ -344,6 +357,13 @@ impl<'a> Completion<'a> {
     pub fn decode(record: &'a Record) -> Result<Self, Malformed> {
         let (completion, sections) = match (record.kind, record.flags) {
             // Built directly in the return place: these are the most frequent.
+            (kind::RECEIVED, place::INLINE) => {
+                let (TensorFixed { number: call, meta_bytes, inline_bytes }, mut sections) = record.parts()?;
+                let bytes = sections.bytes("inline payload", inline_bytes, INLINE_BYTES_MAX)?;
+                let meta = sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?;
+                sections.end()?;
+                return Ok(Completion::ArrivedAlone { call, meta, bytes });
+            }
             (kind::ARRIVED, 0) => {
                 let (list, mut sections) = record.parts::<ListFixed>()?;
                 let calls = CallList::read(list, &mut sections)?;

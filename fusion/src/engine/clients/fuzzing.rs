@@ -14,6 +14,7 @@ use sealane_transport::{Arena, Handle};
 
 use super::client::{Client, Who};
 use super::memory::Shown;
+use crate::limits::FEW_OUTCOMES;
 use crate::node::{ClientCall, ClientOutcome, Node};
 
 /// Timeout of calls that give none, in milliseconds.
@@ -53,8 +54,9 @@ impl Attachment {
             client.hand_out(node, record);
         }
         node.swap_client_outcomes(outcomes);
+        let few = outcomes.len() <= FEW_OUTCOMES;
         for (ClientCall { call, .. }, outcome) in outcomes.drain(..) {
-            client.answer(call, outcome, record);
+            client.answer(call, outcome, few, record);
         }
         if client.has_news() {
             client.flush(now, record);
@@ -126,10 +128,11 @@ impl Clients {
             client.hand_out(node, record);
         }
         node.swap_client_outcomes(outcomes);
+        let few = outcomes.len() <= FEW_OUTCOMES;
         for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
             // One that has gone needs no answer.
             if let Some(client) = clients.get_mut(client) {
-                client.answer(call, outcome, record);
+                client.answer(call, outcome, few, record);
             }
         }
         for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {

@@ -70,6 +70,7 @@ fn each(look: &mut dyn FnMut(&Completion<'_>)) {
         Completion::Sent { calls: &[] },
         Completion::Returned { calls },
         Completion::Published { calls },
+        Completion::ArrivedAlone { call: u32::MAX, meta: b"of it", bytes: b"abc" },
         Completion::Arrived { calls: arrived.as_list() },
         Completion::Arrived { calls: CallList::default() },
         received(b"of it", destination),
@@ -153,6 +154,7 @@ fn what_is_too_long_is_not_encoded() {
     let (key, name) = ("k".repeat(KEY_BYTES_MAX + 1), "n".repeat(NAME_BYTES_MAX + 1));
     for (completion, what) in [
         (received(&[0; META_BYTES_MAX + 1], ReceivedAt::Destination { len: 0 }), "metadata"),
+        (Completion::ArrivedAlone { call: 0, meta: &[], bytes: &[0; INLINE_BYTES_MAX + 1] }, "inline payload"),
         (Completion::Sent { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
         (Completion::Returned { calls: &[0; NUMBERS_PER_RECORD + 1] }, "calls"),
         (Completion::Failed { call: 0, memory_back: true, error: Error::unavailable(&key, "") }, "subject"),
@@ -178,7 +180,9 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(1, 1, &[0]), "an unknown flag");
     assert_eq!(refused(2, 4, &[0]), "an unknown flag");
     assert_eq!(refused(3, 2, &[0; 4]), "an unknown flag");
-    assert_eq!(refused(2, 0, &[0; 4]), "an unknown flag", "small ones come in lists");
+    assert_eq!(refused(2, 0, &[]), "a record is too short for its kind");
+    assert_eq!(refused(2, 0, &[1 << 32]), "metadata");
+    assert_eq!(refused(2, 0, &[1 << 48]), "inline payload");
     assert_eq!(refused(17, 1, &[0]), "an unknown flag");
     assert_eq!(refused(17, 0, &[]), "a record is too short for its kind");
     assert_eq!(refused(17, 0, &[2, 0]), "calls");

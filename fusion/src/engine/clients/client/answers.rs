@@ -55,8 +55,14 @@ pub(super) enum Answer {
 }
 
 impl Client {
-    /// Takes in a call's outcome, to be reported to the client.
-    pub(in crate::engine::clients) fn answer(&mut self, name: Handle, outcome: ClientOutcome, record: &mut Record) {
+    /// Takes in a call's outcome, to be reported to the client; one of `few` in this turn, or of many.
+    pub(in crate::engine::clients) fn answer(
+        &mut self,
+        name: Handle,
+        outcome: ClientOutcome,
+        few: bool,
+        record: &mut Record,
+    ) {
         let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
         if let ClientOutcome::Pulled(pull_buffer) = outcome {
             if let Some(answer) = self.pulled(name, pull_buffer) {
@@ -82,7 +88,7 @@ impl Client {
                 if let Some(receiving) = self.receiving.remove(call) {
                     self.traffic_of(receiving.peer).received(1, tensor.len() as u64);
                 }
-                return self.put_received(call, tensor, record);
+                return self.put_received(call, tensor, few, record);
             }
             ClientOutcome::Received(Err(Unreceived { error, destination })) => {
                 let brought = self.receiving.remove(call).is_some_and(|receiving| receiving.has_destination);
@@ -96,12 +102,16 @@ impl Client {
         self.put(answer, record);
     }
 
-    /// Reports a received tensor as [`put`](Self::put) does; a small one at the end of the turn, together with others.
+    /// Reports a received tensor as [`put`](Self::put) does; a small one at the end of the turn, together with others, unless there are `few`.
     #[inline]
-    fn put_received(&mut self, call: u32, tensor: Tensor, record: &mut Record) {
+    fn put_received(&mut self, call: u32, tensor: Tensor, few: bool, record: &mut Record) {
         if self.place_of(&tensor).is_none() && travels(&tensor) {
             let is_next = self.backlog.is_empty() && !self.closed;
-            if !(is_next && self.add_arrived(call, &tensor, record)) {
+            let is_told = match few && self.arrived.is_empty() {
+                true => is_next && self.tell_alone(call, &tensor, record),
+                false => is_next && self.add_arrived(call, &tensor, record),
+            };
+            if !is_told {
                 self.put(Answer::Received { call, tensor }, record);
             }
             return;
@@ -110,6 +120,22 @@ impl Client {
             Ok(moved) => self.put(Answer::Received { call, tensor: moved.unwrap_or(tensor) }, record),
             Err(error) => self.put(Answer::Failed { call, error, memory_back: true }, record),
         }
+    }
+
+    /// Reports a small tensor at once; false if the ring has no room.
+    #[inline]
+    fn tell_alone(&mut self, call: u32, tensor: &Tensor, record: &mut Record) -> bool {
+        let completion = Completion::ArrivedAlone { call, meta: tensor.meta().as_wire(), bytes: tensor.bytes() };
+        completion.encode(record).expect(WITHIN_LIMITS);
+        match self.end.completions.push(record) {
+            Ok(()) => {
+                self.news = News::Answers;
+                self.counters.count_received(1, tensor.len() as u64);
+            }
+            Err(PushError::Full) => return false,
+            Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+        }
+        true
     }
 
     /// Adds a small tensor to those that are reported together; false if there is no room, even after trying to send those.

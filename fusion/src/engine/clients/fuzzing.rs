@@ -135,6 +135,9 @@ impl Clients {
                 client.answer(call, outcome, few, record);
             }
         }
+        for (_, client) in clients.iter_mut() {
+            client.tell_arrived(record);
+        }
         for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {
             client.flush(now, record);
         }

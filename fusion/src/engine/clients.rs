@@ -513,8 +513,8 @@ impl Clients {
                 client.answer(call, outcome, few, &mut self.record);
             }
         }
-        // A sender that hears of a release may rely on it, even if the daemon is killed now: the tensors are in their receivers' rings by then.
-        for (handle, client) in self.clients.iter_mut().filter(|_| !few) {
+        // Before any release is written: a sender that hears of one may rely on it, even if the daemon is killed then.
+        for (handle, client) in self.clients.iter_mut() {
             self.served = Some(handle);
             client.tell_arrived(&mut self.record);
         }

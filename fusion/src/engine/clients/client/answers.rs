@@ -102,7 +102,8 @@ impl Client {
         self.put(answer, record);
     }
 
-    /// Reports a received tensor as [`put`](Self::put) does; a small one at the end of the turn, together with others, unless there are `few`.
+    /// Reports a received tensor as [`put`](Self::put) does. A small one is reported at the end of the turn, together with others, unless
+    /// the turn has `few` outcomes.
     #[inline]
     fn put_received(&mut self, call: u32, tensor: Tensor, few: bool, record: &mut Record) {
         if self.place_of(&tensor).is_none() && travels(&tensor) {
@@ -127,15 +128,11 @@ impl Client {
     fn tell_alone(&mut self, call: u32, tensor: &Tensor, record: &mut Record) -> bool {
         let completion = Completion::ArrivedAlone { call, meta: tensor.meta().as_wire(), bytes: tensor.bytes() };
         completion.encode(record).expect(WITHIN_LIMITS);
-        match self.end.completions.push(record) {
-            Ok(()) => {
-                self.news = News::Answers;
-                self.counters.count_received(1, tensor.len() as u64);
-            }
-            Err(PushError::Full) => return false,
-            Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+        let is_told = self.write_answer(record);
+        if is_told {
+            self.counters.count_received(1, tensor.len() as u64);
         }
-        true
+        is_told
     }
 
     /// Adds a small tensor to those that are reported together; false if there is no room, even after trying to send those.
@@ -156,12 +153,21 @@ impl Client {
             return true;
         }
         Completion::Arrived { calls: self.arrived.as_list() }.encode(record).expect(WITHIN_LIMITS);
+        let is_told = self.write_answer(record);
+        if is_told {
+            self.arrived.clear();
+        }
+        is_told
+    }
+
+    /// Writes a record of answers into the ring; false if that has no room. A client that broke the ring is told nothing more.
+    #[inline]
+    fn write_answer(&mut self, record: &Record) -> bool {
         match self.end.completions.push(record) {
             Ok(()) => self.news = News::Answers,
             Err(PushError::Full) => return false,
             Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
         }
-        self.arrived.clear();
         true
     }
 
@@ -255,10 +261,8 @@ impl Client {
             Answer::Draining => Completion::Draining.encode(record),
         };
         encoded.expect(WITHIN_LIMITS);
-        match self.end.completions.push(record) {
-            Ok(()) => self.news = News::Answers,
-            Err(PushError::Full) => return Some(answer),
-            Err(PushError::Broken(broken)) => self.hang_up(&broken.to_string()),
+        if !self.write_answer(record) {
+            return Some(answer);
         }
         if let Answer::Received { tensor, .. } | Answer::Accepted { tensor, .. } = answer {
             self.handed_over(tensor);

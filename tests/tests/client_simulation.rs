@@ -1,6 +1,6 @@
 //! Attached clients on virtual time: a fixed set of seeds, each with different clients, lanes and calls.
 
-use sealane_tests::client_simulation::{TRACE_LINES, simulate};
+use sealane_tests::client_simulation::{Round, TRACE_LINES, kill_anywhere, simulate};
 
 /// Seeds that the suite runs, starting at the one in the environment if it is set: that is how to run others by hand.
 const SEEDS: u64 = 600;
@@ -39,6 +39,17 @@ fn promises_to_clients_hold_whatever_they_do() {
     assert!(delivered > 30 * seeds && by_lane > 5 * SEEDS && cancelled > 5 * seeds && claimed > 0);
     assert!(aborted > seeds && exhausted > 0 && late > seeds / 4 && gone > seeds / 4);
     assert!(lanes_ended > seeds / 4 && deaths > seeds / 4);
+}
+
+#[test]
+fn who_heard_that_a_tensor_was_received_may_rely_on_it_wherever_the_daemon_is_killed() {
+    for recvs_first in [true, false] {
+        for (tensors, alone) in [(1, true), (2, true), (2, false), (9, true), (9, false)] {
+            let round = Round { tensors, alone, recvs_first };
+            let records = kill_anywhere(round).unwrap_or_else(|lost| panic!("{lost}"));
+            assert!(records >= 4, "{round:?}: each client is told of what came and of what was received");
+        }
+    }
 }
 
 /// They once found recvs that waited although their tensor had just come, and tensors of a key in the wrong order.

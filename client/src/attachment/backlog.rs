@@ -20,7 +20,8 @@ use super::{
     link::{Link, Peer, Unsubmitted},
     loss::is_at_once,
     memory::Memory,
-    submit::{Purpose, is_small, table_full, too_large},
+    placing::{is_small, too_large},
+    submit::{Purpose, table_full},
 };
 use crate::{
     attach::Backlog,

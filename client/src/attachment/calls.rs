@@ -27,7 +27,7 @@ use crate::{
 use self::slot::{Caller, Daemon, Slot};
 pub(super) use self::{
     answers::{Arrived, Fault},
-    direct::{Wish, no_room},
+    direct::{Waiting, Wanted, Wish, no_room},
     matching::{Awaited, Matching, Name},
     slot::Direction,
 };

@@ -21,6 +21,7 @@ mod loss;
 mod memory;
 mod moving;
 mod nudge;
+mod placing;
 mod plans;
 mod publish;
 mod published;
@@ -31,6 +32,7 @@ mod republish;
 mod rig;
 #[cfg(feature = "tokio")]
 mod runtime_driver;
+mod steps;
 mod submit;
 mod together;
 mod unclaimed;

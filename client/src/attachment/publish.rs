@@ -17,7 +17,8 @@ use super::{
     Attachment, Held, Line, State,
     calls::Direction,
     memory::Memory,
-    submit::{down, is_small, too_large},
+    placing::{is_small, too_large},
+    submit::down,
 };
 use crate::clock::Tick;
 

@@ -1,20 +1,13 @@
 //! Submitting: a call's record goes into the ring of the shard that serves the pair, its memory into the table. Runs on the
 //! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`, many calls together as long as one.
 
-use std::{
-    cell::OnceCell,
-    sync::{Arc, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use sealane_runtime::{Buffer, MemoryKind};
+use sealane_runtime::Buffer;
 use sealane_transport::{
-    Code, Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
+    Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
     named_rows::{NamedRows, NamedRowsBuf},
-    shm::{
-        NO_TIMEOUT, PayloadAt, Span, Submission,
-        limits::{INLINE_BYTES_MAX, SLOTS},
-    },
+    shm::{NO_TIMEOUT, PayloadAt, Submission, limits::SLOTS},
 };
 
 use super::{
@@ -24,12 +17,12 @@ use super::{
     dropped,
     held::RoomWait,
     link::{Peer, Unsubmitted},
-    memory::{Memory, Substitute},
+    memory::Memory,
+    placing::is_small,
 };
 use crate::{
     clock::{Tick, timeout_ms},
     limits::{CALLS_MAX, ROOM_SPINS, SUBMISSIONS_PER_LOOK},
-    memory::Arena,
 };
 
 /// How long a call without a deadline waits for room: as long as the daemon reads.
@@ -144,247 +137,12 @@ impl Attachment {
         }
         held.submitted(wanted.len());
     }
-
-    /// Submits many sends or pushes under one lock and rings once; `each` is called for every one, in order.
-    pub(crate) fn send_all<K: AsRef<str>>(
-        &self,
-        to: To<'_>,
-        tensors: impl Iterator<Item = (K, Tensor)>,
-        options: &SendOptions,
-        mut each: impl FnMut(Result<u32, Error>),
-    ) {
-        // The iterator is the caller's code, and runs before anything is locked.
-        let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
-        // Nothing is copied behind a tensor that had no room: a full arena is not tried a thousand times.
-        let now = Tick::now();
-        let (placed, refusal, mut held) = loop {
-            let (mut placed, mut refusal) = (0, None);
-            for (_, tensor) in &mut tensors {
-                match self.place(tensor, now, options.timeout) {
-                    Ok(true) => placed += 1,
-                    Ok(false) => break,
-                    Err(error) => {
-                        refusal = Some((placed, error));
-                        break;
-                    }
-                }
-            }
-            let held = match self.up(now, options.timeout) {
-                Ok(held) => held,
-                Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
-            };
-            if tensors[..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
-                break (placed, refusal, held);
-            }
-        };
-        let (mut next, mut may_share) = (0, true);
-        while next < tensors.len() {
-            if let (true, Purpose::Send { step }) = (may_share, to.purpose) {
-                let sent = held.send_together(now, (to.peer, step), &tensors[next..], options.timeout, &mut each);
-                may_share = sent.is_some();
-                if let Some(sent @ 1..) = sent {
-                    next += sent;
-                    continue;
-                }
-            }
-            let (key, tensor) = &mut tensors[next];
-            each(match &refusal {
-                Some((refused, error)) if next >= *refused && !tensor.as_ref().is_some_and(is_small) => {
-                    Err(error.clone())
-                }
-                // Tensors behind one without room were not looked at before.
-                _ if next >= placed && tensor.as_ref().is_some_and(is_of_device) => Err(on_device()),
-                _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
-            });
-            next += 1;
-        }
-        held.submitted(tensors.len());
-        drop(held);
-    }
-
-    /// Submits many recvs under one lock and rings once; `each` is called for every one, in order.
-    pub(crate) fn recv_all<K: AsRef<str>>(
-        &self,
-        from: With<'_>,
-        mut wanted: Vec<(K, RecvOptions)>,
-        mut each: impl FnMut(Result<u32, Unreceived>),
-    ) {
-        let now = Tick::now();
-        // Deadlines differ: the longest is used for waiting, and calls whose deadline passes meanwhile end at once.
-        let timeouts = wanted.iter().map(|(_, options)| options.timeout);
-        let timeout = timeouts.max_by_key(|timeout| timeout.unwrap_or(Duration::MAX)).flatten();
-        let arena = OnceCell::new();
-        let arena = || arena.get_or_init(|| self.arena(now, timeout)).clone();
-        // Before the lock is taken.
-        let destinations = wanted.iter_mut().filter_map(|(_, options)| options.destination.as_mut());
-        let memories = destinations.map(|destination| self.destination(Some(std::mem::take(destination)), arena));
-        let mut memories = memories.collect::<Vec<_>>().into_iter();
-        // Each taken destination was replaced by an empty buffer.
-        let mut next_memory = |options: &RecvOptions| match options.destination {
-            None => Ok(Memory::Nothing),
-            Some(_) => memories.next().expect("each destination has its memory"),
-        };
-        let mut held = match self.up(now, timeout) {
-            Ok(held) => held,
-            Err(error) => {
-                let refused = |memory: Memory| unreceived(error.clone(), memory.into_destination().0);
-                return wanted
-                    .iter()
-                    .for_each(|(_, options)| each(Err(next_memory(options).map_or_else(|e| e, refused))));
-            }
-        };
-        let (mut next, mut may_share) = (0, true);
-        while let Some((key, options)) = wanted.get(next) {
-            if may_share && options.destination.is_none() {
-                let asked = held.recv_together(now, from, &wanted[next..], |call| each(Ok(call)));
-                may_share = asked.is_some();
-                if let Some(asked @ 1..) = asked {
-                    next += asked;
-                    continue;
-                }
-            }
-            each(next_memory(options).and_then(|mut memory| {
-                let what = (key.as_ref(), true, options.fail_if_gone);
-                let asked = held.recv(now, from, what, &mut memory, options.timeout);
-                asked.map_err(|error| unreceived(error, memory.into_destination().0))
-            }));
-            next += 1;
-        }
-        held.submitted(wanted.len());
-        // Keys are the caller's and are dropped like payloads, without the lock.
-        drop(held);
-    }
-
-    /// Tells every shard that a step is aborted.
-    pub(crate) fn abort(&self, step: i64, reason: &str) -> Result<(), Error> {
-        self.end_step(step, reason, &Submission::Abort { step, reason })
-    }
-
-    /// Tells every shard to free what is left of a step.
-    pub(crate) fn cleanup(&self, step: i64) -> Result<(), Error> {
-        self.end_step(step, "it was cleaned up", &Submission::Cleanup { step })
-    }
-
-    /// Ends a step: drops what came in it for recvs that were given up, and does not send what waits for the arena.
-    fn end_step(&self, step: i64, reason: &str, told: &Submission<'_>) -> Result<(), Error> {
-        self.check_fork()?;
-        // Ends of steps go out one after the other, to all: what another thread begins when the daemon reports a step's end
-        // comes behind what lanes are told of it.
-        let _in_turn = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut held = self.lock();
-        held.pump();
-        let State { calls, aftermath, .. } = &mut *held;
-        calls.forget_step(step, aftermath);
-        if held.has_unplaced() {
-            held.end_unplaced(step, reason);
-        }
-        held.ask_for_step(step);
-        drop(held);
-        let aborted = matches!(told, Submission::Abort { .. });
-        // The daemon hears before the peers on lanes.
-        match self.up(Tick::now(), None) {
-            Ok(mut held) => {
-                let outcome = held.tell_all(told);
-                held.end_direct(step, reason, aborted);
-                outcome
-            }
-            Err(error) => {
-                self.lock().end_direct(step, reason, aborted);
-                Err(error)
-            }
-        }
-    }
-
-    /// Makes sure that a tensor is small, or lies in the arena; false if it must wait for room there.
-    #[inline]
-    pub(super) fn place(
-        &self,
-        tensor: &mut Option<Tensor>,
-        now: Tick,
-        timeout: Option<Duration>,
-    ) -> Result<bool, Error> {
-        match tensor.take_if(|tensor| !is_small(tensor) || is_of_device(tensor)) {
-            Some(tensor) if is_of_device(&tensor) => Err(on_device()),
-            Some(large) => {
-                let (placed, is_placed) = self.place_large(large, now, timeout)?;
-                *tensor = Some(placed);
-                Ok(is_placed)
-            }
-            None => Ok(true),
-        }
-    }
-
-    fn place_large(&self, tensor: Tensor, now: Tick, timeout: Option<Duration>) -> Result<(Tensor, bool), Error> {
-        let (arena, limit, is_behind) = {
-            let held = self.up(now, timeout)?;
-            (held.link().arena.clone(), held.link().tensor_bytes_max, held.has_unplaced())
-        };
-        let len = tensor.bytes().len();
-        if len as u64 > limit {
-            return Err(too_large(len as u64, limit));
-        }
-        if arena.span_of(tensor.bytes()).is_some() {
-            return Ok((tensor, true));
-        }
-        // First come, first served.
-        let room = if is_behind { None } else { self.room_in_arena(len)? };
-        let Some(mut copy) = room else { return Ok((tensor, false)) };
-        copy.copy_from_slice(tensor.bytes());
-        Ok((Tensor::new(tensor.into_parts().0, copy)?, true))
-    }
-
-    /// Memory from the arena; `None` if it is full and the tensor waits for it elsewhere.
-    fn room_in_arena(&self, len: usize) -> Result<Option<Buffer>, Error> {
-        match self.allocate(len) {
-            Err(error) if error.code() == Code::ResourceExhausted && self.settings.backlog.is_some() => Ok(None),
-            allocated => allocated.map(Some),
-        }
-    }
-
-    /// What the daemon is lent for a destination: the destination itself if it lies in the arena, else a block in its place.
-    #[inline]
-    fn destination(
-        &self,
-        destination: Option<Buffer>,
-        arena: impl FnOnce() -> Result<Arc<Arena>, Error>,
-    ) -> Result<Memory, Unreceived> {
-        let Some(destination) = destination else { return Ok(Memory::Nothing) };
-        if is_on_device(destination.memory()) {
-            return Err(unreceived(on_device(), Some(destination)));
-        }
-        match self.landing(&destination, arena) {
-            Ok(None) => Ok(Memory::Destination(destination)),
-            Ok(Some(landing)) => Ok(Memory::Substitute(Box::new(Substitute { landing, destination }))),
-            Err(error) => Err(unreceived(error, Some(destination))),
-        }
-    }
-
-    fn landing(
-        &self,
-        destination: &Buffer,
-        arena: impl FnOnce() -> Result<Arc<Arena>, Error>,
-    ) -> Result<Option<Buffer>, Error> {
-        if destination.is_empty() || arena()?.span_of(destination).is_some() {
-            return Ok(None);
-        }
-        // Without a block, it is filled by a copy from wherever the tensor arrives.
-        Ok(Some(self.room_in_arena(destination.len())?.unwrap_or_default()))
-    }
 }
 
 impl Held<'_> {
-    /// Tells every shard of the link.
-    pub(super) fn tell_all(&mut self, submission: &Submission<'_>) -> Result<(), Error> {
-        let segments = self.link().segments();
-        let told = (0..segments)
-            .try_for_each(|segment| self.submit(WHILE_IT_READS, |link| link.submit(segment, submission)).map(drop));
-        self.submitted(segments.into());
-        told
-    }
-
     /// Submits a send or a push. A small tensor stays where it is, a large one goes into the table.
     #[inline]
-    fn send(
+    pub(super) fn send(
         &mut self,
         now: Tick,
         to: To<'_>,
@@ -435,7 +193,7 @@ impl Held<'_> {
     /// Submits a recv; `fused` if it is one of many that are asked for together. It ends at once if its tensor came before, for a recv
     /// that was given up. The memory is the call's if it is entered.
     #[inline]
-    fn recv(
+    pub(super) fn recv(
         &mut self,
         now: Tick,
         from: With<'_>,
@@ -562,25 +320,6 @@ impl Held<'_> {
         Ok((left, now.deadline(whole)))
     }
 
-    /// True if the tensor is small, or lies in the arena of this link.
-    #[inline]
-    fn reaches(&self, tensor: Option<&Tensor>) -> bool {
-        tensor.is_none_or(|tensor| is_small(tensor) || self.link().arena.span_of(tensor.bytes()).is_some())
-    }
-
-    /// Where memory that was allocated before the lock was taken lies in the arena; `None` without memory.
-    #[inline]
-    pub(super) fn span(&self, memory: &Memory) -> Result<Option<Span>, Error> {
-        match (memory.lent(), &self.line) {
-            (None, _) => Ok(None),
-            (Some([]), _) => Ok(Some(Span::default())),
-            (Some(bytes), Line::Up(link)) => link.arena.span_of(bytes).map(Some).ok_or_else(|| {
-                Error::unavailable(&link.daemon, "it was lost and reattached while the call was in transit")
-            }),
-            (Some(_), line) => Err(down(line)),
-        }
-    }
-
     /// Submits to the current link, and waits for room if there is none.
     #[inline]
     pub(super) fn submit<T>(
@@ -669,35 +408,13 @@ impl Held<'_> {
     }
 }
 
-pub(super) fn too_large(len: u64, limit: u64) -> Error {
-    let reason = format!("the tensor has {len} bytes, the daemon carries at most {limit}");
-    Error::full("transport.tensor_bytes_max", reason)
-}
-
 pub(super) fn table_full() -> Error {
     let reason = format!("{CALLS_MAX} calls are in flight, or have ended and were not collected");
     Error::full("client calls", reason)
 }
 
-#[inline]
-pub(super) fn is_small(tensor: &Tensor) -> bool {
-    tensor.len() <= INLINE_BYTES_MAX
-}
-
-pub(super) fn is_of_device(tensor: &Tensor) -> bool {
-    is_on_device(tensor.memory())
-}
-
-fn is_on_device(memory: MemoryKind) -> bool {
-    matches!(memory, MemoryKind::Device(_))
-}
-
-fn on_device() -> Error {
-    Error::Unimplemented { reason: "an attached client's tensors are in host memory: copy this one there first".into() }
-}
-
 /// The error of a recv that could not begin.
-fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
+pub(super) fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
     Unreceived { error, destination }
 }
 

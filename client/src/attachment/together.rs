@@ -1,19 +1,22 @@
-//! Small sends and recvs of a batch, with as many in one record as fit. Runs on the callers' threads, under the attachment's lock.
+//! Small sends and recvs of a batch: over the lane to their peer, or with as many in one record of a ring as fit. Runs on the callers'
+//! threads, under the attachment's lock.
 
-use std::time::Duration;
+use std::{cell::OnceCell, time::Duration};
 
 use sealane_transport::{
-    Error, RecvOptions, Tensor,
+    Error, RecvOptions, SendOptions, Tensor, Unreceived,
     shm::{CallList, SmallCall, Submission},
 };
 
 use super::{
-    Held, Line, State,
+    Attachment, Held, Line, State,
     aftermath::Aftermath,
     calls::{Calls, Direction},
+    direct::OverLane,
     link::Peer,
     memory::Memory,
-    submit::{With, is_of_device, is_small},
+    placing::{is_of_device, is_small, on_device},
+    submit::{Purpose, To, With, unreceived},
 };
 use crate::clock::Tick;
 
@@ -26,6 +29,12 @@ struct Shared<'a> {
     now: Tick,
     timeout_ms: u32,
     deadline: Tick,
+}
+
+/// How calls of a batch go together.
+enum Way<'a> {
+    Record(Shared<'a>),
+    Lane(OverLane),
 }
 
 #[derive(Clone, Copy)]
@@ -53,9 +62,123 @@ impl Shared<'_> {
     }
 }
 
+impl Attachment {
+    /// Submits many sends or pushes under one lock and rings once; `each` is called for every one, in order.
+    pub(crate) fn send_all<K: AsRef<str>>(
+        &self,
+        to: To<'_>,
+        tensors: impl Iterator<Item = (K, Tensor)>,
+        options: &SendOptions,
+        mut each: impl FnMut(Result<u32, Error>),
+    ) {
+        // The iterator is the caller's code, and runs before anything is locked.
+        let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
+        // Nothing is copied behind a tensor that had no room: a full arena is not tried a thousand times.
+        let now = Tick::now();
+        let (placed, refusal, mut held) = loop {
+            let (mut placed, mut refusal) = (0, None);
+            for (_, tensor) in &mut tensors {
+                match self.place(tensor, now, options.timeout) {
+                    Ok(true) => placed += 1,
+                    Ok(false) => break,
+                    Err(error) => {
+                        refusal = Some((placed, error));
+                        break;
+                    }
+                }
+            }
+            let held = match self.up(now, options.timeout) {
+                Ok(held) => held,
+                Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
+            };
+            if tensors[..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
+                break (placed, refusal, held);
+            }
+        };
+        let (mut next, mut may_share) = (0, true);
+        while next < tensors.len() {
+            if let (true, Purpose::Send { step }) = (may_share, to.purpose) {
+                let sent = held.send_together(now, (to.peer, step), &tensors[next..], options.timeout, &mut each);
+                may_share = sent.is_some();
+                if let Some(sent @ 1..) = sent {
+                    next += sent;
+                    continue;
+                }
+            }
+            let (key, tensor) = &mut tensors[next];
+            each(match &refusal {
+                Some((refused, error)) if next >= *refused && !tensor.as_ref().is_some_and(is_small) => {
+                    Err(error.clone())
+                }
+                // Tensors behind one without room were not looked at before.
+                _ if next >= placed && tensor.as_ref().is_some_and(is_of_device) => Err(on_device()),
+                _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
+            });
+            next += 1;
+        }
+        held.submitted(tensors.len());
+        drop(held);
+    }
+
+    /// Submits many recvs under one lock and rings once; `each` is called for every one, in order.
+    pub(crate) fn recv_all<K: AsRef<str>>(
+        &self,
+        from: With<'_>,
+        mut wanted: Vec<(K, RecvOptions)>,
+        mut each: impl FnMut(Result<u32, Unreceived>),
+    ) {
+        let now = Tick::now();
+        // Deadlines differ: the longest is used for waiting, and calls whose deadline passes meanwhile end at once.
+        let timeouts = wanted.iter().map(|(_, options)| options.timeout);
+        let timeout = timeouts.max_by_key(|timeout| timeout.unwrap_or(Duration::MAX)).flatten();
+        let arena = OnceCell::new();
+        let arena = || arena.get_or_init(|| self.arena(now, timeout)).clone();
+        // Before the lock is taken.
+        let destinations = wanted.iter_mut().filter_map(|(_, options)| options.destination.as_mut());
+        let memories = destinations.map(|destination| self.destination(Some(std::mem::take(destination)), arena));
+        let mut memories = memories.collect::<Vec<_>>().into_iter();
+        // Each taken destination was replaced by an empty buffer.
+        let mut next_memory = |options: &RecvOptions| match options.destination {
+            None => Ok(Memory::Nothing),
+            Some(_) => memories.next().expect("each destination has its memory"),
+        };
+        let mut held = match self.up(now, timeout) {
+            Ok(held) => held,
+            Err(error) => {
+                let refused = |memory: Memory| unreceived(error.clone(), memory.into_destination().0);
+                return wanted
+                    .iter()
+                    .for_each(|(_, options)| each(Err(next_memory(options).map_or_else(|e| e, refused))));
+            }
+        };
+        let (mut next, mut may_share) = (0, true);
+        while let Some((key, options)) = wanted.get(next) {
+            if may_share && options.destination.is_none() {
+                let asked = held.recv_together(now, from, &wanted[next..], |asked| {
+                    each(asked.map_err(|error| unreceived(error, None)));
+                });
+                may_share = asked.is_some();
+                if let Some(asked @ 1..) = asked {
+                    next += asked;
+                    continue;
+                }
+            }
+            each(next_memory(options).and_then(|mut memory| {
+                let what = (key.as_ref(), true, options.fail_if_gone);
+                let asked = held.recv(now, from, what, &mut memory, options.timeout);
+                asked.map_err(|error| unreceived(error, memory.into_destination().0))
+            }));
+            next += 1;
+        }
+        held.submitted(wanted.len());
+        // Keys are the caller's and are dropped like payloads, without the lock.
+        drop(held);
+    }
+}
+
 impl Held<'_> {
-    /// Sends the first of these tensors together, as many as are small and fit into a record; returns how many, and calls `each` for
-    /// them. 0 if the first has to go by itself, `None` if all have to: over a lane, or into an error that each meets then.
+    /// Sends the first of these tensors together, as many as are small and find room; returns how many, and calls `each` for them. 0 if the
+    /// first has to go by itself, `None` if all have to: over a lane that is not read yet, or into an error that each meets then.
     pub(super) fn send_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
@@ -68,49 +191,62 @@ impl Held<'_> {
         if tensors.len() < 2 || tensors[0].1.as_ref().filter(travels).is_none() {
             return Some(0);
         }
-        let shared = self.shared(now, (to, step), timeout)?;
-        let calls = tensors.iter().map_while(|(key, tensor)| {
-            let tensor = tensor.as_ref().filter(travels)?;
-            Some(SmallCall { call: 0, key: key.as_ref(), meta: tensor.meta().as_wire(), bytes: tensor.bytes() })
-        });
-        Some(self.in_one_record(shared, Kind::Sends, calls, |call, _, _| each(Ok(call.call))))
+        let small = tensors.iter().map_while(|(key, tensor)| Some((key.as_ref(), tensor.as_ref().filter(travels)?)));
+        Some(match self.way(now, (to, step), timeout)? {
+            Way::Lane(over) => self.send_over(over, small, |call| each(Ok(call))),
+            Way::Record(shared) => {
+                let calls = small.map(|(key, tensor)| {
+                    let (meta, bytes) = (tensor.meta().as_wire(), tensor.bytes());
+                    SmallCall { call: 0, key, meta, bytes }
+                });
+                self.in_one_record(shared, Kind::Sends, calls, |call, _, _| each(Ok(call.call)))
+            }
+        })
     }
 
-    /// Asks for the first of these tensors together, as many as share the first one's options, have no destination, and fit into a record;
-    /// returns how many, and calls `each` with their numbers. 0 and `None` as for sends.
+    /// Asks for the first of these tensors together, as many as share the first one's options, have no destination, and find room; returns
+    /// how many, and calls `each` with their numbers. 0 and `None` as for sends.
     pub(super) fn recv_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
         With { peer: from, step }: With<'_>,
         wanted: &[(K, RecvOptions)],
-        mut each: impl FnMut(u32),
+        mut each: impl FnMut(Result<u32, Error>),
     ) -> Option<usize> {
         // The next recv may want what came for one that was given up.
         let [(_, RecvOptions { timeout, fail_if_gone, .. }), _, ..] = wanted else { return Some(0) };
         if !self.calls.unclaimed().is_empty() {
             return Some(0);
         }
-        let shared = self.shared(now, (from, step), *timeout)?;
-        self.give_back_blocks();
+        let way = self.way(now, (from, step), *timeout)?;
         let alike = |options: &RecvOptions| {
             options.destination.is_none() && (options.timeout, options.fail_if_gone) == (*timeout, *fail_if_gone)
         };
-        let alike = wanted.iter().take_while(|(_, options)| alike(options));
-        let calls = alike.map(|(key, _)| SmallCall { call: 0, key: key.as_ref(), meta: &[], bytes: &[] });
-        let kind = Kind::Recvs { fail_if_gone: *fail_if_gone };
-        Some(self.in_one_record(shared, kind, calls, |SmallCall { call, key, .. }, calls, after| {
-            calls.asked(call, (from, step, key), false, after);
-            each(call);
-        }))
+        let keys = wanted.iter().take_while(|(_, options)| alike(options)).map(|(key, _)| key.as_ref());
+        Some(match way {
+            Way::Lane(over) => self.recv_over(over, from, keys, (&mut Memory::Nothing, false, !*fail_if_gone), each),
+            Way::Record(shared) => {
+                self.give_back_blocks();
+                let calls = keys.map(|key| SmallCall { call: 0, key, meta: &[], bytes: &[] });
+                let kind = Kind::Recvs { fail_if_gone: *fail_if_gone };
+                self.in_one_record(shared, kind, calls, |SmallCall { call, key, .. }, calls, after| {
+                    calls.asked(call, (from, step, key), false, after);
+                    each(Ok(call));
+                })
+            }
+        })
     }
 
-    /// What calls made at `now` have in common, if they may share a record. Each meets an error again by itself.
-    fn shared<'a>(&mut self, now: Tick, (peer, step): (&'a str, i64), timeout: Option<Duration>) -> Option<Shared<'a>> {
+    /// How calls made at `now` go together, if they may. Each meets an error again by itself.
+    fn way<'a>(&mut self, now: Tick, (peer, step): (&'a str, i64), timeout: Option<Duration>) -> Option<Way<'a>> {
         let (timeout_ms, deadline) = self.time(now, timeout).ok()?;
         let with = self.peer(peer).ok()?;
-        // Tensors are counted once their number is known.
-        let has_lane = self.lane_of((with, peer), now, 0).is_some();
-        (!has_lane).then_some(Shared { peer, with, step, now, timeout_ms, deadline })
+        // Tensors of a record are counted once their number is known.
+        match self.lane_of((with, peer), now, 0) {
+            Some((lane, true)) => Some(Way::Lane(OverLane { lane, step, now, deadline })),
+            Some((_, false)) => None,
+            None => Some(Way::Record(Shared { peer, with, step, now, timeout_ms, deadline })),
+        }
     }
 
     /// Enters the first of these calls into the table, as many as fit into a record, and submits that; returns how many, after calling

@@ -500,32 +500,43 @@ impl Clients {
 
     /// Writes the outcomes of clients' calls, including those from this turn's links.
     fn write(&mut self, now: Instant) -> usize {
-        let mut work = 0;
         self.served = None;
         if self.outcomes.is_empty() {
             self.engine.borrow_node(|node| node.swap_client_outcomes(&mut self.outcomes));
         }
-        let few = self.outcomes.len() <= FEW_OUTCOMES;
-        while let Some((ClientCall { client: handle, call }, outcome)) = self.outcomes.pop_front() {
-            self.served = Some(handle);
-            // A client that is gone needs no answer.
-            if let Some(client) = self.clients.get_mut(handle) {
-                client.answer(call, outcome, few, &mut self.record);
-            }
-        }
-        // Before any release is written: a sender that hears of one may rely on it, even if the daemon is killed then.
-        for (handle, client) in self.clients.iter_mut() {
-            self.served = Some(handle);
-            client.tell_arrived(&mut self.record);
-        }
-        for (handle, client) in self.clients.iter_mut() {
-            self.served = Some(handle);
-            if client.has_news() {
-                work += usize::from(client.flush(now, &mut self.record));
-            }
-        }
-        work
+        let Self { clients, outcomes, record, served, .. } = self;
+        report(clients, outcomes, (now, record), served)
     }
+}
+
+/// Reports the outcomes of calls to their clients, and returns to how many something was said. `served` is the client whose turn it is.
+///
+/// **A sender hears that its tensor was received only after its receiver was told of it**, as far as the receiver's ring has room: whoever
+/// hears of a release may rely on it even if the daemon is killed a moment later. So all arrivals are written before any release.
+fn report(
+    clients: &mut Arena<Client>,
+    outcomes: &mut VecDeque<(ClientCall, ClientOutcome)>,
+    (now, record): (Instant, &mut Record),
+    served: &mut Option<Handle>,
+) -> usize {
+    let few = outcomes.len() <= FEW_OUTCOMES;
+    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.pop_front() {
+        *served = Some(handle);
+        // A client that is gone needs no answer.
+        if let Some(client) = clients.get_mut(handle) {
+            client.answer(call, outcome, few, record);
+        }
+    }
+    for (handle, client) in clients.iter_mut() {
+        *served = Some(handle);
+        client.tell_arrived(record);
+    }
+    let mut told = 0;
+    for (handle, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {
+        *served = Some(handle);
+        told += usize::from(client.flush(now, record));
+    }
+    told
 }
 
 impl Source for Clients {

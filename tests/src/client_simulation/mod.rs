@@ -9,6 +9,7 @@
 
 mod actions;
 mod ends;
+mod killed;
 mod lanes;
 mod ledger;
 mod seats;
@@ -18,6 +19,7 @@ mod world;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+pub use killed::{Round, kill_anywhere};
 use world::World;
 
 /// Totals of a run.

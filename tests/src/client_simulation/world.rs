@@ -141,7 +141,7 @@ impl World {
 }
 
 /// A node that serves the tasks placed on `host`.
-fn node(host: usize, places: &[usize]) -> Result<Node, String> {
+pub(super) fn node(host: usize, places: &[usize]) -> Result<Node, String> {
     let address = |host: usize| format!("10.0.0.{}:7000", host + 1);
     let lines = places.iter().zip(TASKS).map(|(place, task)| format!("{task}={}\n", address(*place)));
     let map = EndpointMap::parse(&lines.collect::<String>(), "simulated clients").map_err(|error| error.to_string())?;

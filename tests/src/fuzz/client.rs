@@ -250,7 +250,7 @@ impl World {
 
     /// The other task does something with the client's task.
     fn act(&mut self, script: &mut Script<'_>) {
-        let node = &mut self.shard.node;
+        let node = self.shard.node();
         let pair = node.pair(OTHER, TASKS[usize::from(CLIENT)]).expect("both are on the map");
         let deadline = self.now + Duration::from_millis(script.one_of(&[10, 5_000]));
         let (step, key, bytes) = (script.below(STEPS) as i64, script.one_of(&KEYS), script.one_of(&SIZES));

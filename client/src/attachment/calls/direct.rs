@@ -23,6 +23,24 @@ pub(in crate::attachment) enum Wish {
     Asked,
 }
 
+/// What has the name of a tensor that has come over a lane.
+pub(in crate::attachment) enum Waiting {
+    Nothing,
+    /// A tensor, or a hint of one, in that entry of the lane.
+    Tensor {
+        entry: u16,
+    },
+    /// A recv; `None` if it does not wait any more.
+    Recv(Option<Wanted>),
+}
+
+/// A recv that waits, and how many bytes its destination has room for.
+pub(in crate::attachment) struct Wanted {
+    pub(in crate::attachment) call: u32,
+    pub(in crate::attachment) wish: Wish,
+    pub(in crate::attachment) room: Option<usize>,
+}
+
 impl Calls {
     #[inline]
     pub(in crate::attachment) fn matching(&mut self) -> &mut Matching {
@@ -107,21 +125,23 @@ impl Calls {
         }
     }
 
-    /// How a recv of that peer, step and key waits, and what its destination has room for; `None` if it does not wait any more.
+    /// What has a name for which a tensor has come. A recv has it no longer.
     #[inline]
-    pub(in crate::attachment) fn wish(
-        &mut self,
-        call: u32,
-        (peer, step, key): (&str, i64, &str),
-    ) -> Option<(Wish, Option<usize>)> {
-        let slot = self.slot(call).filter(|slot| slot.caller == Caller::Waiting && slot.tensor.is_none())?;
-        let wish = match slot.daemon {
-            Daemon::Untold => Wish::Quiet,
-            Daemon::Working => Wish::Asked,
-            _ => return None,
-        };
-        let is_meant = (slot.place.step(), slot.place.key(), slot.place.peer()) == (step, key, peer);
-        is_meant.then(|| (wish, slot.memory.room()))
+    pub(in crate::attachment) fn take_waiting(&mut self, name: Name, place: (&str, i64, &str)) -> Waiting {
+        match self.matching.take_recv(name) {
+            None => Waiting::Nothing,
+            Some(Awaited::Tensor { entry, .. }) => Waiting::Tensor { entry },
+            Some(Awaited::Recv(call)) => Waiting::Recv(self.slot(call).and_then(|slot| {
+                slot.name = None;
+                slot.wanted(call, place)
+            })),
+        }
+    }
+
+    /// What a recv of that peer, step and key waits for; `None` if it does not wait any more.
+    #[inline]
+    pub(in crate::attachment) fn wanted(&mut self, call: u32, place: (&str, i64, &str)) -> Option<Wanted> {
+        self.slot(call)?.wanted(call, place)
     }
 
     /// Ends a recv that waits here with a tensor from a lane, for which its destination has room.
@@ -133,7 +153,6 @@ impl Calls {
         bytes: &[u8],
         after: &mut Aftermath,
     ) {
-        self.forget_name(call);
         let received = self.arrived(call, meta, Arrived::Inline(bytes), after);
         debug_assert!(received.is_ok(), "{received:?}");
     }
@@ -205,6 +224,21 @@ impl Calls {
             (slot.generation << CALL_INDEX_BITS | index as u32, slot.place.step(), slot.place.key().into())
         };
         meant.map(number).collect()
+    }
+}
+
+impl Slot {
+    #[inline]
+    fn wanted(&self, call: u32, (peer, step, key): (&str, i64, &str)) -> Option<Wanted> {
+        debug_assert_eq!(self.place.peer(), peer, "another lane's recv has this name");
+        let wish = match self.daemon {
+            Daemon::Untold => Wish::Quiet,
+            Daemon::Working => Wish::Asked,
+            _ => return None,
+        };
+        let waits = self.caller == Caller::Waiting && self.tensor.is_none();
+        let is_meant = self.place.step() == step && self.place.key() == key;
+        (waits && is_meant).then(|| Wanted { call, wish, room: self.memory.room() })
     }
 }
 

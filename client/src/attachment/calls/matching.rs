@@ -67,6 +67,17 @@ impl Matching {
         self.table.find(name.0, |(other, _)| *other == name).map(|(_, awaited)| *awaited)
     }
 
+    /// What has that name; a recv loses it.
+    #[inline]
+    pub(in crate::attachment) fn take_recv(&mut self, name: Name) -> Option<Awaited> {
+        let found = self.table.find_entry(name.0, |(other, _)| *other == name).ok()?;
+        let (_, awaited) = *found.get();
+        if matches!(awaited, Awaited::Recv(_)) {
+            found.remove();
+        }
+        Some(awaited)
+    }
+
     /// Gives something a name; false if something else has it.
     #[inline]
     pub(in crate::attachment) fn insert(&mut self, name: Name, awaited: Awaited) -> bool {

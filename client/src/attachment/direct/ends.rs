@@ -26,7 +26,7 @@ impl Held<'_> {
     pub(in crate::attachment) fn ask_for_step(&mut self, step: i64) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         let lanes = link.direct.lanes.iter().flatten();
-        let mut quiet: Vec<u32> = lanes.flat_map(|lane| lane.quiet.iter().map(|(_, call)| *call)).collect();
+        let mut quiet: Vec<u32> = lanes.flat_map(|lane| lane.quiet.calls()).collect();
         quiet.extend(&link.direct.unasked);
         quiet.retain(|call| calls.wants(*call).is_some_and(|(_, of, ..)| of == step));
         for call in quiet {
@@ -82,7 +82,7 @@ impl Lane {
         self.ended.end(step, reason);
         self.take_back(lane, (step, reason), calls, after);
         // Only calls that wait for this lane, however often its other side says so. An old call's number may be another peer's by now.
-        for &(_, call) in &self.quiet {
+        for call in self.quiet.calls() {
             if calls.wants(call).is_some_and(|(peer, of, ..)| *peer == *self.peer && of == step) {
                 calls.end_untold(call, Error::Aborted { step, reason: reason.into() }, after);
             }

@@ -1,14 +1,12 @@
 //! One lane, and what this process remembers of it.
 
-use std::collections::VecDeque;
-
 use sealane_transport::shm::{ClientBell, DirectLane, Moved, Record, limits::LANE_ENTRIES};
 
-use super::{hints::Hints, rings::Rings, steps::Steps};
+use super::{due::Due, hints::Hints, rings::Rings, steps::Steps};
 use crate::{
     attachment::calls::{Calls, Name},
     clock::Tick,
-    limits::{ASK_AFTER, ENTRIES_FOR_ENDS, LANES_LOOK},
+    limits::ENTRIES_FOR_ENDS,
 };
 
 pub(super) struct Lane {
@@ -21,9 +19,9 @@ pub(super) struct Lane {
     /// What has come and waits for its recv, by entry.
     pub(super) kept: Box<[Option<Kept>]>,
     /// Sends that the other side may not have received, and when they are to go through the daemon.
-    pub(super) pending: VecDeque<(Tick, u32)>,
+    pub(super) pending: Due,
     /// Recvs that wait here, and when to ask the daemon for them.
-    pub(super) quiet: VecDeque<(Tick, u32)>,
+    pub(super) quiet: Due,
     pub(super) hints: Hints,
     pub(super) rings: Rings,
     /// Steps that the other side has ended.
@@ -79,8 +77,8 @@ impl Lane {
             bell,
             sent: vec![Sent::default(); LANE_ENTRIES].into(),
             kept: vec![None; LANE_ENTRIES].into(),
-            pending: VecDeque::new(),
-            quiet: VecDeque::new(),
+            pending: Due::default(),
+            quiet: Due::default(),
             hints: Hints::default(),
             rings: Rings::default(),
             ended: Steps::default(),
@@ -144,77 +142,30 @@ impl Lane {
         self.ends.has_news() || self.hints.are_passed_by(&self.ends)
     }
 
-    /// Notes a sent tensor, which goes through the daemon if it is not received by `due`. Earlier ones that were received are forgotten.
+    /// Notes a sent tensor, which goes through the daemon if it is not received by `due`.
     ///
     /// Inline: else `sent` is spilled in parts and loaded as a whole, a failed store-to-load forward, which waits for the stores into the
     /// lane.
     #[inline(always)]
-    pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick, is_away: impl FnMut(u32) -> bool) {
+    pub(super) fn has_gone(&mut self, entry: u16, sent: Sent, due: Tick) {
         self.sent[usize::from(entry)] = sent;
-        queue(&mut self.pending, (due, sent.call), is_away);
+        self.pending.push(due, sent.call);
     }
 
     /// The first send that is to go through the daemon: when, and its entry.
     pub(super) fn first_pending(&mut self, lane: u16, calls: &mut Calls) -> Option<(Tick, u16)> {
-        while let Some(&(due, call)) = self.pending.front() {
+        while let Some((due, call)) = self.pending.first() {
             match calls.sent_by(call) {
                 Some((of, entry)) if of == lane => return Some((due, entry)),
-                _ => self.pending.pop_front(),
-            };
+                _ => self.pending.pop(),
+            }
         }
         None
-    }
-
-    /// A recv with this deadline begins to wait now. Returns when the daemon is to be asked at the latest.
-    #[inline]
-    pub(super) fn waits(&mut self, call: u32, now: Tick, deadline: Tick, waits: impl FnMut(u32) -> bool) -> Tick {
-        let due = now.later(ASK_AFTER).min(now.halfway(deadline));
-        queue(&mut self.quiet, (due, call), waits);
-        // Another thread of this process may be asleep.
-        self.hints.say_awaits(true, &self.ends);
-        due.later(LANES_LOOK).min(now.halfway(deadline))
     }
 
     /// Counts a tensor of so many bytes that has come.
     #[inline]
     pub(super) fn has_come(&mut self, bytes: usize) {
         (self.came.tensors, self.came.bytes) = (self.came.tensors + 1, self.came.bytes + bytes as u64);
-    }
-}
-
-/// Queues a call by its due time, usually behind all others, and drops the first ones that do not wait any more.
-#[inline]
-fn queue(calls: &mut VecDeque<(Tick, u32)>, call: (Tick, u32), mut waits: impl FnMut(u32) -> bool) {
-    while calls.front().is_some_and(|(_, first)| !waits(*first)) {
-        calls.pop_front();
-    }
-    // For a first one that waits long because the daemon does not read. Only at powers of two, so that the queue is seldom scanned
-    // even if most of them still wait.
-    if calls.len() >= 2 * LANE_ENTRIES && calls.len().is_power_of_two() {
-        calls.retain(|(_, call)| waits(*call));
-    }
-    if calls.back().is_none_or(|(last, _)| *last <= call.0) {
-        return calls.push_back(call);
-    }
-    let place = calls.partition_point(|(due, _)| *due <= call.0);
-    calls.insert(place, call);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_are_queued_by_when_they_are_due_and_those_that_have_ended_take_no_room() {
-        let (mut calls, begun) = (VecDeque::new(), Tick::now());
-        for call in 0..20 * LANE_ENTRIES as u32 {
-            queue(&mut calls, (begun.later(call.into()), call), |call| call == 3);
-            assert!(calls.len() <= 2 * LANE_ENTRIES);
-        }
-        assert_eq!(calls.front(), Some(&(begun.later(3), 3)), "the one that waits is the first");
-        queue(&mut calls, (begun, 7), |_| true);
-        queue(&mut calls, (begun.later(3), 8), |_| true);
-        let first: Vec<u32> = calls.iter().map(|(_, call)| *call).take(3).collect();
-        assert_eq!(first, [7, 3, 8], "of those that are due together, the last is behind");
     }
 }

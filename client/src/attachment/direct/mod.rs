@@ -17,6 +17,8 @@
 //! The lane decides whose a tensor is: see `sealane_transport::shm::direct`. The end of a step is also sent over the lane, so that it is
 //! known there before what follows.
 
+mod arrival;
+mod due;
 mod ends;
 mod exchange;
 #[cfg(feature = "fuzzing")]
@@ -31,6 +33,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+pub(super) use self::exchange::OverLane;
 #[cfg(feature = "fuzzing")]
 pub use self::fuzzing::LaneDriver;
 pub(crate) use self::rings::{RingPlace, RingReader, RingWriter};
@@ -126,11 +129,8 @@ impl Lanes {
     /// Tells every lane that this process sleeps; if deeply, it is not woken for sends that were received.
     pub(super) fn announce(&mut self, deeply: bool, calls: &mut Calls) {
         for lane in self.lanes.iter_mut().flatten() {
-            while lane.quiet.front().is_some_and(|(_, call)| calls.wants(*call).is_none()) {
-                lane.quiet.pop_front();
-            }
-            let awaits = !lane.quiet.is_empty();
-            lane.hints.say_awaits(awaits, &lane.ends);
+            lane.quiet.forget(|call| calls.wants(call).is_some());
+            lane.hints.say_awaits(lane.quiet.first().is_some(), &lane.ends);
         }
         for lane in self.lanes.iter().flatten().chain(self.retired.iter()) {
             if deeply {

@@ -103,7 +103,7 @@ impl super::Lanes {
         let is_busy = std::mem::replace(&mut self.moved, moved) != moved;
         let lanes = || self.lanes.iter().flatten();
         let first = |lane: &Lane| {
-            let calls = lane.pending.front().into_iter().chain(lane.quiet.front()).map(|(at, _)| *at);
+            let calls = lane.pending.first().into_iter().chain(lane.quiet.first()).map(|(at, _)| at);
             calls.chain(lane.hints.due()).min()
         };
         let due = lanes().filter_map(first).chain(self.retired.due()).min().unwrap_or(Tick::NEVER);
@@ -129,14 +129,14 @@ impl Link {
             }
         }
         for lane in 0..self.direct.lanes.len() as u16 {
-            while let Some(&(at, call)) = self.direct.get_mut(lane).and_then(|lane| lane.quiet.front())
+            while let Some((at, call)) = self.direct.get_mut(lane).and_then(|lane| lane.quiet.first())
                 && (at <= now || calls.wants(call).is_none())
             {
                 if !self.ask(call, calls, after) {
                     break;
                 }
                 if let Some(lane) = self.direct.get_mut(lane) {
-                    lane.quiet.pop_front();
+                    lane.quiet.pop();
                 }
             }
         }
@@ -181,7 +181,7 @@ impl Link {
                     break;
                 }
                 if let Some(mut at) = self.direct.lanes[usize::from(lane)].take() {
-                    at.pending.pop_front();
+                    at.pending.pop();
                     self.take_from(&mut at, entry, calls, after);
                     self.direct.lanes[usize::from(lane)] = Some(at);
                 }

@@ -1,6 +1,7 @@
 //! Clients of one shard without the shard's loop: reads their rings and reports outcomes as the source of clients does. One client for the
 //! fuzz targets and the drives, several for the simulation of clients.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,21 +15,16 @@ use sealane_transport::{Arena, Handle};
 
 use super::client::{Client, Who};
 use super::memory::Shown;
-use crate::limits::FEW_OUTCOMES;
+use super::report;
 use crate::node::{ClientCall, ClientOutcome, Node};
 
 /// Timeout of calls that give none, in milliseconds.
 const TIMEOUT_MS: u64 = 60_000;
-/// The node's handle for the client.
-const CLIENT: Handle = Handle::NONE;
 
 /// A node and the client that is attached as one of its tasks.
 pub struct Attachment {
-    /// The node.
-    pub node: Node,
-    client: Client,
-    record: Record,
-    outcomes: VecDeque<(ClientCall, ClientOutcome)>,
+    clients: Clients,
+    client: Handle,
 }
 
 impl Attachment {
@@ -36,48 +32,46 @@ impl Attachment {
     ///
     /// # Errors
     /// There is no memory, or no descriptor, for it.
-    pub fn new(mut node: Node, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Self, Attached), ShmError> {
-        let (mut client, attached) = client(task, 1, [arena_bytes, area_bytes])?;
-        client.handle = CLIENT;
-        node.set_pool(task, Some(client.pool()));
-        Ok((Self { node, client, record: Record::new(), outcomes: VecDeque::new() }, attached))
+    pub fn new(node: Node, task: u16, arena_bytes: u64, area_bytes: u64) -> Result<(Self, Attached), ShmError> {
+        let mut clients = Clients::new(node);
+        let (client, attached) = clients.attach(task, arena_bytes, area_bytes)?;
+        Ok((Self { clients, client }, attached))
+    }
+
+    /// The node.
+    pub fn node(&mut self) -> &mut Node {
+        &mut self.clients.node
     }
 
     /// One turn of the shard.
     pub fn turn(&mut self, now: Instant) {
-        self.node.turn(now);
-        let Self { node, client, record, outcomes, .. } = self;
-        if client.has_submissions() {
-            client.read(node, now, record);
-        }
-        if client.accepts() {
-            client.hand_out(node, record);
-        }
-        node.swap_client_outcomes(outcomes);
-        let few = outcomes.len() <= FEW_OUTCOMES;
-        for (ClientCall { call, .. }, outcome) in outcomes.drain(..) {
-            client.answer(call, outcome, few, record);
-        }
-        if client.has_news() {
-            client.flush(now, record);
-        }
+        self.clients.turn(now);
     }
 
     /// Calls of the client that have not ended.
     pub fn under_way(&self) -> usize {
-        self.client.under_way()
+        self.clients.under_way(self.client)
     }
 
     /// The client is gone; the node continues without it.
-    pub fn dismiss(self, reason: &str) -> Node {
-        let Self { mut node, mut client, mut outcomes, .. } = self;
-        client.leave(&mut node);
-        node.set_pool(client.task, None);
-        node.forget_client(client.task, reason);
+    pub fn dismiss(mut self, reason: &str) -> Node {
+        self.clients.dismiss(self.client, reason);
         // Outcomes for a client that has gone are dropped.
-        node.swap_client_outcomes(&mut outcomes);
-        node
+        self.clients.node.swap_client_outcomes(&mut self.clients.outcomes);
+        self.clients.node
     }
+}
+
+thread_local! {
+    /// Records that may still be written for clients of this thread.
+    static RECORDS_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Counts a record; false if the daemon was killed before it.
+pub(super) fn may_write() -> bool {
+    let left = RECORDS_LEFT.get();
+    RECORDS_LEFT.set(left.saturating_sub(1));
+    left > 0
 }
 
 /// A node and the clients that are attached as its tasks.
@@ -117,6 +111,11 @@ impl Clients {
         Ok((handle, attached))
     }
 
+    /// From now on so many records are written for clients of this thread, and no more: the daemon is killed then.
+    pub fn is_killed_after(records: usize) {
+        RECORDS_LEFT.set(records);
+    }
+
     /// One turn of the shard.
     pub fn turn(&mut self, now: Instant) {
         self.node.turn(now);
@@ -128,19 +127,7 @@ impl Clients {
             client.hand_out(node, record);
         }
         node.swap_client_outcomes(outcomes);
-        let few = outcomes.len() <= FEW_OUTCOMES;
-        for (ClientCall { client, call }, outcome) in outcomes.drain(..) {
-            // One that has gone needs no answer.
-            if let Some(client) = clients.get_mut(client) {
-                client.answer(call, outcome, few, record);
-            }
-        }
-        for (_, client) in clients.iter_mut() {
-            client.tell_arrived(record);
-        }
-        for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {
-            client.flush(now, record);
-        }
+        report(clients, outcomes, (now, record), &mut None);
         self.leaving.retain(|client| !client.has_let_go());
     }
 

@@ -260,7 +260,7 @@ impl World {
     }
 
     fn pending(&mut self, step: i64, key: &str, len: usize) {
-        let node = &mut self.shard.node;
+        let node = self.shard.node();
         let pair = node.pair(HOSTILE_NUMBER, TASK).expect("both are on the map");
         let (sender, outcome) = oneshot::channel();
         self.pending_sends.push(outcome);
@@ -269,7 +269,7 @@ impl World {
     }
 
     fn want(&mut self, step: i64, key: &str) {
-        let node = &mut self.shard.node;
+        let node = self.shard.node();
         let pair = node.pair(HOSTILE_NUMBER, TASK).expect("both are on the map");
         let (sender, outcome) = oneshot::channel();
         self.wants.push(outcome);

@@ -138,6 +138,13 @@ def test_batches_into_the_callers_memory(ps, worker, key):
     assert all((each == 1).all() for each in received.values())
 
 
+def test_wrong_arguments_are_reported_under_the_name_that_was_called(worker, key):
+    with pytest.raises(TypeError, match=r"Task\.recv\(\)"):
+        worker.recv(PS)
+    with pytest.raises(TypeError, match=r"Task\.recv_async\(\)"):
+        worker.recv_async(PS)
+
+
 def test_batches_of_what_is_no_batch(ps, worker, key):
     with pytest.raises(TypeError, match="call recv"):
         worker.recv_all(PS, 5, key)

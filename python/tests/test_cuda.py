@@ -210,8 +210,10 @@ def test_a_plan_whose_copies_fail_is_closed(ps, worker, key, array, driver):
 def test_an_arena_that_is_not_pinned_is_told_of_once(own_daemon, key, driver):
     with own_daemon.attach(PS) as ps:
         driver.fail("cuMemHostRegister", status=2)
-        with pytest.warns(RuntimeWarning, match="does not pin the arena, so copies are slow: CUDA memory is full"):
+        slow = "does not pin the arena, so copies are slow: CUDA memory is full"
+        with pytest.warns(RuntimeWarning, match=slow) as warned:
             ps.publish(key, 1, Interface(driver, numbers(1)))
+        assert warned[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             ps.publish(key, 2, Interface(driver, numbers(2)))

@@ -147,9 +147,10 @@ impl Table {
     /// old or new, and of several rows some old.
     ///
     /// # Errors
-    /// InvalidArgument if there is no such row, or the rows are of another type or shape. For a table of up to 512 bytes also those of
-    /// [`Task::publish`]; readers may then see the new rows until the next write. After any error nothing was written. A larger table is
-    /// written in place, whether or not there is a daemon: the next one has all of it, once its arena has room.
+    /// InvalidArgument if there is no such row, or the rows are of another type or shape: then nothing was written. For a table of up to
+    /// 512 bytes also those of [`Task::publish`]: the table has its old rows again then, but readers whom the new ones had reached may see
+    /// those until the next write. A larger table is written in place, whether or not there is a daemon: the next one has all of it, once
+    /// its arena has room.
     pub fn update(&self, ids: &[u64], rows: &Tensor) -> Result<(), Error> {
         let bytes = self.check(ids, rows)?;
         self.write(ids, |at, mut row| row.copy_from(&bytes[at * self.row_bytes..][..self.row_bytes]))

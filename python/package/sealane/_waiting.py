@@ -31,7 +31,14 @@ def _waiting(of: type, name: str) -> Any:
     begin = getattr(of, f"{name}_async")
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return begin(self, *args, **kwargs).result()
+        try:
+            begun = begin(self, *args, **kwargs)
+        except TypeError as error:
+            if begin.__name__ not in str(error):
+                raise
+            # Wrong arguments are reported under the name that was called.
+            raise TypeError(str(error).replace(begin.__name__, name)) from None
+        return begun.result()
 
     call.__name__, call.__qualname__, call.__module__ = name, f"{of.__name__}.{name}", of.__module__
     # The first paragraph is about what does not wait.

@@ -109,7 +109,7 @@ impl Connected {
                 let text = format!("sealane: the CUDA driver does not pin the arena, so copies are slow: {error}");
                 let text = std::ffi::CString::new(text).unwrap_or_default();
                 // Warnings may have been turned into errors, but this is none.
-                let _ = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1);
+                let _ = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, caller_level(py));
             });
         }
     }
@@ -140,4 +140,12 @@ impl Connected {
             let _ = engine.stop();
         }
     }
+}
+
+/// How many frames up the caller's own code is: a call that waits has a frame of this package.
+fn caller_level(py: Python<'_>) -> i32 {
+    let name =
+        py.import("sys").and_then(|sys| sys.call_method0("_getframe")?.getattr("f_globals")?.get_item("__name__"));
+    let is_waiting = name.is_ok_and(|name| name.eq("sealane._waiting").unwrap_or(false));
+    if is_waiting { 2 } else { 1 }
 }

@@ -10,8 +10,10 @@ CONTESTS = [
     ("tcp_push", "tensors_per_s", "64 B tensors over TCP, one way"),
     ("tcp_bandwidth", "gigabytes_per_s", "4 MiB tensors over TCP"),
     ("shm_latency", "rtt_us", "64 B there and back in shared memory, p50"),
+    ("shm_latency_direct", "rtt_us", "64 B there and back in shared memory by a direct lane, p50"),
     ("shm_rate", "tensors_per_s", "64 B tensors in shared memory; Sealane: calls in batches"),
     ("shm_rate_single", "tensors_per_s", "64 B tensors in shared memory; Sealane: single calls"),
+    ("shm_rate_direct", "tensors_per_s", "64 B tensors in shared memory by a direct lane; Sealane: calls in batches"),
     ("shm_push", "tensors_per_s", "64 B tensors in shared memory, one way"),
     ("shm_bandwidth", "gigabytes_per_s", "4 MiB tensors in shared memory"),
 ]
@@ -24,7 +26,8 @@ NAMES = {"sealane": "Sealane", "grpc": "gRPC (tonic), unary", "grpc-stream": "gR
 # Unless said, each side is pinned to a CPU of its own.
 SETTINGS = [
     ("Sealane", "Spins on both sides. TCP: what a turn queues leaves in one write. Shared memory: two clients on one CPU, the daemon's "
-                "shard on the other."),
+                "shard on the other; by a direct lane, which two clients of one user have unless it is turned off: one on each, past the "
+                "daemon."),
     ("gRPC", "tonic, each side a runtime of one thread that spins; frames of 1 MiB, windows of 1 GiB, messages that are bytes. "
              "A stream's messages that are ready share frames of 32 KiB. One way: a stream of answers to one request. Shared memory: "
              "a Unix socket."),

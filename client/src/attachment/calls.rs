@@ -284,6 +284,7 @@ impl Calls {
 
     /// Gives another call's tensor to a recv that waits.
     fn give(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
+        self.forget_name(call);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         slot.tensor = Some(tensor);
         if slot.daemon == Daemon::Untold {

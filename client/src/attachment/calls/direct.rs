@@ -230,15 +230,17 @@ impl Calls {
 impl Slot {
     #[inline]
     fn wanted(&self, call: u32, (peer, step, key): (&str, i64, &str)) -> Option<Wanted> {
-        debug_assert_eq!(self.place.peer(), peer, "another lane's recv has this name");
         let wish = match self.daemon {
             Daemon::Untold => Wish::Quiet,
             Daemon::Working => Wish::Asked,
             _ => return None,
         };
-        let waits = self.caller == Caller::Waiting && self.tensor.is_none();
+        if self.caller != Caller::Waiting || self.tensor.is_some() {
+            return None;
+        }
+        debug_assert_eq!(self.place.peer(), peer, "another lane's recv has this name");
         let is_meant = self.place.step() == step && self.place.key() == key;
-        (waits && is_meant).then(|| Wanted { call, wish, room: self.memory.room() })
+        is_meant.then(|| Wanted { call, wish, room: self.memory.room() })
     }
 }
 

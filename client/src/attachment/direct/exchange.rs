@@ -47,6 +47,9 @@ impl Held<'_> {
         if !link.direct.lane_unless_ended(lane, step)?.has_entry() {
             link.drain_lane(lane, calls, aftermath);
         }
+        if !calls.have_room_for(1) {
+            return None;
+        }
         let mut sent = None;
         self.send_over(OverLane { lane, step, now, deadline }, once((key, tensor)), |call| sent = Some(call));
         if sent.is_none() {
@@ -129,7 +132,9 @@ impl Held<'_> {
             if entered.is_some() {
                 return entered;
             }
-            let matching = self.calls.matching();
+            let State { line: Line::Up(link), calls, .. } = &mut **self else { return None };
+            link.direct.lane_unless_ended(lane, step).filter(|_| calls.have_room_for(1))?;
+            let matching = calls.matching();
             match matching.find(matching.name(lane, step, key)) {
                 Some(Awaited::Recv(_)) if is_last => {
                     let error = format!("a recv already waits for '{key}' of step {step} from {from}");
@@ -156,19 +161,13 @@ impl Held<'_> {
         mut each: impl FnMut(Result<u32, Error>),
     ) -> usize {
         let due = now.later(ASK_AFTER).min(now.halfway(deadline));
-        if may_wait {
-            // First, since keys are the caller's, whose code may panic.
-            self.attend_lanes(now, due.later(LANES_LOOK).min(now.halfway(deadline)));
-        }
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return 0 };
         let Some(at) = link.direct.lane_unless_ended(lane, step) else { return 0 };
         let may_wait = may_wait && !at.hints.is_passed_by(now);
         if may_wait {
             at.quiet.forget(|call| calls.wants(call).is_some());
-            // Another thread of this process may be asleep.
-            at.hints.say_awaits(true, &at.ends);
         }
-        let mut count = 0;
+        let (mut count, mut waiting) = (0, 0);
         for key in keys {
             if !calls.have_room_for(1) {
                 break;
@@ -184,7 +183,11 @@ impl Held<'_> {
                         each(Ok(call));
                     }
                     TakeKept::TooLong(len) => each(Err(no_room(memory.room().unwrap_or_default(), len))),
-                    TakeKept::ByDaemon => break,
+                    TakeKept::ByDaemon => {
+                        // The hint is used up: who looks here again must not wait for another.
+                        calls.matching().came_by_daemon(from, key);
+                        break;
+                    }
                     // Its name is free now.
                     TakeKept::Lost => found = None,
                 }
@@ -200,7 +203,14 @@ impl Held<'_> {
             let call = calls.enter_recv(Some(name), place, memory, of);
             at.quiet.push(due, call);
             each(Ok(call));
-            count += 1;
+            (count, waiting) = (count + 1, waiting + 1);
+        }
+        if waiting > 0 {
+            if let Some(at) = link.direct.get_mut(lane) {
+                // Another thread of this process may be asleep.
+                at.hints.say_awaits(true, &at.ends);
+            }
+            self.attend_lanes(now, due.later(LANES_LOOK).min(now.halfway(deadline)));
         }
         count
     }

@@ -58,6 +58,13 @@ impl Two {
         self.receiver.attachment.recv(from, key, RecvOptions::default()).unwrap()
     }
 
+    fn recv_all(&self, keys: &[&str]) {
+        let wanted = keys.iter().map(|key| (key, RecvOptions::default())).collect();
+        self.receiver.attachment.recv_all(With { peer: SENDER, step: 1 }, wanted, |asked| {
+            asked.unwrap();
+        });
+    }
+
     /// The receiver processes what has come.
     fn look(&self) {
         self.receiver.attachment.lock().pump();
@@ -117,12 +124,30 @@ fn a_recv_waits_here_until_its_tensor_goes_by_the_daemon() {
 
 #[test]
 fn a_recv_whose_tensor_went_by_the_daemon_is_asked_for_at_once() {
+    for together in [false, true] {
+        let mut two = Two::new();
+        two.send("w", LARGE);
+        two.look();
+        assert_eq!(two.receiver.told(), [""; 0]);
+        match together {
+            false => {
+                two.recv("w");
+            }
+            true => two.recv_all(&["v", "w", "x"]),
+        }
+        assert_eq!(two.receiver.told(), ["recv w"]);
+    }
+}
+
+#[test]
+fn a_recv_of_a_step_that_has_ended_is_the_daemons_to_refuse() {
     let mut two = Two::new();
-    two.send("w", LARGE);
-    two.look();
-    assert_eq!(two.receiver.told(), [""; 0]);
-    two.recv("w");
-    assert_eq!(two.receiver.told(), ["recv w"]);
+    let first = two.recv("w");
+    two.receiver.attachment.abort(1, "over").unwrap();
+    assert_eq!(two.receiver.told(), ["recv w"], "it is to end it");
+    let second = two.recv("w");
+    assert_eq!(two.receiver.told(), ["recv w"], "whether or not it has ended the first");
+    assert_ne!(first, second);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use sealane_transport::{Error, PullOptions, RecvOptions, RecvOutcome, SendOption
 
 use super::shard::ShardEngine;
 use super::{Engine, deadline};
-use crate::node::{Node, RecvRequest, RecvWaiter, RowsRequest, SendWaiter, Ticket};
+use crate::node::{Node, PullRowsRequest, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::tensor::Tensor;
 
@@ -184,7 +184,7 @@ impl Task {
                         &Ok(pair) => {
                             let (rows, deadline, views) = (rows.as_rows(), deadline(now, timeout), false);
                             let request =
-                                RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
+                                PullRowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
                             write_on(&tag, node.pull_rows(now, request));
                         }
                         Err(error) => node.finish_recv(waiter, Err(Unreceived::from(error.clone()))),

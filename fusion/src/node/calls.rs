@@ -13,9 +13,9 @@ use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use super::context::{Context, draining};
 use super::exchange::{FusedRequest, ReceivedBatch, RecvRequest, ToPost};
-use super::lookups::RowsRequest;
 use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
+use super::row_requests::PullRowsRequest;
 use crate::queue::AcceptQueue;
 
 impl Node {
@@ -110,22 +110,22 @@ impl Node {
     /// Cancels a recv, whose waiter then hears nothing; false if it has ended, and its waiter was told or soon will be.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         match self.exchange.follow(ticket) {
-            Ticket::Rows(lookup) => self.lookups.cancel(lookup),
+            Ticket::Rows(request) => self.row_requests.cancel(request),
             _ => self.exchange.cancel(ticket, &mut self.context),
         }
     }
 
     /// Requests rows of tables that the pair's peer has published or will publish. They come as one
     /// [tensor](sealane_transport::gathered_rows), each table's rows in the order in which they are named; the ticket cancels.
-    pub fn pull_rows(&mut self, now: Instant, rows: RowsRequest<'_>) -> Option<Ticket> {
+    pub fn pull_rows(&mut self, now: Instant, rows: PullRowsRequest<'_>) -> Option<Ticket> {
         let pair = &self.context.pairs[rows.pair];
         let (consumer, mirror) = (pair.local, pair.mirror);
         let error = if self.context.draining && matches!(rows.waiter, RecvWaiter::Client(_)) {
             draining()
         } else if let Some(mirror) = mirror {
             let ends = (consumer, self.context.pairs[mirror].local);
-            let Node { lookups, pulls, context, .. } = self;
-            return lookups.ask_here(now, rows, ends, pulls, context).map(Ticket::Rows);
+            let Node { row_requests, pulls, context, .. } = self;
+            return row_requests.request_here(now, rows, ends, pulls, context).map(Ticket::Rows);
         } else if rows.views {
             Error::Unimplemented {
                 reason: "tables of a task of another engine lie where nobody here can read them".into(),
@@ -229,13 +229,13 @@ impl Node {
         version: i64,
         tensors: impl IntoIterator<Item = (K, T)>,
     ) -> Result<(), Error> {
-        let Node { lookups, pulls, context, .. } = self;
-        if !lookups.awaits_tables() {
+        let Node { row_requests, pulls, context, .. } = self;
+        if !row_requests.awaits_tables() {
             return pulls.publish(local, version, tensors.into_iter(), context);
         }
         let publish = |(key, tensor): (K, T)| {
             pulls.publish(local, version, std::iter::once((key.as_ref(), tensor)), context)?;
-            lookups.published(local, key.as_ref(), pulls, context);
+            row_requests.published(local, key.as_ref(), pulls, context);
             Ok(())
         };
         tensors.into_iter().map(publish).fold(Ok(()), Result::and)

@@ -300,7 +300,7 @@ impl Node {
         }
         self.exchange.withdraw_session(handle);
         self.context.pairs.forget_asked(handle);
-        self.lookups.withdraw_session(handle);
+        self.row_requests.withdraw_session(handle);
         if let LinkError::WentAway(reason) = error {
             let reason = format!("it went away: {reason}");
             self.give_up(handle, &reason);
@@ -338,7 +338,7 @@ impl Node {
         let stops = Error::unavailable("this engine", format!("it stops: {reason}"));
         self.exchange.end_all_here(&stops, &mut self.context);
         self.exchange.end_there(None, &stops, &mut self.context);
-        self.lookups.end_of(None, true, &stops, &mut self.context);
+        self.row_requests.end_of(None, true, &stops, &mut self.context);
         self.pulls.end_local(|_| true, &stops, &mut self.context.reporter);
         self.pushes.end_local(|_| true, &stops, &mut self.context);
         self.pushes.drop_left(None, self.context.settings.shard);

@@ -31,13 +31,13 @@ impl Node {
 
     #[inline]
     fn settle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
-        let Node { exchange, lookups, pulls, pushes, context, .. } = self;
+        let Node { exchange, row_requests, pulls, pushes, context, .. } = self;
         match event {
             Event::Asked(asked) => exchange.asked_behind_events(handle, &asked, context),
-            Event::RowsAsked(asked) => lookups.asked(handle, *asked, pulls, context),
+            Event::RowsAsked(asked) => row_requests.requested(handle, *asked, pulls, context),
             Event::Withdrawn(id) => {
                 exchange.withdrawn(handle, id, &mut context.peers);
-                lookups.withdrawn(handle, id, context);
+                row_requests.withdrawn(handle, id, context);
             }
             Event::Answered { waiter, answer } => {
                 let outcome = match *answer {

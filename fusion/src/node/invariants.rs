@@ -14,7 +14,7 @@ impl Node {
         self.pushes.check_invariants(peers, settings.session.tensor_bytes_max);
         self.exchange.check_invariants(&self.context);
         self.pulls.check_invariants(peers);
-        self.lookups.check_invariants(&self.context);
+        self.row_requests.check_invariants(&self.context);
         #[cfg(feature = "fuzzing")]
         for peer in peers.iter() {
             let checked = peer.session.check_streams();

@@ -1,7 +1,7 @@
 //! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and the waiters of calls.
 //!
 //! A node only routes between its parts, each of which owns its state: `pairs` (tasks and their numbers), `peers` (sessions and their
-//! links), `exchange` (sends and recvs), `pulls` (published tensors), `lookups` (rows of them), `pushes` (queues). The first two are lent
+//! links), `exchange` (sends and recvs), `pulls` (published tensors), `row_requests` (rows of them), `pushes` (queues). The first two are lent
 //! to the others as the `context`, with the reporter that tells how calls end. Events of sessions go through `events.rs`.
 //!
 //! Recvs between two tasks of the same node need neither session nor link (`exchange/matches.rs`).
@@ -21,7 +21,6 @@ mod events;
 mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
-mod lookups;
 mod memory;
 mod orders;
 mod outcomes;
@@ -32,6 +31,7 @@ mod pulls;
 mod pushes;
 mod receiver;
 mod reporter;
+mod row_requests;
 mod settings;
 mod turn;
 
@@ -55,8 +55,6 @@ use context::{Context, draining};
 pub use counters::{CallerCounters, Counters, KindCounters};
 use exchange::Exchange;
 pub use exchange::{BatchWaiter, FusedRequest, ReceivedBatch, RecvRequest};
-use lookups::Lookups;
-pub use lookups::RowsRequest;
 use memory::Memory;
 pub use memory::Pool;
 pub use orders::{Answer, ConnectOrder, DialFailure, DialFailureKind};
@@ -68,13 +66,15 @@ use pulls::Pulls;
 pub use pushes::PushRequest;
 use pushes::Pushes;
 use reporter::Reporter;
+pub use row_requests::PullRowsRequest;
+use row_requests::RowRequests;
 pub use settings::{Fuse, NodeSettings};
 
 /// One shard's state machine; see the module.
 pub struct Node {
     context: Context,
     exchange: Exchange,
-    lookups: Lookups,
+    row_requests: RowRequests,
     pulls: Pulls,
     pushes: Pushes,
     /// Kept to reuse its memory; empty between calls.
@@ -97,7 +97,7 @@ impl Node {
         let pairs = Pairs::new(tasks, map, (settings.shard, settings.shards))?;
         Ok(Node {
             exchange: Exchange::new(&settings),
-            lookups: Lookups::new(),
+            row_requests: RowRequests::new(),
             pulls: Pulls::new(settings.published_tensors_max),
             pushes: Pushes::new(),
             events: VecDeque::new(),
@@ -240,11 +240,11 @@ impl Node {
     pub fn drain(&mut self) {
         self.context.draining = true;
         self.context.presence.expect_all_again();
-        // No send can come for the requests any more, and nothing is published for the pulls and lookups.
+        // No send can come for the requests any more, and nothing is published for the pulls and row requests.
         self.exchange.refuse_all_parked(&draining(), &mut self.context);
         self.exchange.revoke_all_ahead(&mut self.context);
         self.pulls.refuse_waiting(&mut self.context);
-        self.lookups.refuse_waiting(&mut self.context);
+        self.row_requests.refuse_waiting(&mut self.context);
     }
 
     /// From now on nothing that peers send is read. A push that came after [`under_way`](Self::under_way) had returned 0 would be
@@ -267,7 +267,7 @@ impl Node {
             return taken;
         }
         let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
-        lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.lookups.len() + taken
+        lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.row_requests.len() + taken
     }
 
     /// Gives a local task its own memory for tensors that arrive, or takes it away.
@@ -304,9 +304,9 @@ impl Node {
     pub fn forget_client(&mut self, local: u16, reason: &str) {
         let is_awaited = self.context.presence.left(local, reason);
         let error = presence::gone(self.context.pairs.task(local).as_str(), reason);
-        let Node { exchange, lookups, pulls, pushes, context, .. } = self;
+        let Node { exchange, row_requests, pulls, pushes, context, .. } = self;
         exchange.end_task(local, &error, context);
-        lookups.end_of(Some(local), true, &error, context);
+        row_requests.end_of(Some(local), true, &error, context);
         exchange.end_here(local, &error, &mut context.reporter);
         pulls.end_local(|consumer| consumer == local, &error, &mut context.reporter);
         pulls.withdraw_all(local, &error, context);
@@ -352,7 +352,7 @@ impl Node {
     pub fn next_timeout(&self) -> Option<Instant> {
         let (exchange, pulls) = (self.exchange.next_deadline(), self.pulls.next_deadline());
         let (pushes, peers) = (self.pushes.next_deadline(), self.context.peers.next_timeout());
-        earliest([exchange, pulls, self.lookups.next_deadline(), pushes, peers])
+        earliest([exchange, pulls, self.row_requests.next_deadline(), pushes, peers])
     }
 }
 

@@ -16,11 +16,11 @@ use super::Node;
 use super::cells::{RecvWaiter, Ticket};
 use super::context::Context;
 use super::exchange::RecvRequest;
-use super::lookups::RowsRequest;
 use super::pairs::Pair;
 use super::peers::Peer;
 use super::pulls::MovedPull;
 use super::pushes::MovedPush;
+use super::row_requests::PullRowsRequest;
 
 /// A request moving from one session to another: it was never sent on any link.
 struct Unasked {
@@ -144,7 +144,7 @@ impl Node {
             let moved = if let Some(rows) = rows {
                 let (rows, min_version) = (rows.as_rows(), step);
                 let views = false;
-                self.pull_rows(now, RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter })
+                self.pull_rows(now, PullRowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter })
             } else {
                 self.recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone })
             };

@@ -29,7 +29,7 @@ impl Node {
         if self.pulls.is_copying() {
             work += self.pulls.copy_on(&mut self.context);
         }
-        work += self.lookups.copy_on(now, &mut self.pulls, &mut self.context);
+        work += self.row_requests.copy_on(now, &mut self.pulls, &mut self.context);
         if self.next_timeout().is_some_and(|due| due <= now) {
             self.timeouts(now);
             work += 1;
@@ -62,9 +62,9 @@ impl Node {
     }
 
     fn timeouts(&mut self, now: Instant) {
-        let Node { exchange, lookups, pulls, pushes, context, .. } = self;
+        let Node { exchange, row_requests, pulls, pushes, context, .. } = self;
         exchange.expire(now, context);
-        lookups.expire(now, context);
+        row_requests.expire(now, context);
         pulls.expire_local(now, context);
         pushes.expire_local(now, context);
         pushes.look_at_promises(now, context);
@@ -238,7 +238,7 @@ impl Node {
             || self.exchange.has_revoked()
             || self.exchange.is_copying()
             || self.pulls.is_copying()
-            || self.lookups.is_copying()
+            || self.row_requests.is_copying()
     }
 
     /// Moves the sessions that have a new link into `into`: watch their descriptors for reading.

@@ -5,7 +5,7 @@ use sealane_transport::limits::TRANSFERS_MAX;
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::wire::{
     Abort, Chunk, Failure, FrameWriter, GoAway, Part, Pull, PullFailure, Push, PushFailure, PushGrant, PushOpen,
-    PushWant, Request, Response, RowsRequest,
+    PushWant, Request, Response, RowRequest,
 };
 use sealane_transport::{Handle, Meta};
 
@@ -190,7 +190,7 @@ pub(super) fn forge(kind: usize, script: &mut Script<'_>, out: &mut Vec<u8>) {
                 named.name(text(script), &numbers, |count| count as u32);
             }
             let (rows, fail_if_gone) = (named.as_rows(), script.yes());
-            writer.rows(&RowsRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows });
+            writer.rows(&RowRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows });
         }
         _ => writer.chunk(Chunk { transfer: transfer(script), bytes: payload_bytes(script) }),
     }

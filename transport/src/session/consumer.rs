@@ -21,7 +21,7 @@ use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
 use crate::trace::{self, Moment, Recorder};
-use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowsRequest, SmallResponse, WireError};
+use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowRequest, SmallResponse, WireError};
 
 /// A recv to request: which tensor, from whom, until when, and where to put it.
 #[derive(Debug)]
@@ -310,7 +310,7 @@ impl<W> Consumer<W> {
             let Wanted { step, key, rows, .. } = wanted.get_mut(id).expect("just looked at").begin();
             if let Some(rows) = rows.as_ref().map(NamedRowsBuf::as_rows) {
                 let (min_version, fail_if_gone) = (*step, if_gone.fails());
-                let request = RowsRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows };
+                let request = RowRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows };
                 outbox.stage(|writer| writer.rows(&request));
             } else {
                 let request = Request { id, step: *step, timeout_ms, consumer, producer, if_gone, key };

@@ -14,7 +14,7 @@ use crate::payload::Payload;
 use crate::tensor::{Tensor, TensorBatch};
 use crate::wire::{
     self, Ahead, AheadFrame, AheadRecord, AheadRecords, AheadRelease, Ends, Fate, Frame, PullFrame, PushFrame, Release,
-    Request, Response, RowsRequest, WireError,
+    Request, Response, RowRequest, WireError,
 };
 
 /// Provides memory for tensors that come without a destination of their own.
@@ -341,8 +341,8 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
     }
 
     /// Takes in a request for rows.
-    fn rows_asked(&mut self, request: &RowsRequest<'_>) -> Result<(), WireError> {
-        let RowsRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows } = *request;
+    fn rows_asked(&mut self, request: &RowRequest<'_>) -> Result<(), WireError> {
+        let RowRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows } = *request;
         let session = &mut *self.session;
         if let Some(consumer) = session.asking(consumer, producer)?
             && session.admit(id)

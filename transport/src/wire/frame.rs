@@ -127,7 +127,7 @@ pub struct Request<'a> {
 
 /// A consumer requests rows of published tables; answered like a [`Request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowsRequest<'a> {
+pub struct RowRequest<'a> {
     /// The consumer's handle; returned with the answer.
     pub id: Handle,
     /// The oldest version of each table that will do.
@@ -226,7 +226,7 @@ pub struct GoAway<'a> {
 pub enum Frame<'a> {
     Request(Request<'a>),
     Requests(Requests<'a>),
-    Rows(RowsRequest<'a>),
+    Rows(RowRequest<'a>),
     Response(Response<'a>),
     Responses(Responses<'a>),
     Failure(Failure<'a>),
@@ -292,7 +292,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireError> {
         }
         KIND_ROWS => {
             let (fields, rest) = fixed::<RowsFixed>("request for rows", body)?;
-            Frame::Rows(RowsRequest {
+            Frame::Rows(RowRequest {
                 id,
                 min_version: fields.min_version.get(),
                 timeout_ms: fields.timeout_ms.get(),
@@ -393,7 +393,7 @@ impl FrameWriter<'_> {
     }
 
     /// Writes a request for rows.
-    pub fn rows(&mut self, rows: &RowsRequest<'_>) {
+    pub fn rows(&mut self, rows: &RowRequest<'_>) {
         let fields = RowsFixed {
             min_version: I64::new(rows.min_version),
             timeout_ms: U32::new(rows.timeout_ms),
@@ -555,8 +555,8 @@ mod tests {
         named.name("user", &[3, 9, 1 << 33], |_| 4);
         named.name("item", &[2, 1], |_| 2);
         let (rows, fail_if_gone) = (named.as_rows(), false);
-        let rows = RowsRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, fail_if_gone, rows };
-        let of_one_rows = RowsRequest { fail_if_gone: true, ..rows };
+        let rows = RowRequest { id, min_version: -2, timeout_ms: 7, consumer: 1, producer: 2, fail_if_gone, rows };
+        let of_one_rows = RowRequest { fail_if_gone: true, ..rows };
         let abort = Abort { step: i64::MIN, task: 3, reason: "loss is NaN" };
         for (bytes, frame) in [
             (written(|w| w.request(&request)), Frame::Request(request)),

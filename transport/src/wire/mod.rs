@@ -15,7 +15,7 @@ pub use ahead::{
 };
 pub use frame::{
     Abort, Chunk, FRAME_HEADER_BYTES, Failure, Frame, FrameWriter, GoAway, Release, ReleaseEntries, Request, Response,
-    RowsRequest, parse,
+    RowRequest, parse,
 };
 pub use greeting::{
     FEATURE_PROBE, FEATURE_STREAMS, FEATURE_VERBS, Greeting, Hello, MAGIC, PREFACE_BYTES, PROOF_BYTES, Reject,

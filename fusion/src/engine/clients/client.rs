@@ -26,7 +26,7 @@ use super::super::deadline;
 use super::memory::{ClientArena, ReceiveArea, Shown};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
-use crate::node::{ClientCall, Node, Pool, RecvRequest, RecvWaiter, RowsRequest, SendWaiter, Ticket};
+use crate::node::{ClientCall, Node, Pool, PullRowsRequest, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 use answers::Answer;
 use plans::Plans;
 use publications::Publication;
@@ -325,7 +325,8 @@ impl Client {
                 let deadline = until(now, timeout_ms);
                 match pair {
                     Ok(pair) => {
-                        let request = RowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
+                        let request =
+                            PullRowsRequest { pair, rows, min_version, deadline, views, fail_if_gone, waiter };
                         let ticket = node.pull_rows(now, request);
                         self.note_ticket(call, ticket);
                     }

@@ -20,10 +20,10 @@ use sealane_transport::{Error, Handle, Payload, Unreceived};
 
 use super::cells::{RecvWaiter, SendWaiter, Sender, Ticket};
 use super::context::{Context, draining};
-use super::lookups::RowsRequest;
 use super::pairs::{Pairs, STRANGER};
 use super::peers::{PeerSession, Peers};
 use super::reporter::Reporter;
+use super::row_requests::PullRowsRequest;
 use super::settings::NodeSettings;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
@@ -169,10 +169,10 @@ impl Exchange {
         &mut self,
         now: Instant,
         session: Handle,
-        request: RowsRequest<'_>,
+        request: PullRowsRequest<'_>,
         context: &mut Context,
     ) -> Option<Ticket> {
-        let RowsRequest { pair, rows, min_version: step, deadline, fail_if_gone, waiter, .. } = request;
+        let PullRowsRequest { pair, rows, min_version: step, deadline, fail_if_gone, waiter, .. } = request;
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let key = rows.title();
         let ask = Ask { consumer, producer, step, key: &key, deadline, destination: None, waiter };

@@ -18,10 +18,10 @@ use sealane_transport::{Arena, Error, Handle, PullBuffer};
 
 use super::cells::{PullWaiter, RecvWaiter};
 use super::context::{Context, draining};
-use super::lookups::Table;
 use super::pairs::STRANGER;
 use super::peers::Peers;
 use super::reporter::Reporter;
+use super::row_requests::Table;
 use crate::metrics::Operation;
 use local::LocalPull;
 use plans::Plan;

@@ -4,7 +4,7 @@ use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::{Keys, LinkError, PullBuffer};
 
 use super::*;
-use crate::node::{PullRequest, PullWaiter, RowsRequest};
+use crate::node::{PullRequest, PullRowsRequest, PullWaiter};
 
 /// The node of `ps:1`.
 const PRODUCER: u16 = 0;
@@ -174,7 +174,7 @@ fn a_request_for_rows_of_a_task_that_has_left_ends() {
             named.name("user", &[1], |_| 1);
             let (sender, receiver) = oneshot::channel();
             let (deadline, waiter) = (net.now + SOON, RecvWaiter::Channel(sender));
-            let request = RowsRequest {
+            let request = PullRowsRequest {
                 pair,
                 rows: named.as_rows(),
                 min_version: 0,

@@ -8,7 +8,7 @@ use sealane_transport::session::ahead_cost;
 use sealane_transport::tensor::{DType, TensorMeta};
 use sealane_transport::wire::{
     Ahead, AheadRecordsBuf, Ends, Frame, FrameWriter, Pull, PullFrame, PushFrame, PushOpen, PushWant, Request,
-    RowsRequest, parse,
+    RowRequest, parse,
 };
 use sealane_transport::{Keys, PullBuffer};
 
@@ -125,7 +125,7 @@ impl Intruder {
         named.name("table", ids, |count| count as u32).unwrap();
         let (rows, id) = (named.as_rows(), id(number));
         let request =
-            RowsRequest { id, min_version: 1, timeout_ms: 60_000, fail_if_gone: false, consumer: 0, producer: 0, rows };
+            RowRequest { id, min_version: 1, timeout_ms: 60_000, fail_if_gone: false, consumer: 0, producer: 0, rows };
         let mut outbox = Outbox::default();
         outbox.stage(|writer| writer.rows(&request));
         while !outbox.is_empty() {
@@ -359,10 +359,10 @@ fn what_peers_let_wait_too_long_ends_a_few_a_turn() {
                 let (consumer, producer, step, if_gone, key) = (0, 0, number as i64, Default::default(), "w");
                 writer.request(&Request { id, consumer, producer, step, timeout_ms, if_gone, key });
                 let (min_version, fail_if_gone, rows) = (1, false, named.as_rows());
-                writer.rows(&RowsRequest { id, min_version, timeout_ms, fail_if_gone, consumer, producer, rows });
+                writer.rows(&RowRequest { id, min_version, timeout_ms, fail_if_gone, consumer, producer, rows });
             }
         });
-        let left = |net: &Net| [net.nodes[0].counters().parked as usize, net.nodes[0].lookups.len()];
+        let left = |net: &Net| [net.nodes[0].counters().parked as usize, net.nodes[0].row_requests.len()];
         let mut before = left(&net);
         assert_eq!(before, [count; 2]);
         let mut turn = |net: &mut Net| {

@@ -6,7 +6,7 @@ use sealane_transport::named_rows::NamedRowsBuf;
 use super::*;
 use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY, ROW_WAITS_MAX, ROW_WAKES_PER_TURN};
 use crate::metrics::{TableCounters, TableFigures};
-use crate::node::RowsRequest;
+use crate::node::PullRowsRequest;
 
 const ROW: usize = 64;
 
@@ -36,7 +36,7 @@ fn ask_all(net: &mut Net, at: (usize, &str), min_version: i64, tables: &[(&str, 
     let (sender, receiver) = oneshot::channel();
     let (deadline, waiter) = (net.now + SOON, RecvWaiter::Channel(sender));
     let rows = named.as_rows();
-    let request = RowsRequest { pair, rows, min_version, deadline, views: false, fail_if_gone: false, waiter };
+    let request = PullRowsRequest { pair, rows, min_version, deadline, views: false, fail_if_gone: false, waiter };
     let ticket = net.nodes[at.0].pull_rows(net.now, request);
     Asked { receiver, ticket }
 }
@@ -254,7 +254,7 @@ fn a_peer_that_releases_nothing_leaves_memory_for_others() {
 }
 
 #[test]
-fn a_row_that_is_always_being_written_ends_its_lookup() {
+fn a_row_that_is_always_being_written_ends_its_request() {
     for at in BOTH {
         let mut net = Net::pair();
         publish(&mut net, "user", 1, 500, 3);
@@ -307,7 +307,8 @@ fn where_a_table_lies_is_told_to_clients_alone_of_tables_of_this_engine() {
         named.name("user", &[], |_| 7).unwrap();
         let (sender, receiver) = oneshot::channel();
         let (rows, deadline, waiter) = (named.as_rows(), net.now + SOON, RecvWaiter::Channel(sender));
-        let request = RowsRequest { pair, rows, min_version: 1, deadline, views: true, fail_if_gone: false, waiter };
+        let request =
+            PullRowsRequest { pair, rows, min_version: 1, deadline, views: true, fail_if_gone: false, waiter };
         let ticket = net.nodes[at.0].pull_rows(net.now, request);
         net.rest();
         let error = Asked { receiver, ticket }.error();
@@ -352,7 +353,7 @@ fn more_than_is_copied_in_a_turn_comes_in_later_turns() {
         net.rest();
         let wanted: Vec<u8> = (0..4096).flat_map(|at| [(at / 256) as u8; 256]).collect();
         for (number, asked) in asked.iter().enumerate() {
-            assert!(asked.rows() == wanted, "lookup {number} at node {}", at.0);
+            assert!(asked.rows() == wanted, "request {number} at node {}", at.0);
         }
         drop(asked);
         net.rest();
@@ -417,15 +418,15 @@ fn a_publication_wakes_as_many_as_a_turn_may_and_the_next_turns_the_others() {
         let later = ask(&mut net, at, "user", 3, &[2]);
         net.rest();
         publish(&mut net, "user", 1, 10, 1);
-        assert_eq!(net.nodes[0].lookups.waiting(), count + 1, "nobody waits for this version");
+        assert_eq!(net.nodes[0].row_requests.waiting(), count + 1, "nobody waits for this version");
         publish(&mut net, "user", 2, 10, 2);
-        let mut waiting = net.nodes[0].lookups.waiting();
+        let mut waiting = net.nodes[0].row_requests.waiting();
         assert!(waiting > count - ROW_WAKES_PER_TURN, "{waiting} of {count} wait after the publication");
         while waiting > 1 {
             assert!(net.nodes[0].has_work(), "the shard would sleep while {waiting} wait for what is there");
             net.nodes[0].turn(net.now);
             net.nodes[0].check_invariants();
-            let woken = waiting - net.nodes[0].lookups.waiting();
+            let woken = waiting - net.nodes[0].row_requests.waiting();
             assert!(woken > 0 && woken <= ROW_WAKES_PER_TURN, "{woken} in one turn");
             waiting -= woken;
         }

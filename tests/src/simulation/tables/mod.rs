@@ -6,7 +6,7 @@ mod verdict;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sealane_fusion::node::{RecvWaiter, RowsRequest, Ticket};
+use sealane_fusion::node::{PullRowsRequest, RecvWaiter, Ticket};
 use sealane_fusion::{Code, RecvOutcome};
 use sealane_transport::limits::LOCKS_SUFFIX;
 use sealane_transport::named_rows::NamedRowsBuf;
@@ -248,7 +248,7 @@ impl Simulation {
             }
         }
         let (rows, waiter) = (named.as_rows(), RecvWaiter::Channel(sender));
-        let request = RowsRequest {
+        let request = PullRowsRequest {
             pair,
             rows,
             min_version,

@@ -1,8 +1,8 @@
 //! Rows of published tables, gathered here for peers and for tasks of this node, straight from the memory in which the table lies. The
 //! publisher is not asked.
 //!
-//! A lookup waits while one of its tables is not published or older than requested, while there is no memory for its rows, and while the
-//! table's owner is writing a row at each look. Every lookup has a deadline. Bounded by what a peer may have parked, and by the calls of
+//! A request waits while one of its tables is not published or older than requested, while there is no memory for its rows, and while the
+//! table's owner is writing a row at each look. Every request has a deadline. Bounded by what a peer may have parked, and by the calls of
 //! tasks.
 //!
 //! How much is copied and looked up in a turn is bounded, whoever asks. The shard does not sleep while there is something to copy; while it
@@ -11,7 +11,7 @@
 mod gathering;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
-mod served;
+mod table_counts;
 mod waiting;
 
 use std::cell::Cell;
@@ -42,12 +42,12 @@ use crate::limits::{
 use crate::metrics::{Operation as Measured, TableCounters, Way};
 pub(super) use gathering::Table;
 use gathering::{Gathered, Gathering, Memories};
-use served::Served;
+use table_counts::TableCounts;
 use waiting::{PeerId, Waiter, Waiting};
 
 /// A request for rows of one task's tables, from a task of this shard.
 #[derive(Debug)]
-pub struct RowsRequest<'a> {
+pub struct PullRowsRequest<'a> {
     /// The pair, from [`Node::pair`](super::Node::pair).
     pub pair: u32,
     /// The tables, and the rows of each.
@@ -65,7 +65,7 @@ pub struct RowsRequest<'a> {
 }
 
 /// Who wants rows.
-enum Asker {
+enum Requester {
     Peer { session: Handle, id: Handle, is_parked: bool, quota: Rc<PeerQuota> },
     Here { consumer: u16, waiter: RecvWaiter, views: bool },
 }
@@ -77,19 +77,19 @@ struct Name {
     key: Box<str>,
 }
 
-/// Which queue a lookup is in.
+/// Which queue a request is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
     /// In neither queue: its table is missing, or has just come.
     None,
-    /// The queue of lookups that can proceed.
+    /// The queue of requests that can proceed.
     Copies,
     /// The queue of retries: it has no memory, or its next row was being written.
     Retries,
 }
 
-struct Lookup {
-    asker: Asker,
+struct RowRequest {
+    requester: Requester,
     /// The task that publishes the tables.
     producer: u16,
     rows: NamedRowsBuf,
@@ -103,51 +103,51 @@ struct Lookup {
     gathering: Option<Box<Gathering>>,
 }
 
-/// The lookups of a node; see the module.
-pub(super) struct Lookups {
-    lookups: Arena<Lookup>,
-    /// Lookups that can proceed.
+/// The row requests of a node; see the module.
+pub(super) struct RowRequests {
+    requests: Arena<RowRequest>,
+    /// Requests that can proceed.
     queue: VecDeque<Handle>,
-    /// Lookups to retry, and when at the latest.
+    /// Requests to retry, and when at the latest.
     retries: VecDeque<Handle>,
     retry_at: Option<Instant>,
     /// Bytes that may still be copied before the next turn.
     budget: usize,
-    /// Lookups whose table is missing.
+    /// Requests whose table is missing.
     waiting: Waiting,
     /// How many of them may still wake before the next turn.
     wakes: usize,
-    /// Lookups of peers, by session and id.
-    asked: HashMap<(Handle, Handle), Handle>,
-    served: Served,
-    /// The deadline of each lookup that did not end at once.
+    /// Requests of peers, by session and id.
+    of_peers: HashMap<(Handle, Handle), Handle>,
+    counts: TableCounts,
+    /// The deadline of each request that did not end at once.
     deadlines: Deadlines,
     /// Kept to reuse their memory.
     ids: Vec<u64>,
     locks_key: String,
 }
 
-impl Lookups {
+impl RowRequests {
     pub(super) fn new() -> Self {
         Self {
-            lookups: Arena::new(usize::MAX),
+            requests: Arena::new(usize::MAX),
             queue: VecDeque::new(),
             retries: VecDeque::new(),
             retry_at: None,
             budget: COPY_BUDGET_BYTES,
             waiting: Waiting::default(),
             wakes: ROW_WAKES_PER_TURN,
-            asked: HashMap::new(),
-            served: Served::default(),
+            of_peers: HashMap::new(),
+            counts: TableCounts::default(),
             deadlines: Deadlines::default(),
             ids: Vec::new(),
             locks_key: String::new(),
         }
     }
 
-    /// Lookups that have not ended.
+    /// Requests that have not ended.
     pub(super) fn len(&self) -> usize {
-        self.lookups.len()
+        self.requests.len()
     }
 
     #[cfg(test)]
@@ -158,7 +158,7 @@ impl Lookups {
     /// When [`copy_on`](Self::copy_on) and [`expire`](Self::expire) must be called at the latest.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        // Retries exist only while there are lookups, each of which has a deadline.
+        // Retries exist only while there are requests, each of which has a deadline.
         let earliest = self.deadlines.next()?;
         Some(self.retry_at.map_or(earliest, |retry_at| retry_at.min(earliest)))
     }
@@ -170,7 +170,7 @@ impl Lookups {
     }
 
     /// A peer requests rows.
-    pub(super) fn asked(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
+    pub(super) fn requested(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
         let RowsAsked { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows } = asked;
         if consumer == STRANGER {
             let reason = "the requesting task is not in the endpoint map of the producer's host".into();
@@ -191,63 +191,73 @@ impl Lookups {
         quota.rows.requests.set(held + more);
         let since = context.reporter.clock;
         let deadline = since + Duration::from_millis(timeout_ms.into()) + PARKED_GRACE;
-        let asker = Asker::Peer { session, id, is_parked: false, quota };
-        let handle = self.enter(asker, (producer, rows), (min_version, fail_if_gone), (since, deadline));
-        self.asked.insert((session, id), handle);
+        let requester = Requester::Peer { session, id, is_parked: false, quota };
+        let handle = self.enter(requester, (producer, rows), (min_version, fail_if_gone), (since, deadline));
+        self.of_peers.insert((session, id), handle);
         self.begin(handle, pulls, context);
     }
 
-    /// A task of this node requests rows of another's table. Returns the lookup's handle, unless it has ended already.
-    pub(super) fn ask_here(
+    /// A task of this node requests rows of another's table. Returns the request's handle, unless it has ended already.
+    pub(super) fn request_here(
         &mut self,
         now: Instant,
-        request: RowsRequest<'_>,
+        request: PullRowsRequest<'_>,
         (consumer, producer): (u16, u16),
         pulls: &mut Pulls,
         context: &mut Context,
     ) -> Option<Handle> {
-        let RowsRequest { rows, min_version, deadline, views, fail_if_gone, waiter, .. } = request;
-        let asker = Asker::Here { consumer, waiter, views };
-        let handle = self.enter(asker, (producer, rows.into()), (min_version, fail_if_gone), (now, deadline));
+        let PullRowsRequest { rows, min_version, deadline, views, fail_if_gone, waiter, .. } = request;
+        let requester = Requester::Here { consumer, waiter, views };
+        let handle = self.enter(requester, (producer, rows.into()), (min_version, fail_if_gone), (now, deadline));
         self.begin(handle, pulls, context);
-        self.lookups.get(handle).map(|_| handle)
+        self.requests.get(handle).map(|_| handle)
     }
 
     fn enter(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         (producer, rows): (u16, NamedRowsBuf),
         (min_version, fail_if_gone): (i64, bool),
         (since, deadline): (Instant, Instant),
     ) -> Handle {
         let (line, waits, gathering) = (Line::None, None, None);
-        let lookup =
-            Lookup { asker, producer, rows, min_version, since, deadline, fail_if_gone, line, waits, gathering };
-        let Ok(handle) = self.lookups.insert(lookup) else { unreachable!("2^32 lookups do not fit in memory") };
+        let request = RowRequest {
+            requester,
+            producer,
+            rows,
+            min_version,
+            since,
+            deadline,
+            fail_if_gone,
+            line,
+            waits,
+            gathering,
+        };
+        let Ok(handle) = self.requests.insert(request) else { unreachable!("2^32 requests do not fit in memory") };
         handle
     }
 
-    fn remove(&mut self, handle: Handle) -> Option<Lookup> {
-        let lookup = self.lookups.remove(handle)?;
+    fn remove(&mut self, handle: Handle) -> Option<RowRequest> {
+        let request = self.requests.remove(handle)?;
         self.deadlines.remove(handle);
-        if let Asker::Peer { session, id, quota, .. } = &lookup.asker {
-            self.asked.remove(&(*session, *id));
-            less(&quota.rows.requests, lookup.rows.as_rows().as_bytes().len());
-            less(&quota.rows.gathering, lookup.gathering.as_ref().map_or(0, |gathering| gathering.bytes()));
+        if let Requester::Peer { session, id, quota, .. } = &request.requester {
+            self.of_peers.remove(&(*session, *id));
+            less(&quota.rows.requests, request.rows.as_rows().as_bytes().len());
+            less(&quota.rows.gathering, request.gathering.as_ref().map_or(0, |gathering| gathering.bytes()));
         }
-        if let Some(name) = &lookup.waits {
-            self.waiting.remove(name, lookup.waiter(handle));
+        if let Some(name) = &request.waits {
+            self.waiting.remove(name, request.waiter(handle));
         }
-        if self.lookups.is_empty() {
+        if self.requests.is_empty() {
             self.retry_at = None;
             self.queue.clear();
             self.retries.clear();
             self.waiting.clear();
         }
-        Some(lookup)
+        Some(request)
     }
 
-    /// Starts a new lookup at once, unless this turn's copy budget is spent.
+    /// Starts a new request at once, unless this turn's copy budget is spent.
     fn begin(&mut self, handle: Handle, pulls: &mut Pulls, context: &mut Context) {
         match self.budget {
             0 => self.queue(handle, context),
@@ -255,45 +265,45 @@ impl Lookups {
         }
     }
 
-    /// Continues a lookup, charged to this turn's budget.
+    /// Continues a request, charged to this turn's budget.
     fn advance(&mut self, handle: Handle, pulls: &mut Pulls, context: &mut Context) {
         let cost = self.copy(handle, COPY_BATCH_BYTES.min(self.budget), pulls, context);
         self.budget = self.budget.saturating_sub(cost.max(1));
     }
 
-    /// Continues a lookup by about `budget` bytes; returns what it cost.
+    /// Continues a request by about `budget` bytes; returns what it cost.
     fn copy(&mut self, handle: Handle, budget: usize, pulls: &mut Pulls, context: &mut Context) -> usize {
-        let Some(lookup) = self.lookups.get_mut(handle) else { return 0 };
-        if let Asker::Here { waiter, .. } = &lookup.asker
+        let Some(request) = self.requests.get_mut(handle) else { return 0 };
+        if let Requester::Here { waiter, .. } = &request.requester
             && !context.reporter.outcomes.listens(waiter)
         {
             self.fail(handle, &unheard(), context);
             return 0;
         }
         let mut effort = 0;
-        if lookup.gathering.is_none() {
-            effort = lookup.rows.as_rows().len() * ROW_TABLE_COST_BYTES;
-            let tables = match tables_of(lookup, pulls, &mut self.locks_key) {
+        if request.gathering.is_none() {
+            effort = request.rows.as_rows().len() * ROW_TABLE_COST_BYTES;
+            let tables = match tables_of(request, pulls, &mut self.locks_key) {
                 Ok(tables) => tables,
                 Err(missing) => {
                     self.wait(handle, missing, context);
                     return effort;
                 }
             };
-            let for_whom = match &lookup.asker {
-                Asker::Peer { quota, .. } => Memories::Slab { held: quota.rows.held() },
-                Asker::Here { views: true, .. } => {
+            let for_whom = match &request.requester {
+                Requester::Peer { quota, .. } => Memories::Slab { held: quota.rows.held() },
+                Requester::Here { views: true, .. } => {
                     self.tell_places(handle, &tables, context);
                     return effort;
                 }
-                Asker::Here { consumer, .. } => Memories::OfTask(*consumer),
+                Requester::Here { consumer, .. } => Memories::OfTask(*consumer),
             };
-            match Gathering::begin(tables, lookup.rows.as_rows(), &mut self.ids, for_whom, context) {
+            match Gathering::begin(tables, request.rows.as_rows(), &mut self.ids, for_whom, context) {
                 Ok(Some(gathering)) => {
-                    if let Asker::Peer { quota, .. } = &lookup.asker {
+                    if let Requester::Peer { quota, .. } = &request.requester {
                         quota.rows.gathering.set(quota.rows.gathering.get() + gathering.bytes());
                     }
-                    lookup.gathering = Some(Box::new(gathering));
+                    request.gathering = Some(Box::new(gathering));
                 }
                 Ok(None) => {
                     self.retry(handle, context);
@@ -305,7 +315,7 @@ impl Lookups {
                 }
             }
         }
-        let Some(Lookup { gathering: Some(gathering), rows, .. }) = self.lookups.get_mut(handle) else {
+        let Some(RowRequest { gathering: Some(gathering), rows, .. }) = self.requests.get_mut(handle) else {
             return effort;
         };
         let (cost, outcome) = gathering.advance(rows.as_rows(), &mut self.ids, budget);
@@ -318,62 +328,63 @@ impl Lookups {
         effort + cost
     }
 
-    /// The lookup continues in a later turn.
+    /// The request continues in a later turn.
     fn queue(&mut self, handle: Handle, context: &mut Context) {
-        let Some(lookup) = self.lookups.get_mut(handle) else { return };
-        lookup.line = Line::Copies;
+        let Some(request) = self.requests.get_mut(handle) else { return };
+        request.line = Line::Copies;
         self.queue.push_back(handle);
         self.park(handle, context);
     }
 
-    /// The lookup is retried in a later turn; the shard does not stay awake for it.
+    /// The request is retried in a later turn; the shard does not stay awake for it.
     fn retry(&mut self, handle: Handle, context: &mut Context) {
-        let Some(lookup) = self.lookups.get_mut(handle) else { return };
-        lookup.line = Line::Retries;
-        if self.retries.len() > 2 * self.lookups.len() + ROW_RETRIES_SLACK {
-            self.retries.retain(|&other| self.lookups.get(other).is_some());
+        let Some(request) = self.requests.get_mut(handle) else { return };
+        request.line = Line::Retries;
+        if self.retries.len() > 2 * self.requests.len() + ROW_RETRIES_SLACK {
+            self.retries.retain(|&other| self.requests.get(other).is_some());
         }
         self.retries.push_back(handle);
         self.retry_at.get_or_insert(context.reporter.clock + ROW_RETRY_EVERY);
         self.park(handle, context);
     }
 
-    /// A table is missing: the lookup waits for it.
+    /// A table is missing: the request waits for it.
     fn wait(&mut self, handle: Handle, table: Name, context: &mut Context) {
-        let Some(lookup) = self.lookups.get_mut(handle) else { return };
+        let Some(request) = self.requests.get_mut(handle) else { return };
         let is_next_ones =
-            matches!(lookup.asker, Asker::Peer { .. } | Asker::Here { waiter: RecvWaiter::Client(_), .. });
+            matches!(request.requester, Requester::Peer { .. } | Requester::Here { waiter: RecvWaiter::Client(_), .. });
         if context.draining && is_next_ones {
             return self.fail(handle, &draining(), context);
         }
-        if let Some(gone) = context.gone(lookup.producer, lookup.fail_if_gone) {
+        if let Some(gone) = context.gone(request.producer, request.fail_if_gone) {
             return self.fail(handle, &gone, context);
         }
-        if !self.waiting.enter(&table, lookup.waiter(handle)) {
+        if !self.waiting.enter(&table, request.waiter(handle)) {
             let reason = format!("{ROW_WAITS_MAX} of one peer wait for '{}'", table.key);
             let error = Error::full("requests of a peer for rows of one table", reason);
             return self.fail(handle, &error, context);
         }
-        lookup.waits = Some(table);
+        request.waits = Some(table);
         self.park(handle, context);
     }
 
-    /// The lookup waits, at most until its deadline; a peer is told so.
+    /// The request waits, at most until its deadline; a peer is told so.
     fn park(&mut self, handle: Handle, context: &mut Context) {
-        let Some(lookup) = self.lookups.get_mut(handle) else { return };
+        let Some(request) = self.requests.get_mut(handle) else { return };
         if self.deadlines.of(handle).is_none() {
-            self.deadlines.enter(handle, lookup.deadline);
+            self.deadlines.enter(handle, request.deadline);
         }
-        if let Asker::Peer { session, id, is_parked, .. } = &mut lookup.asker
+        if let Requester::Peer { session, id, is_parked, .. } = &mut request.requester
             && !std::mem::replace(is_parked, true)
         {
             with_session(*session, context, |with| with.park(*id));
         }
     }
 
-    /// A lookup has its rows.
+    /// A request has its rows.
     fn finish(&mut self, handle: Handle, context: &mut Context) {
-        let Some(Lookup { asker, producer, rows, since, gathering: Some(gathering), .. }) = self.remove(handle) else {
+        let Some(RowRequest { requester, producer, rows, since, gathering: Some(gathering), .. }) = self.remove(handle)
+        else {
             return;
         };
         for ((key, named), gathered) in rows.as_rows().tables().zip(gathering.counters()) {
@@ -381,21 +392,24 @@ impl Lookups {
         }
         let buffer = gathering.into_answer();
         let meta = gathered_rows::meta(buffer.len()).expect("it was allocated");
-        match asker {
-            Asker::Peer { session, id, is_parked, .. } => with_session(session, context, |with| {
+        match requester {
+            Requester::Peer { session, id, is_parked, .. } => with_session(session, context, |with| {
                 if is_parked {
                     with.unpark();
                 }
                 // If this is refused, the peer was told.
                 let _ = with.answer_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
             }),
-            Asker::Here { waiter, .. } => answer_here(waiter, since, buffer, context),
+            Requester::Here { waiter, .. } => answer_here(waiter, since, buffer, context),
         }
     }
 
     /// Tells a task of this node where tables lie; they stay there until it gives back the answer's memory.
     fn tell_places(&mut self, handle: Handle, tables: &[Table], context: &mut Context) {
-        let Some(Lookup { asker: Asker::Here { consumer, .. }, rows, .. }) = self.lookups.get(handle) else { return };
+        let Some(RowRequest { requester: Requester::Here { consumer, .. }, rows, .. }) = self.requests.get(handle)
+        else {
+            return;
+        };
         let answer = match context.memory.pool(*consumer) {
             Some(pool) => places_of(rows.as_rows(), tables, pool),
             None => Err(Error::Unimplemented { reason: "the task is no client's".into() }),
@@ -404,7 +418,9 @@ impl Lookups {
             Ok(answer) => answer,
             Err(error) => return self.fail(handle, &error, context),
         };
-        let Some(Lookup { asker: Asker::Here { waiter, .. }, producer, rows, since, .. }) = self.remove(handle) else {
+        let Some(RowRequest { requester: Requester::Here { waiter, .. }, producer, rows, since, .. }) =
+            self.remove(handle)
+        else {
             return;
         };
         for ((key, _), (is_viewed, gathered)) in rows.as_rows().tables().zip(viewed) {
@@ -422,32 +438,32 @@ impl Lookups {
         counters.rows_served = counters.rows_served.saturating_add(gathered.rows);
         counters.row_bytes_served = counters.row_bytes_served.saturating_add(gathered.bytes);
         let task = context.pairs.task(producer).as_str();
-        self.served.count((producer, task, key), gathered, &context.reporter.metrics);
+        self.counts.count((producer, task, key), gathered, &context.reporter.metrics);
     }
 
-    /// Ends a lookup with `error`.
+    /// Ends a request with `error`.
     fn fail(&mut self, handle: Handle, error: &Error, context: &mut Context) {
-        match self.remove(handle).map(|lookup| lookup.asker) {
-            Some(Asker::Peer { session, id, is_parked, .. }) => {
+        match self.remove(handle).map(|request| request.requester) {
+            Some(Requester::Peer { session, id, is_parked, .. }) => {
                 with_session(session, context, |with| match is_parked {
                     true => with.end_parked(id, error),
                     false => with.refuse(id, error),
                 })
             }
-            Some(Asker::Here { waiter, .. }) => {
+            Some(Requester::Here { waiter, .. }) => {
                 context.reporter.finish_recv(waiter, Err(Unreceived::from(error.clone())));
             }
             None => {}
         }
     }
 
-    /// True if any lookup waits for a table.
+    /// True if any request waits for a table.
     #[inline]
     pub(super) fn awaits_tables(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// A table of that name may have been published: lookups that wait for it continue from the next turn on, a limited number per turn.
+    /// A table of that name may have been published: requests that wait for it continue from the next turn on, a limited number per turn.
     pub(super) fn published(&mut self, producer: u16, key: &str, pulls: &mut Pulls, context: &mut Context) {
         let name = Name { producer, key: key.into() };
         if let Some(version) = pulls.version_of(producer, key) {
@@ -456,37 +472,37 @@ impl Lookups {
         }
     }
 
-    /// Continues lookups whose table has come, as many as a turn may wake.
+    /// Continues requests whose table has come, as many as a turn may wake.
     fn wake(&mut self, pulls: &Pulls, context: &mut Context) {
         while self.wakes > 0
             && let Some(handle) = self.waiting.next_woken(|name| pulls.version_of(name.producer, &name.key))
         {
-            let lookup = self.lookups.get_mut(handle).expect("one that waits has not ended");
-            let name = lookup.waits.take().expect("it waits for a table");
-            self.waiting.remove(&name, lookup.waiter(handle));
+            let request = self.requests.get_mut(handle).expect("one that waits has not ended");
+            let name = request.waits.take().expect("it waits for a table");
+            self.waiting.remove(&name, request.waiter(handle));
             self.wakes -= 1;
             self.queue(handle, context);
         }
     }
 
-    /// The lookups' part of a turn: continues those that can; returns the bytes copied, or work done.
+    /// The requests' part of a turn: continues those that can; returns the bytes copied, or work done.
     #[inline]
     pub(super) fn copy_on(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
         (self.budget, self.wakes) = (COPY_BUDGET_BYTES, ROW_WAKES_PER_TURN);
-        if self.lookups.is_empty() {
+        if self.requests.is_empty() {
             return 0;
         }
         if self.waiting.has_woken() {
             self.wake(pulls, context);
         }
-        // Each lookup at most once.
+        // Each request at most once.
         for _ in 0..self.queue.len() {
             if self.budget == 0 {
                 break;
             }
             let Some(handle) = self.queue.pop_front() else { break };
-            if let Some(lookup) = self.lookups.get_mut(handle) {
-                lookup.line = Line::None;
+            if let Some(request) = self.requests.get_mut(handle) {
+                request.line = Line::None;
                 self.advance(handle, pulls, context);
             }
         }
@@ -494,7 +510,7 @@ impl Lookups {
         copied + self.try_again(now, pulls, context)
     }
 
-    /// Retries some of the lookups that have waited longest for memory or a lock; returns how many can proceed.
+    /// Retries some of the requests that have waited longest for memory or a lock; returns how many can proceed.
     fn try_again(&mut self, now: Instant, pulls: &mut Pulls, context: &mut Context) -> usize {
         let is_due = self.retry_at.is_some_and(|retry_at| retry_at <= now);
         let mut tries = if is_due { ROW_RETRIES_AT_ONCE } else { ROW_RETRIES_PER_TURN };
@@ -504,11 +520,11 @@ impl Lookups {
                 break;
             }
             let Some(handle) = self.retries.pop_front() else { break };
-            let Some(lookup) = self.lookups.get_mut(handle) else { continue };
-            lookup.line = Line::None;
+            let Some(request) = self.requests.get_mut(handle) else { continue };
+            request.line = Line::None;
             tries -= 1;
             self.advance(handle, pulls, context);
-            go_on += usize::from(self.lookups.get(handle).is_none_or(|lookup| lookup.line != Line::Retries));
+            go_on += usize::from(self.requests.get(handle).is_none_or(|request| request.line != Line::Retries));
         }
         if is_due || self.retries.is_empty() {
             self.retry_at = (!self.retries.is_empty()).then(|| now + ROW_RETRY_EVERY);
@@ -518,40 +534,41 @@ impl Lookups {
 
     /// A peer withdraws a request.
     pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, context: &mut Context) {
-        let Some(&handle) = self.asked.get(&(session, id)) else { return };
-        if let Some(Lookup { asker: Asker::Peer { is_parked: true, .. }, .. }) = self.remove(handle) {
+        let Some(&handle) = self.of_peers.get(&(session, id)) else { return };
+        if let Some(RowRequest { requester: Requester::Peer { is_parked: true, .. }, .. }) = self.remove(handle) {
             with_session(session, context, |with| with.unpark());
         }
     }
 
     /// The link of a session is gone: its peer will repeat the requests it still waits for.
     pub(super) fn withdraw_session(&mut self, session: Handle) {
-        let of_session = |lookup: &Lookup| matches!(lookup.asker, Asker::Peer { session: of, .. } if of == session);
-        for handle in self.lookups.select(of_session) {
+        let of_session =
+            |request: &RowRequest| matches!(request.requester, Requester::Peer { session: of, .. } if of == session);
+        for handle in self.requests.select(of_session) {
             self.remove(handle);
         }
     }
 
-    /// Cancels a lookup of a task of this node, whose waiter then hears nothing; false if it has ended.
+    /// Cancels a request of a task of this node, whose waiter then hears nothing; false if it has ended.
     pub(super) fn cancel(&mut self, handle: Handle) -> bool {
         self.remove(handle).is_some()
     }
 
-    /// Ends the lookups of a task of this node and, with `tables`, those of its tables.
+    /// Ends the requests of a task of this node and, with `tables`, those of its tables.
     pub(super) fn end_of(&mut self, task: Option<u16>, tables: bool, error: &Error, context: &mut Context) {
         if tables {
-            self.served.forget(task);
+            self.counts.forget(task);
         }
-        let is_of = |lookup: &Lookup| {
-            let asks = matches!(lookup.asker, Asker::Here { consumer, .. } if task.is_none_or(|task| task == consumer));
-            asks || (tables && task.is_none_or(|task| task == lookup.producer))
+        let is_of = |request: &RowRequest| {
+            let asks = matches!(request.requester, Requester::Here { consumer, .. } if task.is_none_or(|task| task == consumer));
+            asks || (tables && task.is_none_or(|task| task == request.producer))
         };
-        for handle in self.lookups.select(is_of) {
+        for handle in self.requests.select(is_of) {
             self.fail(handle, error, context);
         }
     }
 
-    /// The node drains: ends lookups that wait for a table that is not published.
+    /// The node drains: ends requests that wait for a table that is not published.
     pub(super) fn refuse_waiting(&mut self, context: &mut Context) {
         let mut all: Vec<Handle> = self.waiting.handles().collect();
         // The order of a hash map is arbitrary.
@@ -561,33 +578,33 @@ impl Lookups {
         }
     }
 
-    /// Ends lookups past their deadline, as many as a turn may end; if there are more, [`next_deadline`](Self::next_deadline) is already
+    /// Ends requests past their deadline, as many as a turn may end; if there are more, [`next_deadline`](Self::next_deadline) is already
     /// due.
     pub(super) fn expire(&mut self, now: Instant, context: &mut Context) {
         for _ in 0..LATE_PER_TURN {
             let Some(handle) = self.deadlines.due(now) else { break };
-            let lookup = self.lookups.get(handle).expect("a deadline ends with its lookup");
-            let waited = lookup.deadline.saturating_duration_since(lookup.since);
+            let request = self.requests.get(handle).expect("a deadline ends with its request");
+            let waited = request.deadline.saturating_duration_since(request.since);
             let called =
-                lookup.waits.as_ref().map_or_else(|| lookup.rows.as_rows().title(), |name| name.key.to_string());
-            let task = context.pairs.task(lookup.producer);
-            let missing = match lookup.waits {
+                request.waits.as_ref().map_or_else(|| request.rows.as_rows().title(), |name| name.key.to_string());
+            let task = context.pairs.task(request.producer);
+            let missing = match request.waits {
                 Some(_) => "nobody has published it, or not this version",
                 None => "its rows wait for memory, or are being written or copied",
             };
             let awaited = format!("{task}, a task of this engine: {missing}");
-            let error = Error::late(Operation::Pull, lookup.min_version, called, waited, awaited);
+            let error = Error::late(Operation::Pull, request.min_version, called, waited, awaited);
             self.fail(handle, &error, context);
         }
     }
 }
 
-impl Lookup {
-    /// The lookup as an entry in the list of those that wait for a table.
+impl RowRequest {
+    /// The request as an entry in the list of those that wait for a table.
     fn waiter(&self, handle: Handle) -> Waiter {
-        let peer = match &self.asker {
-            Asker::Peer { quota, .. } => Some(PeerId::of(quota)),
-            Asker::Here { .. } => None,
+        let peer = match &self.requester {
+            Requester::Peer { quota, .. } => Some(PeerId::of(quota)),
+            Requester::Here { .. } => None,
         };
         Waiter { handle, min_version: self.min_version, peer }
     }
@@ -634,17 +651,17 @@ fn less(count: &Cell<usize>, by: usize) {
     count.set(count.get() - by);
 }
 
-/// The tables of a lookup.
+/// The tables of a request.
 ///
 /// # Errors
 /// The name of the first table that is missing or older than requested.
-fn tables_of(lookup: &Lookup, pulls: &mut Pulls, locks_key: &mut String) -> Result<Vec<Table>, Name> {
+fn tables_of(request: &RowRequest, pulls: &mut Pulls, locks_key: &mut String) -> Result<Vec<Table>, Name> {
     let table = |(key, _): (&str, u32)| {
-        let table = pulls.table(lookup.producer, key, locks_key);
-        let missing = || Name { producer: lookup.producer, key: key.into() };
-        table.filter(|table| table.version >= lookup.min_version).ok_or_else(missing)
+        let table = pulls.table(request.producer, key, locks_key);
+        let missing = || Name { producer: request.producer, key: key.into() };
+        table.filter(|table| table.version >= request.min_version).ok_or_else(missing)
     };
-    lookup.rows.as_rows().tables().map(table).collect()
+    request.rows.as_rows().tables().map(table).collect()
 }
 
 /// Calls `say` on a session that still exists, and marks it as having something to send.

@@ -23,9 +23,9 @@ impl Equivalent<Name> for NameOf<'_> {
 
 /// The counters of all tables; see the module.
 #[derive(Default)]
-pub(super) struct Served(HashMap<Name, (TableCounters, Arc<TableMetrics>)>);
+pub(super) struct TableCounts(HashMap<Name, (TableCounters, Arc<TableMetrics>)>);
 
-impl Served {
+impl TableCounts {
     /// Counts rows gathered from a table; `task` is its producer's name.
     pub(super) fn count(
         &mut self,

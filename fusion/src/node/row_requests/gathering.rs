@@ -38,7 +38,7 @@ struct OfOne {
     took: Duration,
 }
 
-/// The gathering of one lookup's rows; see the module.
+/// The gathering of one request's rows; see the module.
 pub(super) struct Gathering {
     tables: Vec<OfOne>,
     /// The numbers of the rows of all tables. Dropped while it waits for a lock, and then decoded again.

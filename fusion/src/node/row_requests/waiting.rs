@@ -1,7 +1,7 @@
-//! Lookups whose table is missing: by table, those that want the oldest version first.
+//! Row requests whose table is missing: by table, those that want the oldest version first.
 //!
-//! A publication only notes that lookups may proceed; which ones is found out a few per turn, so that its cost does not grow with the
-//! number of waiting lookups. Bounded by the lookups, and for each table by [`ROW_WAITS_MAX`] of one peer.
+//! A publication only notes that requests may proceed; which ones is found out a few per turn, so that its cost does not grow with the
+//! number of waiting requests. Bounded by the requests, and for each table by [`ROW_WAITS_MAX`] of one peer.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -23,7 +23,7 @@ impl PeerId {
     }
 }
 
-/// The lookups that wait for one table.
+/// The requests that wait for one table.
 #[derive(Default)]
 struct OfTable {
     /// Each with the minimum version that it wants.
@@ -41,11 +41,11 @@ pub(super) struct Waiter {
     pub(super) peer: Option<PeerId>,
 }
 
-/// All lookups that wait for tables; see the module.
+/// All requests that wait for tables; see the module.
 #[derive(Default)]
 pub(super) struct Waiting {
     tables: HashMap<Name, OfTable>,
-    /// Published tables whose waiting lookups are still to be checked.
+    /// Published tables whose waiting requests are still to be checked.
     woken: VecDeque<Name>,
 }
 
@@ -61,7 +61,7 @@ impl Waiting {
         self.woken.clear();
     }
 
-    /// Lookups that wait.
+    /// Requests that wait.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn len(&self) -> usize {
         self.tables.values().map(|table| table.waiting.len()).sum()
@@ -71,7 +71,7 @@ impl Waiting {
         self.tables.values().flat_map(|table| table.waiting.iter().map(|(_, handle)| *handle))
     }
 
-    /// Adds a lookup; false if its peer has too many waiting for the table already.
+    /// Adds a request; false if its peer has too many waiting for the table already.
     pub(super) fn enter(&mut self, name: &Name, Waiter { handle, min_version, peer }: Waiter) -> bool {
         let table = match self.tables.get_mut(name) {
             Some(table) => table,
@@ -113,12 +113,12 @@ impl Waiting {
         }
     }
 
-    /// True if some lookups may be able to proceed.
+    /// True if some requests may be able to proceed.
     pub(super) fn has_woken(&self) -> bool {
         !self.woken.is_empty()
     }
 
-    /// The next lookup that can proceed, which the caller must remove; `version_of` gives the published version of a table.
+    /// The next request that can proceed, which the caller must remove; `version_of` gives the published version of a table.
     pub(super) fn next_woken(&mut self, version_of: impl Fn(&Name) -> Option<i64>) -> Option<Handle> {
         while let Some(name) = self.woken.front() {
             let table = self.tables.get_mut(name)?;
@@ -137,7 +137,7 @@ impl Waiting {
         None
     }
 
-    /// Panics unless each table has waiting lookups, or is to be checked.
+    /// Panics unless each table has waiting requests, or is to be checked.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self) {
         for table in self.tables.values() {
@@ -148,7 +148,7 @@ impl Waiting {
         assert_eq!(woken, self.woken.len(), "those who wait for a table would not be looked at, or twice");
     }
 
-    /// True if a lookup waits for a table.
+    /// True if a request waits for a table.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn contains(&self, name: &Name, at: (i64, Handle)) -> bool {
         self.tables.get(name).is_some_and(|table| table.waiting.contains(&at))

@@ -31,7 +31,7 @@
 //! and sent again with the next grant; tensors that the queue had already taken go to the next acceptor first, in order.
 //!
 //! # Flow control and large tensors
-//! Tensors lent to a peer and not released count against its credit in bytes (`transport.in_flight_bytes`), so a slow consumer
+//! Tensors sent to a peer and not released count against its credit in bytes (`transport.in_flight_bytes`), so a slow consumer
 //! stops only its own producer. A link that accepts no data for 64 turns is left to epoll, so it costs its neighbors nothing.
 //!
 //! Tensors over `transport.chunk_bytes` (4 MiB) are sent in chunks, up to eight tensors interleaved, two chunks ahead of the

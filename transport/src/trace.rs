@@ -56,15 +56,15 @@ pub enum Moment {
         /// The tensor's bytes.
         bytes: u64,
     },
-    /// The send was matched with its recv: it is now an answer, with this name in its session.
+    /// The send was matched with its recv: it is now a response, with this name in its session.
     SendMatched {
         /// The session.
         session: u64,
-        /// The answer.
-        answer: Handle,
+        /// The response.
+        response: Handle,
     },
-    /// An answer was written for the link.
-    AnswerOnTheWire,
+    /// A response was written for the link.
+    ResponseOnTheWire,
     /// The consumer has released the send's tensor.
     SendReleased,
     /// A pull was made.

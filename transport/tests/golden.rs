@@ -110,7 +110,7 @@ fn the_example_is_what_is_said() {
     server.session.unpark();
     let meta = Meta::from_slice(&[2, 32, 1, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     let payload = [1.0_f32, 2.0].map(f32::to_le_bytes).concat();
-    server.session.answer(asked.id, meta.clone(), payload.clone().into(), ()).unwrap();
+    server.session.respond(asked.id, meta.clone(), payload.clone().into(), ()).unwrap();
     let response = server.says(now);
     assert_says("response", &response);
     let Some(Event::Answered { answer, .. }) = worker.hears(now, &response) else { panic!("no answer") };
@@ -119,7 +119,7 @@ fn the_example_is_what_is_said() {
 
     let release = worker.says(now);
     assert_says("release", &release);
-    assert!(matches!(server.hears(now, &release), Some(Event::Settled { taken: true, .. })));
+    assert!(matches!(server.hears(now, &release), Some(Event::Released { taken: true, .. })));
 
     for side in [&mut worker, &mut server] {
         side.session.detach(None);

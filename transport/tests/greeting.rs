@@ -175,7 +175,7 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     link.transmit(asking.outbox(), usize::MAX, false).unwrap();
     let Event::Asked(asked) = event(&mut answering, &mut answering_link, &slab) else { panic!("not a request") };
     assert_eq!((answering.key(&asked), asked.consumer), ("w", 3));
-    answering.answer(asked.id, Meta::from_slice(b"meta"), vec![5; 20_000].into(), 6).unwrap();
+    answering.respond(asked.id, Meta::from_slice(b"meta"), vec![5; 20_000].into(), 6).unwrap();
     answering.fill(now, false);
     answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
     answering.collect_written();
@@ -185,7 +185,7 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     asking.fill(now, false);
     link.transmit(asking.outbox(), usize::MAX, false).unwrap();
     let settled = event(&mut answering, &mut answering_link, &slab);
-    assert!(matches!(settled, Event::Settled { pending: 6, taken: true, .. }));
+    assert!(matches!(settled, Event::Released { pending: 6, taken: true, .. }));
 }
 
 #[test]

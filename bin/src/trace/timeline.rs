@@ -32,7 +32,7 @@ pub(super) struct Timeline {
     pid: u32,
     open: HashMap<Name, Open>,
     /// The send behind each answer; at most as many as calls.
-    answers: HashMap<Name, Name>,
+    responses: HashMap<Name, Name>,
     shards: Vec<u16>,
     next_id: u64,
     untold: u64,
@@ -48,7 +48,7 @@ impl Timeline {
             began_us: clock,
             pid: std::process::id(),
             open: HashMap::new(),
-            answers: HashMap::new(),
+            responses: HashMap::new(),
             shards: Vec::new(),
             next_id: 0,
             untold: 0,
@@ -109,16 +109,16 @@ impl Timeline {
                 self.begin(name, "send", format!("send {key}"), at, arguments);
                 self.stage(name, at, "waits for its recv");
             }
-            Moment::SendMatched { session, answer } => {
-                // Answers that were lost with their link never reach the wire, and stay until the end.
-                if self.answers.len() < OPEN_CALLS_MAX {
-                    self.answers.insert((shard, session, answer.to_bits()), name);
+            Moment::SendMatched { session, response } => {
+                // Responses that were lost with their link never reach the wire, and stay until the end.
+                if self.responses.len() < OPEN_CALLS_MAX {
+                    self.responses.insert((shard, session, response.to_bits()), name);
                 }
                 self.stage(name, at, "matched, queued");
             }
-            Moment::AnswerOnTheWire => {
-                // A released send may since have another answer with the same name.
-                if let Some(send) = self.answers.remove(&name) {
+            Moment::ResponseOnTheWire => {
+                // A released send may since have another response with the same name.
+                if let Some(send) = self.responses.remove(&name) {
                     self.stage(send, at, "on the wire, until released");
                 }
             }
@@ -228,11 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn a_send_is_followed_under_the_name_that_its_answer_has() {
+    fn a_send_is_followed_under_the_name_that_its_response_has() {
         let events = told(vec![
             event(0, 5, Moment::SendQueued { step: 1, key: "w".into(), bytes: 10 }),
-            event(0, 5, Moment::SendMatched { session: 4, answer: Handle::from_bits(77) }),
-            event(4, 77, Moment::AnswerOnTheWire),
+            event(0, 5, Moment::SendMatched { session: 4, response: Handle::from_bits(77) }),
+            event(4, 77, Moment::ResponseOnTheWire),
             event(0, 5, Moment::SendReleased),
             event(0, 5, Moment::SendReleased),
         ]);

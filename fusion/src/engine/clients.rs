@@ -305,7 +305,7 @@ impl Engine {
         self.on_all_shards(|engine| engine.with_node(|node, _| node.stop_reading())).map(|_| ())
     }
 
-    /// Calls of clients that have not ended, tensors lent to peers, and tensors taken from pushers that no client has yet.
+    /// Calls of clients that have not ended, tensors that peers have not released, and tensors taken from pushers that no client has yet.
     ///
     /// # Errors
     /// Unavailable if the engine has stopped.

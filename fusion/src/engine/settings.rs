@@ -51,9 +51,9 @@ pub struct EngineSettings {
     pub handshake_timeout: Duration,
     /// The default timeout of sends and recvs. Default 10 min.
     pub request_timeout: Duration,
-    /// How long a tensor stays lent to a peer that has no link. Default 120 s.
+    /// How long an unreleased tensor is kept for a peer that has no link. Default 120 s.
     pub lease: Duration,
-    /// Maximum tensors of one shard that wait or are lent. Default 1,048,576.
+    /// Maximum tensors of one shard that wait or are not released. Default 1,048,576.
     pub pending_sends_max: usize,
     /// Maximum published keys of one shard; plans may name the same number of unpublished keys, peers' plans three quarters of
     /// it. Default 1,048,576.
@@ -89,9 +89,9 @@ impl EngineSettings {
     pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
     /// A slow step of a large job.
     pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
-    /// How long a tensor stays lent to a consumer that has no link and may be dead.
+    /// How long an unreleased tensor is kept for a consumer that has no link and may be dead.
     pub const LEASE: Duration = Duration::from_secs(120);
-    /// Tensors of a shard that wait for their recv, or are lent and not yet released.
+    /// Tensors of a shard that wait for their recv, or were sent and are not released yet.
     pub const PENDING_SENDS_MAX: usize = 1 << 20;
     /// Keys of a shard that are published.
     pub const PUBLISHED_TENSORS_MAX: usize = 1 << 20;

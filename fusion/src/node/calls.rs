@@ -189,7 +189,7 @@ impl Node {
             let session = self.context.peers.session_mut(handle).expect("just selected");
             session.end_requests(step, local, None, &error);
             session.abort(step, local, reason);
-            self.settle_events(handle);
+            self.handle_events(handle);
             self.context.peers.mark_dirty(handle);
         }
         let Node { exchange, context, .. } = self;

@@ -62,7 +62,7 @@ impl Node {
     fn forget_idle_peer(&mut self) {
         let Some(handle) = self.context.peers.find_idle() else { return };
         self.context.peers.session_mut(handle).expect("just found").forget_streams();
-        self.settle_events(handle);
+        self.handle_events(handle);
         self.context.peers.remove(handle);
     }
 
@@ -146,15 +146,15 @@ impl Node {
         }
         let Context { peers, settings, .. } = &mut self.context;
         peers.call_again(now, handle, settings);
-        self.settle_events(handle);
+        self.handle_events(handle);
         self.context.reschedule(handle);
     }
 
-    /// This side drops the session: requests sent to the peer end, and tensors lent to it are returned.
+    /// This side drops the session: requests sent to the peer end, and tensors that it has not released are returned.
     pub(super) fn give_up(&mut self, handle: Handle, reason: &str) {
         if self.context.peers.give_up(handle, reason) {
             self.context.reporter.counters.sessions_reset += 1;
-            self.settle_events(handle);
+            self.handle_events(handle);
         }
     }
 
@@ -258,7 +258,7 @@ impl Node {
         if peers.had_opened(handle) {
             peers.link_opened(now, handle, settings, &mut reporter.counters);
         }
-        self.settle_events(handle);
+        self.handle_events(handle);
         self.exchange.note_repeated(handle, &mut self.context.pairs);
         self.context.peers.mark_dirty(handle);
         self.context.peers.mark_hot(handle);
@@ -305,7 +305,7 @@ impl Node {
             let reason = format!("it went away: {reason}");
             self.give_up(handle, &reason);
         }
-        self.settle_events(handle);
+        self.handle_events(handle);
     }
 
     /// Checks the connection of a session when its time has come.
@@ -315,7 +315,7 @@ impl Node {
         if look.lease_over {
             self.give_up(handle, "it had no link for longer than fusion.lease_ms");
         }
-        self.settle_events(handle);
+        self.handle_events(handle);
         match look.silent {
             Ok(()) => self.context.want_link(now, handle),
             Err(error) => self.lose(now, handle, &error),
@@ -332,7 +332,7 @@ impl Node {
             peer.session.go_away(reason);
             let error = Error::unavailable(peer.session.peer(), format!("this engine stops: {reason}"));
             peer.session.end_all_requests(&error);
-            self.settle_events(handle);
+            self.handle_events(handle);
             self.context.peers.mark_dirty(handle);
         }
         let stops = Error::unavailable("this engine", format!("it stops: {reason}"));

@@ -32,7 +32,7 @@ pub struct Counters {
     pub slab_send_bytes: u64,
     /// Bytes of the receive slab in use now.
     pub slab_receive_bytes: u64,
-    /// Tensors that wait or are lent now.
+    /// Tensors that wait or are not released now.
     pub pending_sends: u64,
     /// Requests of peers that wait now.
     pub parked: u64,

@@ -10,27 +10,27 @@ use super::cells::RecvWaiter;
 impl Node {
     /// Handles all events of a session.
     #[inline]
-    pub(super) fn settle_events(&mut self, handle: Handle) {
+    pub(super) fn handle_events(&mut self, handle: Handle) {
         if self.context.peers.has_events(handle) {
-            self.settle_all_events(handle);
+            self.handle_all_events(handle);
         }
-        self.pushes.settle(&mut self.context);
+        self.pushes.deliver_arrived(&mut self.context);
     }
 
-    fn settle_all_events(&mut self, handle: Handle) {
+    fn handle_all_events(&mut self, handle: Handle) {
         let mut events = std::mem::take(&mut self.events);
         debug_assert!(events.is_empty(), "the events of one session would be taken for another's");
         while let Some(session) = self.context.peers.session_mut(handle).filter(|session| session.has_events()) {
             session.swap_events(&mut events);
             for event in events.drain(..) {
-                self.settle_event(handle, event);
+                self.handle_event(handle, event);
             }
         }
         self.events = events;
     }
 
     #[inline]
-    fn settle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
+    fn handle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
         let Node { exchange, row_requests, pulls, pushes, context, .. } = self;
         match event {
             Event::Asked(asked) => exchange.asked_behind_events(handle, &asked, context),
@@ -62,11 +62,11 @@ impl Node {
                 };
                 context.reporter.finish_recv(waiter, outcome);
             }
-            Event::Settled { pending, tensor, taken } => {
+            Event::Released { pending, tensor, taken } => {
                 let (meta, payload) = *tensor;
                 let (bytes, way) = (payload.len() as u64, context.peers.way_of(handle));
                 let tensor = (TensorMeta::from_own_wire(meta), payload);
-                exchange.settled_as(pending, tensor, (bytes, taken, way), context);
+                exchange.released_as(pending, tensor, (bytes, taken, way), context);
             }
             Event::TakenAhead { pending, count } => {
                 let way = context.peers.way_of(handle);

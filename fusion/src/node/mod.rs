@@ -259,15 +259,15 @@ impl Node {
         self.pushes.replenish_all(&mut self.context);
     }
 
-    /// Tensors lent to peers or being copied, requests that wait here, and tensors acknowledged to pushers in queues that have an acceptor.
+    /// Tensors that peers have not released or that are being copied, requests that wait here, and tensors acknowledged to pushers in queues that have an acceptor.
     /// Once the node [reads nothing](Self::stop_reading), only the last are counted: the end of the others can no longer arrive.
     pub fn under_way(&self) -> usize {
         let taken = self.pushes.unaccepted(self.context.settings.shard);
         if self.context.deaf {
             return taken;
         }
-        let lent: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
-        lent + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.row_requests.len() + taken
+        let unreleased: usize = self.context.peers.iter().map(|peer| peer.session.unreleased()).sum();
+        unreleased + self.exchange.parked() + usize::from(self.exchange.is_copying()) + self.row_requests.len() + taken
     }
 
     /// Gives a local task its own memory for tensors that arrive, or takes it away.
@@ -314,7 +314,7 @@ impl Node {
         for handle in self.context.peers.select(|_| true) {
             let peer = self.context.peers.get_mut(handle).expect("just selected");
             peer.session.end_requests_of(local, &error);
-            self.settle_events(handle);
+            self.handle_events(handle);
             self.context.peers.mark_dirty(handle);
         }
         // Their owner may have lost track of its plans and queues.

@@ -126,7 +126,7 @@ impl Node {
         misplaced.take(peer, handle, |_, task| *pairs.peer_address(task) != address);
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.end_all_requests(&error);
-        self.settle_events(handle);
+        self.handle_events(handle);
         self.ask_elsewhere(now, misplaced);
     }
 

@@ -84,7 +84,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     fn taken(&mut self, pending: Handle, payload: Payload) {
         self.reporter.count_sent(1, payload.len());
         self.reporter.trace(pending, || Moment::SendReleased);
-        if let Some(sender) = self.exchange.table().settle_taken(pending, payload) {
+        if let Some(sender) = self.exchange.table().release_taken(pending, payload) {
             self.sends.ended(sender.since, (&self.reporter.metrics.latencies, self.way, self.now));
             self.reporter.outcomes.finish_send(sender.waiter, Ok(()));
         }

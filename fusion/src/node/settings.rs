@@ -30,7 +30,7 @@ pub struct NodeSettings {
     pub incarnation: u64,
     /// Limits of each session.
     pub session: SessionLimits,
-    /// Maximum tensors that wait or are lent. Default 1,048,576.
+    /// Maximum tensors that wait or are not released. Default 1,048,576.
     pub pending_sends_max: usize,
     /// Maximum published keys; plans may name as many more that are unpublished. Default 1,048,576.
     pub published_tensors_max: usize,
@@ -38,7 +38,7 @@ pub struct NodeSettings {
     pub links_max: usize,
     /// How long requests wait for a connection. Default 120 s.
     pub connect_timeout: Duration,
-    /// How long a tensor stays lent to a peer that has no link. Default 120 s.
+    /// How long an unreleased tensor is kept for a peer that has no link. Default 120 s.
     pub lease: Duration,
     /// How messages leave. Default `Turn`.
     pub fuse: Fuse,

@@ -35,7 +35,7 @@ impl Node {
             work += 1;
         }
         while let Some(handle) = self.exchange.next_revoked() {
-            self.settle_events(handle);
+            self.handle_events(handle);
             work += 1;
         }
         work + self.exchange.release_ended(&mut self.context)
@@ -152,7 +152,7 @@ impl Node {
         peers.after_write(now, handle, &written, settings, &mut reporter.counters);
         // A link that moves payloads beside the frames returns them long after it took them.
         if written.bytes > 0 || peers.has_events(handle) {
-            self.settle_events(handle);
+            self.handle_events(handle);
         }
         written.bytes
     }
@@ -176,7 +176,7 @@ impl Node {
             return 0;
         }
         // What came before a link ended still counts: the last answers, and a farewell.
-        self.settle_events(handle);
+        self.handle_events(handle);
         let Context { peers, settings, reporter, .. } = &mut self.context;
         peers.after_read(now, handle, settings, &mut reporter.counters);
         let Some(peer) = peers.get(handle) else { return 1 };
@@ -209,7 +209,7 @@ impl Node {
                 break;
             }
         }
-        self.settle_events(handle);
+        self.handle_events(handle);
     }
 
     /// Reads what the link has, and passes it to the parts concerned; 0 if there is nothing.

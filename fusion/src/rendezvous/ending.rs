@@ -19,7 +19,7 @@ pub struct Ended<S> {
 }
 
 impl<S> Table<S> {
-    /// Removes what waits in a step of a pair. Tensors of it that are lent will not wait again when they come back: their senders get
+    /// Removes what waits in a step of a pair. Matched tensors of it will not wait again when they come back: their senders get
     /// `error`.
     pub fn end_step(&mut self, pair: u32, step: i64, error: &Error) -> Ended<S> {
         let mut handles = self.steps.of((pair, step));
@@ -36,11 +36,11 @@ impl<S> Table<S> {
 
     /// Removes all requests that wait.
     pub fn take_parked(&mut self) -> Vec<Parked> {
-        let handles = self.entries.select(|entry| matches!(entry.state, State::Wanted(_)));
-        handles.into_iter().filter_map(|handle| self.take_wanted(handle)).collect()
+        let handles = self.entries.select(|entry| matches!(entry.state, State::Requested(_)));
+        handles.into_iter().filter_map(|handle| self.take_request_of(handle)).collect()
     }
 
-    /// Removes all tensors that wait; lent ones stay.
+    /// Removes all tensors that wait; matched ones stay.
     pub fn take_pending(&mut self) -> Vec<Unsent<S>> {
         self.take_those(|_| true)
     }
@@ -75,7 +75,7 @@ impl<S> Table<S> {
         while late.len() < LATE_PER_TURN
             && let Some(handle) = self.parked_until.due(now)
         {
-            late.push(self.take_wanted(handle).expect("a deadline ends with its request"));
+            late.push(self.take_request_of(handle).expect("a deadline ends with its request"));
         }
         late
     }
@@ -86,13 +86,13 @@ impl<S> Table<S> {
             match self.entries.get_mut(handle).expect("just selected") {
                 Entry { tensor: Some(_), .. } => ended.unsent.extend(self.take_unsent(handle)),
                 Entry { state: State::Sent { barred, .. }, .. } => *barred = Some(Box::new(error.clone())),
-                Entry { state: State::Wanted(_), .. } => ended.parked.extend(self.take_wanted(handle)),
+                Entry { state: State::Requested(_), .. } => ended.parked.extend(self.take_request_of(handle)),
             }
         }
         ended
     }
 
-    fn take_wanted(&mut self, handle: Handle) -> Option<Parked> {
+    fn take_request_of(&mut self, handle: Handle) -> Option<Parked> {
         let hash = self.hash_of(handle);
         self.take_request(Slot { hash, entry: Some(handle) })
     }

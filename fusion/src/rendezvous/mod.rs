@@ -1,7 +1,7 @@
 //! The table where sends and recvs are matched. Pure: no clock, no I/O.
 //!
 //! One table per shard; bounded by `fusion.pending_sends_max` pending sends and by what sessions let their peers park. `S` is what the
-//! owner gets back when a pending send ends (the sender's waiter). Entries keep their key while the tensor is lent to a session, so that a
+//! owner gets back when a pending send ends (the sender's waiter). Entries keep their key while the tensor is matched, so that a
 //! tensor that comes back can be requested again.
 
 mod ended;
@@ -85,13 +85,13 @@ pub enum Waiting<'a> {
 pub enum Sent {
     /// Nobody waits yet: the table keeps the tensor.
     Kept(Handle),
-    /// A request waits: lend it the tensor, and settle the pending send when it is released.
-    Wanted {
+    /// A request waits, and is matched: give it the tensor, and [release](Table::release) the pending send later.
+    Requested {
         /// Who waits.
         by: Parked,
         /// The tensor, handed back.
         tensor: (TensorMeta, Payload),
-        /// The pending send, now lent.
+        /// The pending send.
         pending: Handle,
     },
 }
@@ -99,7 +99,7 @@ pub enum Sent {
 /// What a request found.
 #[derive(Debug)]
 pub enum Found {
-    /// The tensor, lent until it is settled.
+    /// The tensor, which is matched until it is [released](Table::release).
     Tensor((TensorMeta, Payload), Handle),
     /// Nothing yet: the request waits in the table.
     Parked,
@@ -122,7 +122,7 @@ pub struct Unsent<S> {
     pub deadline: Instant,
 }
 
-/// A pending send whose deadline passed while it was lent.
+/// A pending send whose deadline passed while it was matched.
 #[derive(Debug, Clone, Copy)]
 pub struct Late<'a> {
     /// Producer and consumer, for the message.
@@ -138,21 +138,21 @@ pub struct Late<'a> {
 type Parts = (TensorMeta, Payload);
 
 enum State<S> {
-    /// A tensor was sent: it waits while the entry holds it, otherwise it is lent.
+    /// A tensor was sent: it waits while the entry holds it, otherwise it is matched: given to its request, and not released yet.
     Sent {
         /// Taken when the tensor is released.
         sender: Option<S>,
         /// `None` once it has passed and the sender was told.
         deadline: Option<Instant>,
-        /// The error that the sender gets if a lent tensor comes back; it then does not wait again.
+        /// The error that the sender gets if a matched tensor comes back; it then does not wait again.
         barred: Option<Box<Error>>,
     },
-    Wanted(Parked),
+    Requested(Parked),
 }
 
 impl<S> State<S> {
     /// A placeholder, for an entry that is not in use.
-    const NOTHING: State<S> = State::Wanted(Parked::Local(Handle::NONE));
+    const NOTHING: State<S> = State::Requested(Parked::Local(Handle::NONE));
 }
 
 struct Entry<S> {
@@ -173,7 +173,7 @@ impl<S> Entry<S> {
     fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Sent { deadline, .. } => deadline,
-            State::Wanted(_) => None,
+            State::Requested(_) => None,
         }
     }
 
@@ -194,7 +194,7 @@ struct Waits {
 pub struct Table<S> {
     entries: Arena<Entry<S>>,
     index: HashTable<Handle>,
-    /// `entries` by pair and step, lent ones included, for ending a step.
+    /// `entries` by pair and step, matched ones included, for ending a step.
     steps: Chains,
     /// Requests of peers that wait.
     parked: HashMap<Parked, Waits>,
@@ -209,7 +209,7 @@ pub struct Table<S> {
 }
 
 impl<S> Table<S> {
-    /// An empty table for at most `pending_sends_max` tensors, lent ones included.
+    /// An empty table for at most `pending_sends_max` tensors, matched ones included.
     pub fn new(pending_sends_max: usize) -> Self {
         Self {
             entries: Arena::new(usize::MAX),
@@ -225,7 +225,7 @@ impl<S> Table<S> {
         }
     }
 
-    /// Tensors that wait or are lent.
+    /// Tensors that wait or are matched.
     pub fn pending_sends(&self) -> usize {
         self.pending_sends
     }
@@ -241,11 +241,11 @@ impl<S> Table<S> {
     }
 
     /// Inserts a request into an empty slot.
-    fn insert_wanted(&mut self, hash: u64, at: MatchKey<'_>, by: Parked) -> Handle {
+    fn insert_request(&mut self, hash: u64, at: MatchKey<'_>, by: Parked) -> Handle {
         let Self { entries, index, hasher, steps, .. } = self;
         let slot = vacant(index, (entries, hasher), hash, at).expect("nothing is there");
         let (handle, entry) = enter(slot, (entries, steps), at);
-        entry.state = State::Wanted(by);
+        entry.state = State::Requested(by);
         handle
     }
 
@@ -269,13 +269,13 @@ impl<S> Table<S> {
             (entry.tensor.take(), std::mem::replace(&mut entry.state, State::NOTHING))
         })?;
         self.steps.remove(handle);
-        if !matches!(state, State::Wanted(_)) {
+        if !matches!(state, State::Requested(_)) {
             self.uncount_pending();
         }
         Some((tensor, state))
     }
 
-    /// A tensor no longer waits or is lent.
+    /// A tensor no longer waits or is matched.
     #[inline]
     fn uncount_pending(&mut self) {
         debug_assert!(self.pending_sends > 0, "the table would be full for ever");
@@ -304,7 +304,7 @@ impl<S> Table<S> {
     pub fn waiting(&self, slot: Slot) -> Option<Waiting<'_>> {
         match self.entries.get(slot.entry?)? {
             Entry { tensor: Some((_, payload)), .. } => Some(Waiting::Tensor(payload)),
-            Entry { state: State::Wanted(by), .. } => Some(Waiting::Request(*by)),
+            Entry { state: State::Requested(by), .. } => Some(Waiting::Request(*by)),
             Entry { state: State::Sent { .. }, .. } => None,
         }
     }
@@ -325,7 +325,7 @@ impl<S> Table<S> {
     #[inline]
     pub fn take_request(&mut self, slot: Slot) -> Option<Parked> {
         let handle = slot.entry?;
-        let State::Wanted(by) = self.entries.get(handle)?.state else { return None };
+        let State::Requested(by) = self.entries.get(handle)?.state else { return None };
         self.forget_parked(by);
         self.unlink(slot.hash, handle);
         self.entries.retire(handle, |entry| reuse_key(&mut entry.key));
@@ -338,12 +338,12 @@ impl<S> Table<S> {
     pub fn park_local(&mut self, slot: Slot, at: MatchKey<'_>, by: Handle) -> Handle {
         debug_assert!(slot.entry.is_none(), "what waits there would never be found again");
         self.local_requests += 1;
-        self.insert_wanted(slot.hash, at, Parked::Local(by))
+        self.insert_request(slot.hash, at, Parked::Local(by))
     }
 
     /// Forgets a waiting request of this node's; false if it has been answered already.
     pub fn withdraw_local(&mut self, entry: Handle) -> bool {
-        let is_waiting = |entry: &Entry<S>| matches!(entry.state, State::Wanted(Parked::Local(_)));
+        let is_waiting = |entry: &Entry<S>| matches!(entry.state, State::Requested(Parked::Local(_)));
         if !self.entries.get(entry).is_some_and(is_waiting) {
             return false;
         }
@@ -414,17 +414,17 @@ impl<S> Table<S> {
             Err(handle) => handle,
         };
         let entry = entries.get_mut(handle).expect("the index holds live entries");
-        let State::Wanted(by) = entry.state else {
+        let State::Requested(by) = entry.state else {
             return Err((sent_twice(at), sender));
         };
         entry.state = State::Sent { sender: Some(sender), deadline: Some(deadline), barred: None };
         self.count_pending(deadline);
         self.forget_parked(by);
         self.unlink(hash, handle);
-        Ok(Sent::Wanted { by, tensor, pending: handle })
+        Ok(Sent::Requested { by, tensor, pending: handle })
     }
 
-    /// One more tensor waits (until `deadline`) or is lent.
+    /// One more tensor waits (until `deadline`) or is matched.
     #[inline]
     fn count_pending(&mut self, deadline: Instant) {
         self.pending_sends += 1;
@@ -436,7 +436,7 @@ impl<S> Table<S> {
     /// # Errors
     /// InvalidArgument if another request waits there already, or this one's id is in use.
     #[inline]
-    pub fn want<'a>(&mut self, at: impl Into<RawMatchKey<'a>>, by: Parked) -> Result<Found, Error> {
+    pub fn request<'a>(&mut self, at: impl Into<RawMatchKey<'a>>, by: Parked) -> Result<Found, Error> {
         let at = at.into();
         let (hash, entries) = (self.hash(at), &mut self.entries);
         let is_it = |handle: &Handle| entries.get(*handle).is_some_and(|entry| entry.is(at));
@@ -458,14 +458,14 @@ impl<S> Table<S> {
         }
         let Ok(key) = std::str::from_utf8(at.key) else { return Ok(Found::NotText) };
         let at = MatchKey { pair: at.pair, step: at.step, key };
-        let entry = self.insert_wanted(hash, at, by);
+        let entry = self.insert_request(hash, at, by);
         self.parked.insert(by, Waits { entry, fails_if_gone: false });
         Ok(Found::Parked)
     }
 
-    /// Ends the loan of a pending send whose tensor was taken; returns its sender.
+    /// Releases a pending send whose tensor was taken; returns its sender.
     #[inline]
-    pub fn settle_taken(&mut self, pending: Handle, payload: Payload) -> Option<S> {
+    pub fn release_taken(&mut self, pending: Handle, payload: Payload) -> Option<S> {
         // First, while the sender is still in the table: freeing memory of the caller's may panic.
         drop(payload);
         let sender = self.entries.retire(pending, |entry| {
@@ -475,7 +475,7 @@ impl<S> Table<S> {
                     *barred = None;
                     sender.take()
                 }
-                State::Wanted(_) => unreachable!("only what is lent comes back"),
+                State::Requested(_) => unreachable!("only what is matched comes back"),
             }
         })?;
         self.steps.remove(pending);
@@ -483,26 +483,26 @@ impl<S> Table<S> {
         sender
     }
 
-    /// Ends the loan of a pending send. If the tensor was taken, its sender is to be told. If it was given back, it waits again, unless
+    /// Releases a pending send. If the tensor was taken, its sender is to be told. If it was given back, it waits again, unless
     /// another tensor has taken its place, its step has ended meanwhile, or a request waits for it.
-    pub fn settle(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Settled<S> {
-        let Some(entry) = self.entries.get(pending) else { return Settled::Gone };
+    pub fn release(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool) -> Released<S> {
+        let Some(entry) = self.entries.get(pending) else { return Released::Gone };
         if taken {
-            return self.settle_taken(pending, tensor.1).map_or(Settled::Gone, Settled::Taken);
+            return self.release_taken(pending, tensor.1).map_or(Released::Gone, Released::Taken);
         }
         let key = entry.key.clone();
         let at = MatchKey { pair: entry.pair, step: entry.step, key: &key };
         let Some((_, State::Sent { sender: Some(sender), deadline, barred })) = self.remove(pending) else {
-            return Settled::Gone;
+            return Released::Gone;
         };
         if let Some(error) = barred {
-            return Settled::Displaced(sender, *error);
+            return Released::Displaced(sender, *error);
         }
         let deadline = deadline.expect("who was told of a deadline is barred");
         match self.send(at, tensor, sender, deadline) {
-            Ok(Sent::Kept(_)) => Settled::Kept,
-            Ok(Sent::Wanted { by, tensor, pending }) => Settled::Wanted { by, tensor, pending },
-            Err((error, sender)) => Settled::Displaced(sender, error),
+            Ok(Sent::Kept(_)) => Released::Kept,
+            Ok(Sent::Requested { by, tensor, pending }) => Released::Requested { by, tensor, pending },
+            Err((error, sender)) => Released::Displaced(sender, error),
         }
     }
 
@@ -537,8 +537,8 @@ impl<S> Table<S> {
         earliest([self.deadlines.next(), self.parked_until.next()])
     }
 
-    /// Takes out the tensors that waited past their deadline. For those that are lent at that time, `tell` is called and makes their error:
-    /// they end when they are settled, and do not wait again if they come back.
+    /// Takes out the tensors that waited past their deadline. For those that are matched at that time, `tell` is called and makes their error:
+    /// they end when they are released, and do not wait again if they come back.
     pub fn expire(&mut self, now: Instant, mut tell: impl FnMut(&mut S, Late<'_>) -> Error) -> Vec<Unsent<S>> {
         if !self.deadlines.is_due(now) {
             return Vec::new();
@@ -602,20 +602,20 @@ pub fn asked_twice(at: MatchKey<'_>) -> Error {
     Error::invalid(format!("a recv of step {} key '{}' is already waiting; one send matches one recv", at.step, at.key))
 }
 
-/// What became of a loan that ended.
+/// What became of a pending send that was released.
 #[derive(Debug)]
-pub enum Settled<S> {
+pub enum Released<S> {
     /// The consumer has it.
     Taken(S),
     /// It waits again.
     Kept,
-    /// It came back, and another request waits for it: lend it on.
-    Wanted {
+    /// It came back, and another request waits for it, and is matched.
+    Requested {
         /// Who waits.
         by: Parked,
         /// The tensor.
         tensor: (TensorMeta, Payload),
-        /// The pending send, lent again.
+        /// The pending send, matched again.
         pending: Handle,
     },
     /// It came back, but its place was taken meanwhile or its step has ended.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sealane_transport::{Code, Error, Handle, Payload};
 
-use super::{Ended, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table};
+use super::{Ended, Found, Late, MatchKey, Parked, RawMatchKey, Released, Sent, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
 
 const SOON: Duration = Duration::from_secs(1);
@@ -34,36 +34,36 @@ fn keep(table: &mut Table<&'static str>, key: &str, sender: &'static str, deadli
 
 /// Asks for a tensor, expecting that it is there.
 fn take(table: &mut Table<&'static str>, key: &str, id: u64) -> ((TensorMeta, Payload), Handle) {
-    match table.want(at(key), request(id)) {
+    match table.request(at(key), request(id)) {
         Ok(Found::Tensor(tensor, pending)) => (tensor, pending),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_tensor_is_lent_until_it_is_settled() {
+fn a_tensor_is_pending_until_it_is_released() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now + SOON);
-    let (lent, pending) = take(&mut table, "w", 1);
-    assert_eq!((byte(&lent), table.pending_sends(), table.parked()), (b'a', 1, 0));
-    assert!(matches!(table.settle(pending, lent, true), Settled::Taken("a")));
+    let (matched, pending) = take(&mut table, "w", 1);
+    assert_eq!((byte(&matched), table.pending_sends(), table.parked()), (b'a', 1, 0));
+    assert!(matches!(table.release(pending, matched, true), Released::Taken("a")));
     assert_eq!(table.pending_sends(), 0);
-    assert!(matches!(table.settle(pending, tensor(0), true), Settled::Gone), "once");
-    assert!(matches!(table.settle(pending, tensor(0), false), Settled::Gone));
+    assert!(matches!(table.release(pending, tensor(0), true), Released::Gone), "once");
+    assert!(matches!(table.release(pending, tensor(0), false), Released::Gone));
 }
 
 #[test]
 fn a_request_waits_for_its_tensor() {
     let now = Instant::now();
     let mut table = Table::new(10);
-    assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
+    assert!(matches!(table.request(at("w"), request(1)), Ok(Found::Parked)));
     assert_eq!(table.parked(), 1);
-    let Ok(Sent::Wanted { by, tensor: lent, pending }) = table.send(at("w"), tensor(7), "a", now) else {
+    let Ok(Sent::Requested { by, tensor: matched, pending }) = table.send(at("w"), tensor(7), "a", now) else {
         panic!("a request waits")
     };
-    assert_eq!((by, byte(&lent), table.parked(), table.pending_sends()), (request(1), 7, 0, 1));
-    assert!(matches!(table.settle(pending, lent, true), Settled::Taken("a")));
+    assert_eq!((by, byte(&matched), table.parked(), table.pending_sends()), (request(1), 7, 0, 1));
+    assert!(matches!(table.release(pending, matched, true), Released::Taken("a")));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn pair_step_and_key_keep_tensors_apart() {
     keep(&mut table, "w", "a", now);
     let others = [MatchKey { pair: 1, ..at("w") }, MatchKey { step: 2, ..at("w") }, at("v")];
     for (other, id) in others.into_iter().zip(1..) {
-        assert!(matches!(table.want(other, request(id)), Ok(Found::Parked)));
+        assert!(matches!(table.request(other, request(id)), Ok(Found::Parked)));
     }
     assert_eq!((table.parked(), table.pending_sends()), (3, 1));
 }
@@ -85,10 +85,10 @@ fn one_send_meets_one_recv() {
     keep(&mut table, "w", "a", now);
     let (error, sender) = table.send(at("w"), tensor(2), "b", now).unwrap_err();
     assert_eq!((error.code(), sender), (Code::InvalidArgument, "b"));
-    assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
-    assert_eq!(table.want(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
-    // While a tensor is lent, the next one with the same name may come.
-    let _lent = take(&mut table, "w", 3);
+    assert!(matches!(table.request(at("v"), request(1)), Ok(Found::Parked)));
+    assert_eq!(table.request(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
+    // While a tensor is matched, the next one with the same name may come.
+    let _matched = take(&mut table, "w", 3);
     keep(&mut table, "w", "b", now);
 }
 
@@ -97,20 +97,24 @@ fn a_tensor_that_comes_back_waits_again_or_goes_to_who_waits() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now + SOON);
-    let (lent, pending) = take(&mut table, "w", 1);
-    assert!(matches!(table.settle(pending, lent, false), Settled::Kept));
-    let (lent, pending) = take(&mut table, "w", 2);
-    assert!(matches!(table.want(at("w"), request(3)), Ok(Found::Parked)));
-    let Settled::Wanted { by, tensor: lent, pending } = table.settle(pending, lent, false) else { panic!("wanted") };
-    assert_eq!((by, byte(&lent), table.parked(), table.pending_sends()), (request(3), b'a', 0, 1));
+    let (matched, pending) = take(&mut table, "w", 1);
+    assert!(matches!(table.release(pending, matched, false), Released::Kept));
+    let (matched, pending) = take(&mut table, "w", 2);
+    assert!(matches!(table.request(at("w"), request(3)), Ok(Found::Parked)));
+    let Released::Requested { by, tensor: matched, pending } = table.release(pending, matched, false) else {
+        panic!("wanted")
+    };
+    assert_eq!((by, byte(&matched), table.parked(), table.pending_sends()), (request(3), b'a', 0, 1));
     keep(&mut table, "w", "b", now);
-    let Settled::Displaced(sender, error) = table.settle(pending, lent, false) else { panic!("its place is taken") };
+    let Released::Displaced(sender, error) = table.release(pending, matched, false) else {
+        panic!("its place is taken")
+    };
     assert_eq!((sender, error.code()), ("a", Code::InvalidArgument));
     assert_eq!(table.pending_sends(), 1);
 }
 
 #[test]
-fn a_tensor_whose_loan_is_barred_does_not_wait_again() {
+fn a_tensor_that_is_barred_does_not_wait_again() {
     let now = Instant::now();
     let mut table = Table::new(10);
     for (key, sender) in [("w", "a"), ("v", "b")] {
@@ -121,22 +125,22 @@ fn a_tensor_whose_loan_is_barred_does_not_wait_again() {
     table.end_step(0, 1, &error);
     table.end_step(0, 2, &Error::invalid("another step"));
     keep(&mut table, "u", "c", now);
-    let Settled::Displaced(sender, found) = table.settle(back.1, back.0, false) else { panic!("barred") };
+    let Released::Displaced(sender, found) = table.release(back.1, back.0, false) else { panic!("barred") };
     assert_eq!((sender, found), ("a", error));
-    assert!(matches!(table.settle(taken.1, taken.0, true), Settled::Taken("b")), "taken is taken");
+    assert!(matches!(table.release(taken.1, taken.0, true), Released::Taken("b")), "taken is taken");
     assert_eq!(byte(&take(&mut table, "u", 3).0), b'c', "what came later is not meant");
 }
 
 #[test]
-fn a_full_table_names_its_limit_and_counts_what_is_lent() {
+fn a_full_table_names_its_limit_and_counts_what_is_matched() {
     let now = Instant::now();
     let mut table = Table::new(1);
     keep(&mut table, "w", "a", now);
-    let (lent, pending) = take(&mut table, "w", 1);
+    let (matched, pending) = take(&mut table, "w", 1);
     let (error, sender) = table.send(at("v"), tensor(1), "b", now).unwrap_err();
     assert_eq!(sender, "b");
     assert!(matches!(error, Error::ResourceExhausted { limit, .. } if &*limit == "fusion.pending_sends_max"));
-    assert!(matches!(table.settle(pending, lent, false), Settled::Kept), "its own place is its own");
+    assert!(matches!(table.release(pending, matched, false), Released::Kept), "its own place is its own");
 }
 
 #[test]
@@ -145,14 +149,14 @@ fn withdrawn_requests_are_forgotten() {
     let mut table = Table::new(10);
     let other = Parked::Peer { session: Handle::from_bits(2 << 32), id: Handle::from_bits(1 << 32 | 3) };
     for (key, by) in [("u", request(1)), ("v", request(2)), ("w", other)] {
-        assert!(matches!(table.want(at(key), by), Ok(Found::Parked)));
+        assert!(matches!(table.request(at(key), by), Ok(Found::Parked)));
     }
     assert!(table.withdraw(request(1)) && !table.withdraw(request(1)));
     table.withdraw_session(Handle::from_bits(1 << 32));
     assert_eq!(table.parked(), 1);
     keep(&mut table, "u", "a", now);
     keep(&mut table, "v", "b", now);
-    assert!(matches!(table.send(at("w"), tensor(1), "c", now), Ok(Sent::Wanted { by, .. }) if by == other));
+    assert!(matches!(table.send(at("w"), tensor(1), "c", now), Ok(Sent::Requested { by, .. }) if by == other));
 }
 
 #[test]
@@ -160,9 +164,9 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
     let now = Instant::now();
     let mut table = Table::new(10);
     keep(&mut table, "w", "a", now + SOON);
-    keep(&mut table, "lent", "b", now + SOON);
-    let _lent = take(&mut table, "lent", 9);
-    assert!(matches!(table.want(at("v"), request(1)), Ok(Found::Parked)));
+    keep(&mut table, "matched", "b", now + SOON);
+    let _matched = take(&mut table, "matched", 9);
+    assert!(matches!(table.request(at("v"), request(1)), Ok(Found::Parked)));
     let error = Error::Aborted { step: 1, reason: "over".into() };
     for (pair, step) in [(0, 2), (1, 1)] {
         let ended = table.end_step(pair, step, &error);
@@ -174,7 +178,7 @@ fn a_steps_tensors_and_requests_are_taken_out_together() {
         [("a", "w", 1)]
     );
     assert_eq!(parked, [request(1)]);
-    assert_eq!((table.pending_sends(), table.parked()), (1, 0), "what is lent stays");
+    assert_eq!((table.pending_sends(), table.parked()), (1, 0), "what is matched stays");
 }
 
 #[test]
@@ -185,7 +189,7 @@ fn a_large_table_is_not_walked_for_each_of_many_deadlines() {
     (0..COUNT).for_each(|number| keep(&mut table, &number.to_string(), "a", now + each * (number + 1)));
     let (mut walks, mut expired) = (0, 0);
     while let Some(at) = table.next_deadline() {
-        expired += table.expire(at, |_, _| unreachable!("none is lent")).len();
+        expired += table.expire(at, |_, _| unreachable!("none is matched")).len();
         walks += 1;
     }
     assert_eq!((expired, table.pending_sends()), (COUNT as usize, 0));
@@ -193,7 +197,7 @@ fn a_large_table_is_not_walked_for_each_of_many_deadlines() {
 }
 
 #[test]
-fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
+fn tensors_expire_in_time_and_those_that_are_matched_then_do_not_wait_again() {
     let now = Instant::now();
     let mut table = Table::new(10);
     assert_eq!(table.next_deadline(), None);
@@ -201,7 +205,7 @@ fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
         keep(&mut table, key, sender, now + SOON * wait);
     }
     assert_eq!(table.next_deadline(), Some(now + SOON));
-    let (lent, pending) = take(&mut table, "v", 1);
+    let (matched, pending) = take(&mut table, "v", 1);
     let mut told = Vec::new();
     let mut expire = |table: &mut Table<&'static str>, wait| {
         let late = table.expire(now + SOON * wait, |sender, Late { key, deadline, .. }| {
@@ -210,28 +214,28 @@ fn tensors_expire_in_time_and_those_that_are_lent_then_do_not_wait_again() {
         });
         (late.into_iter().map(|unsent| unsent.sender).collect::<Vec<_>>(), told.len())
     };
-    assert_eq!(expire(&mut table, 1), (vec![], 1), "the first is lent");
+    assert_eq!(expire(&mut table, 1), (vec![], 1), "the first is matched");
     assert_eq!(table.next_deadline(), Some(now + SOON * 2));
     assert_eq!(expire(&mut table, 2), (vec!["c"], 1), "and told once");
     assert_eq!(told, [("b", "v".to_owned(), now + SOON)]);
-    let Settled::Displaced("b", error) = table.settle(pending, lent, false) else { panic!("its sender was told") };
+    let Released::Displaced("b", error) = table.release(pending, matched, false) else { panic!("its sender was told") };
     assert_eq!((error, table.parked()), (Error::invalid("told"), 0));
     assert_eq!((table.next_deadline(), table.pending_sends()), (Some(now + SOON * 3), 1));
-    let (lent, pending) = take(&mut table, "u", 2);
-    assert!(matches!(table.settle(pending, lent, false), Settled::Kept), "it is not late");
+    let (matched, pending) = take(&mut table, "u", 2);
+    assert!(matches!(table.release(pending, matched, false), Released::Kept), "it is not late");
 }
 
 #[test]
-fn a_tensor_that_is_lent_as_soon_as_it_is_sent_has_a_deadline_too() {
+fn a_tensor_that_is_matched_as_soon_as_it_is_sent_has_a_deadline_too() {
     let now = Instant::now();
     let mut table = Table::new(10);
-    assert!(matches!(table.want(at("w"), request(1)), Ok(Found::Parked)));
+    assert!(matches!(table.request(at("w"), request(1)), Ok(Found::Parked)));
     let sent = table.send(at("w"), tensor(7), "a", now + SOON);
-    let Ok(Sent::Wanted { tensor: lent, pending, .. }) = sent else { panic!("a request waits") };
+    let Ok(Sent::Requested { tensor: matched, pending, .. }) = sent else { panic!("a request waits") };
     assert_eq!(table.next_deadline(), Some(now + SOON));
     assert!(table.expire(now + SOON, |_, _| Error::invalid("told")).is_empty());
     assert_eq!(table.next_deadline(), None);
-    assert!(matches!(table.settle(pending, lent, true), Settled::Taken("a")), "it arrived after all");
+    assert!(matches!(table.release(pending, matched, true), Released::Taken("a")), "it arrived after all");
 }
 
 proptest! {
@@ -242,48 +246,48 @@ proptest! {
         let mut table: Table<u64> = Table::new(usize::MAX);
         let mut waiting: Vec<(String, u64)> = Vec::new();
         let mut parked: Vec<(String, u64)> = Vec::new();
-        let mut lent = Vec::new();
+        let mut matched = Vec::new();
         for (number, (deed, key)) in deeds.into_iter().enumerate() {
             let (number, key) = (number as u64, format!("key{key}"));
             let find = |list: &[(String, u64)]| list.iter().position(|(other, _)| *other == key);
             match deed {
                 0 => match (find(&waiting), find(&parked), table.send(at(&key), tensor(number as u8), number, now)) {
                     (Some(_), None, Err((_, sender))) => prop_assert_eq!(sender, number),
-                    (None, Some(first), Ok(Sent::Wanted { by, tensor, pending })) => {
+                    (None, Some(first), Ok(Sent::Requested { by, tensor, pending })) => {
                         prop_assert_eq!(by, request(parked.remove(first).1));
-                        lent.push((key, number, tensor, pending));
+                        matched.push((key, number, tensor, pending));
                     }
                     (None, None, Ok(Sent::Kept(_))) => waiting.push((key, number)),
                     (_, _, found) => prop_assert!(false, "pending of {key}: {found:?}"),
                 },
-                1 => match (find(&waiting), find(&parked), table.want(at(&key), request(number))) {
+                1 => match (find(&waiting), find(&parked), table.request(at(&key), request(number))) {
                     (Some(first), None, Ok(Found::Tensor(tensor, pending))) => {
                         let (key, sender) = waiting.remove(first);
                         prop_assert_eq!(byte(&tensor), sender as u8);
-                        lent.push((key, sender, tensor, pending));
+                        matched.push((key, sender, tensor, pending));
                     }
                     (None, Some(_), Err(_)) => {}
                     (None, None, Ok(Found::Parked)) => parked.push((key, number)),
                     (_, _, found) => prop_assert!(false, "request of {key}: {found:?}"),
                 },
-                _ if lent.is_empty() => {}
+                _ if matched.is_empty() => {}
                 _ => {
-                    let (key, sender, tensor, pending) = lent.remove(0);
+                    let (key, sender, tensor, pending) = matched.remove(0);
                     let find = |list: &[(String, u64)]| list.iter().position(|(other, _)| *other == key);
-                    match table.settle(pending, tensor, deed == 2) {
-                        Settled::Taken(told) if deed == 2 => prop_assert_eq!(told, sender),
-                        Settled::Displaced(told, _) => prop_assert!(told == sender && find(&waiting).is_some()),
-                        Settled::Wanted { by, tensor, pending } => {
+                    match table.release(pending, tensor, deed == 2) {
+                        Released::Taken(told) if deed == 2 => prop_assert_eq!(told, sender),
+                        Released::Displaced(told, _) => prop_assert!(told == sender && find(&waiting).is_some()),
+                        Released::Requested { by, tensor, pending } => {
                             let first = find(&parked).expect("a request waits");
                             prop_assert_eq!(by, request(parked.remove(first).1));
-                            lent.push((key, sender, tensor, pending));
+                            matched.push((key, sender, tensor, pending));
                         }
-                        Settled::Kept => waiting.push((key, sender)),
-                        found => prop_assert!(false, "settled: {found:?}"),
+                        Released::Kept => waiting.push((key, sender)),
+                        found => prop_assert!(false, "released: {found:?}"),
                     }
                 }
             }
-            prop_assert_eq!((table.pending_sends(), table.parked()), (waiting.len() + lent.len(), parked.len()));
+            prop_assert_eq!((table.pending_sends(), table.parked()), (waiting.len() + matched.len(), parked.len()));
             table.check_invariants(|_| true);
         }
     }
@@ -293,8 +297,8 @@ proptest! {
 fn an_id_that_waits_already_cannot_wait_for_another_tensor() {
     let mut table = Table::<()>::new(4);
     let by = Parked::Peer { session: Handle::from_bits(1 << 32), id: Handle::from_bits(5 << 32) };
-    assert!(matches!(table.want(at("a"), by), Ok(Found::Parked)));
-    assert!(table.want(at("b"), by).unwrap_err().to_string().contains("id is that of another"));
+    assert!(matches!(table.request(at("a"), by), Ok(Found::Parked)));
+    assert!(table.request(at("b"), by).unwrap_err().to_string().contains("id is that of another"));
     table.withdraw_session(Handle::from_bits(1 << 32));
     assert_eq!((table.parked(), table.entries.len()), (0, 0));
 }
@@ -305,7 +309,7 @@ fn a_key_that_is_no_text_finds_nothing_and_does_not_wait() {
     assert!(matches!(table.send(at("w"), tensor(1), "a", Instant::now()), Ok(Sent::Kept(_))));
     let MatchKey { pair, step, .. } = at("w");
     let asked = |key| RawMatchKey { pair, step, key };
-    assert!(matches!(table.want(asked(b"\xff"), request(1)), Ok(Found::NotText)));
+    assert!(matches!(table.request(asked(b"\xff"), request(1)), Ok(Found::NotText)));
     assert_eq!((table.parked(), table.pending_sends()), (0, 1));
-    assert!(matches!(table.want(asked(b"w"), request(1)), Ok(Found::Tensor(..))), "its id is free");
+    assert!(matches!(table.request(asked(b"w"), request(1)), Ok(Found::Tensor(..))), "its id is free");
 }

@@ -11,7 +11,7 @@ use crate::wire::{Chunk, WireError};
 pub(super) struct Landings {
     waiting: Vec<Landing>,
     /// Tensors that links are filling right now; TCP fills one at a time.
-    lent: Vec<Traveller>,
+    filling: Vec<Traveller>,
 }
 
 /// Identifies a tensor on its way.
@@ -59,8 +59,8 @@ impl Landings {
     /// It is: each tensor is sent only once per link.
     #[inline]
     pub(super) fn admit(&self, landing: &Landing) -> Result<(), WireError> {
-        let is_lent = || Traveller::of(landing).is_some_and(|traveller| self.lent.contains(&traveller));
-        if self.waiting.iter().any(|other| landing.collides_with(other)) || is_lent() {
+        let is_filling = || Traveller::of(landing).is_some_and(|traveller| self.filling.contains(&traveller));
+        if self.waiting.iter().any(|other| landing.collides_with(other)) || is_filling() {
             let found = landing.request.to_bits();
             return Err(WireError::BadValue { what: "handle of a tensor that is on its way already", found });
         }
@@ -69,20 +69,20 @@ impl Landings {
 
     /// A link begins to fill this landing.
     #[inline]
-    pub(super) fn lend(&mut self, landing: &Landing) {
-        self.lent.extend(Traveller::of(landing));
+    pub(super) fn begin_filling(&mut self, landing: &Landing) {
+        self.filling.extend(Traveller::of(landing));
     }
 
     /// A link is done with a landing that it was filling, or that came all at once.
     #[inline]
-    pub(super) fn end_loan(&mut self, landing: &Landing) {
-        if self.lent.is_empty() {
+    pub(super) fn end_filling(&mut self, landing: &Landing) {
+        if self.filling.is_empty() {
             return;
         }
         if let Some(traveller) = Traveller::of(landing)
-            && let Some(at) = self.lent.iter().position(|lent| *lent == traveller)
+            && let Some(at) = self.filling.iter().position(|other| *other == traveller)
         {
-            self.lent.swap_remove(at);
+            self.filling.swap_remove(at);
         }
     }
 
@@ -110,7 +110,7 @@ impl Landings {
 
     /// The link is gone: returns all that waits.
     pub(super) fn take(&mut self) -> Vec<Landing> {
-        self.lent.clear();
+        self.filling.clear();
         std::mem::take(&mut self.waiting)
     }
 

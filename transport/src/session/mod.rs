@@ -17,9 +17,9 @@
 //! 3. Releases are sent in front of the next request; a lone release waits for one turn, since the task that got the tensor
 //!    usually requests more.
 //! 4. On a new link the consumer sends the unacknowledged releases, then repeats all outstanding requests under the same
-//!    ids, then sends *resumed*. Tensors lent but neither released nor requested again by then go back to the table.
+//!    ids, then sends *resumed*. Tensors neither released nor requested again by then go back to the table.
 //! 5. A session resumes only if each side remembers the other's incarnation. If a peer restarted, or dropped the session
-//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, and lent tensors are returned.
+//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, and unreleased tensors are returned.
 //!
 //! Small tensors that are sent ahead of their requests have a rule of their own: see `ahead.rs`.
 //!
@@ -84,7 +84,7 @@ pub use server::{EmptyStore, Named, Store, Wait};
 /// [`Sink`] gets tensors without events.
 #[derive(Debug)]
 pub enum Event<W, D> {
-    /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::answer`], [`Session::park`] or [`Session::refuse`].
+    /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::respond`], [`Session::park`] or [`Session::refuse`].
     Asked(Asked),
     /// The peer requests rows of a table; answer as for [`Asked`](Self::Asked).
     RowsAsked(Box<RowsAsked>),
@@ -98,8 +98,8 @@ pub enum Event<W, D> {
         answer: Box<Result<Arrived, Unanswered>>,
     },
     /// A tensor of this side was released.
-    Settled {
-        /// What was given to [`Session::answer`].
+    Released {
+        /// What was given to [`Session::respond`].
         pending: D,
         /// The tensor's metadata and bytes.
         tensor: Box<(Meta, Payload)>,
@@ -432,9 +432,9 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.producer.unreleased() + self.ahead.len()
     }
 
-    /// True if the two sides do not yet agree on what was lent: a tensor handed to the peer was not released, or a release of
+    /// True if the two sides do not yet agree on what was released: a tensor handed to the peer was not released, or a release of
     /// one of the peer's tensors was not acknowledged.
-    pub fn has_loans(&self) -> bool {
+    pub fn awaits_releases(&self) -> bool {
         self.unreleased() > 0 || self.consumer.has_releases()
     }
 
@@ -622,7 +622,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     fn has_urgent(&self) -> bool {
         let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
         let (outbox, producer, server) = (&self.outbox, &self.producer, &self.server);
-        let answers = producer.has_answers(outbox) || server.has_parts(outbox) || self.acceptor.has_news();
+        let answers = producer.has_responses(outbox) || server.has_parts(outbox) || self.acceptor.has_news();
         let answers = answers || !self.ahead.is_idle();
         let asks = asks || (self.going_away.is_none() && self.pusher.has_output(outbox));
         self.attached.is_some() && (!self.control.is_empty() || outbox.has_chunks() || answers || asks)
@@ -672,8 +672,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             let more = !self.control.is_empty() && self.control.stage(&mut self.outbox)
                 || self.outbox.has_chunks() && self.outbox.stage_chunk()
                 || self.ahead.stage(&mut self.outbox)
-                || self.stage_answers(store, one_message)
-                || self.stage_questions(now, one_message)
+                || self.stage_tensors(store, one_message)
+                || self.stage_requests(now, one_message)
                 || !self.control.is_empty() && self.control.stage_conclusion(&mut self.outbox);
             filled |= more;
             if !more || one_message {
@@ -682,24 +682,24 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    /// Stages tensors: requested ones and pulled ones take turns.
+    /// Stages responses and parts of pulls, which take turns.
     #[inline]
-    fn stage_answers<S: Store + ?Sized>(&mut self, store: &S, one_message: bool) -> bool {
+    fn stage_tensors<S: Store + ?Sized>(&mut self, store: &S, one_message: bool) -> bool {
         if self.server.is_idle() {
             let (producer, outbox, events) = (&mut self.producer, &mut self.outbox, &mut self.events);
-            return !producer.is_idle() && producer.stage_answers(outbox, one_message, events);
+            return !producer.is_idle() && producer.stage_responses(outbox, one_message, events);
         }
         self.parts_first = !self.parts_first;
         if self.parts_first && self.server.stage(store, &mut self.outbox) {
             return true;
         }
-        self.producer.stage_answers(&mut self.outbox, one_message, &mut self.events)
+        self.producer.stage_responses(&mut self.outbox, one_message, &mut self.events)
             || self.server.stage(store, &mut self.outbox)
     }
 
     /// Stages requests, pulls and pushes of this side.
     #[inline]
-    fn stage_questions(&mut self, now: Instant, one_message: bool) -> bool {
+    fn stage_requests(&mut self, now: Instant, one_message: bool) -> bool {
         let Some(attached) = &self.attached else { return false };
         if self.acceptor.has_news() && self.acceptor.stage(&mut self.outbox) {
             return true;

@@ -1,4 +1,4 @@
-//! The answering half of a session: the peer's requests, and every lent tensor, kept until its release.
+//! The responding half of a session: the peer's requests, and every tensor of a response, kept until its release.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,7 +18,8 @@ use crate::trace::{self, Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
 use crate::wire::{Failure, RESPONSE_ENTRY_BYTES, Response, WireError};
 
-struct Served<D> {
+/// A response that was not released yet, from [`Session::respond`] on.
+struct Unreleased<D> {
     /// The peer's id of the request.
     request: Handle,
     meta: Meta,
@@ -28,9 +29,9 @@ struct Served<D> {
     pending: Option<D>,
     /// It was handed to the current link, and counts as bytes in flight.
     in_flight: bool,
-    /// The fate in its release, if that came while the link still had the payload.
-    settled: Option<bool>,
-    /// Its memory was allocated for this answer alone, and is charged as such.
+    /// True for taken, if its release came while the link still had the payload.
+    early_release: Option<bool>,
+    /// Its memory was allocated for this response alone, and is charged as such.
     is_gathered: bool,
 }
 
@@ -49,10 +50,10 @@ impl Flight {
 }
 
 pub(super) struct Producer<D> {
-    served: Arena<Served<D>>,
-    to_answer: VecDeque<Handle>,
-    /// Like `to_answer`, for tensors that leave in chunks; the others pass them.
-    to_answer_in_chunks: VecDeque<Handle>,
+    unreleased: Arena<Unreleased<D>>,
+    to_send: VecDeque<Handle>,
+    /// Like `to_send`, for tensors that leave in chunks; the others pass them.
+    to_send_in_chunks: VecDeque<Handle>,
     in_flight: Flight,
     in_flight_in_chunks: Flight,
     chunk_bytes: usize,
@@ -72,9 +73,9 @@ pub(super) struct Producer<D> {
 impl<D> Producer<D> {
     pub(super) fn new(limits: &SessionLimits, quota: &Rc<PeerQuota>) -> Self {
         Self {
-            served: Arena::new(limits.parked_requests_max),
-            to_answer: VecDeque::new(),
-            to_answer_in_chunks: VecDeque::new(),
+            unreleased: Arena::new(limits.parked_requests_max),
+            to_send: VecDeque::new(),
+            to_send_in_chunks: VecDeque::new(),
             in_flight: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             in_flight_in_chunks: Flight { bytes: 0, bytes_max: limits.in_flight_bytes_max },
             chunk_bytes: limits.chunk_bytes,
@@ -94,36 +95,36 @@ impl<D> Producer<D> {
     }
 
     pub(super) fn unreleased(&self) -> usize {
-        self.served.len()
+        self.unreleased.len()
     }
 
-    /// True if no answer waits to be handed out.
+    /// True if no response waits to be sent.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.to_answer.is_empty() && self.to_answer_in_chunks.is_empty()
+        self.to_send.is_empty() && self.to_send_in_chunks.is_empty()
     }
 
-    /// True if there is an answer that the peer has credit for and that does not wait for memory.
-    pub(super) fn has_answers(&self, outbox: &Outbox) -> bool {
+    /// True if there is a response that the peer has credit for and that does not wait for memory.
+    pub(super) fn has_responses(&self, outbox: &Outbox) -> bool {
         let may_leave = |queue: &VecDeque<Handle>, flight: &Flight| {
             let Some(&next) = queue.front() else { return false };
             flight.has_room(self.length_of(next).unwrap_or(0)) && !(outbox.awaits_copies() && self.is_on_device(next))
         };
-        may_leave(&self.to_answer, &self.in_flight) || may_leave(&self.to_answer_in_chunks, &self.in_flight_in_chunks)
+        may_leave(&self.to_send, &self.in_flight) || may_leave(&self.to_send_in_chunks, &self.in_flight_in_chunks)
     }
 
     fn is_on_device(&self, token: Handle) -> bool {
-        let payload = self.served.get(token).and_then(|served| served.payload.as_ref());
+        let payload = self.unreleased.get(token).and_then(|response| response.payload.as_ref());
         payload.is_some_and(|payload| payload.host_bytes().is_none())
     }
 
-    /// Queues an answer of `bytes` bytes.
+    /// Queues a response of `bytes` bytes.
     #[inline]
     fn queue(&mut self, token: Handle, bytes: usize) {
         let in_chunks = leaves_in_chunks(bytes, self.chunk_bytes);
-        let queue = if in_chunks { &mut self.to_answer_in_chunks } else { &mut self.to_answer };
+        let queue = if in_chunks { &mut self.to_send_in_chunks } else { &mut self.to_send };
         queue.push_back(token);
-        self.served.prune(queue);
+        self.unreleased.prune(queue);
     }
 
     /// A tensor of `bytes` bytes that was handed to the link was released.
@@ -138,7 +139,7 @@ impl<D> Producer<D> {
     /// tensors.
     #[inline]
     pub(super) fn full(&self, undecided: usize) -> Option<usize> {
-        let most = self.share.used(Held::Parked).max(self.served.len()) + undecided;
+        let most = self.share.used(Held::Parked).max(self.unreleased.len()) + undecided;
         (most >= self.parked_max).then_some(self.parked_max)
     }
 
@@ -148,9 +149,9 @@ impl<D> Producer<D> {
         }
     }
 
-    /// Answers a request again with the same tensor if this side has answered it on an earlier link; false if it has not.
+    /// Responds again with the same tensor to a request that this side has responded to on an earlier link; false if it has not.
     #[inline]
-    pub(super) fn answer_again(&mut self, request: Handle) -> bool {
+    pub(super) fn respond_again(&mut self, request: Handle) -> bool {
         if self.stale.is_empty() {
             return false;
         }
@@ -168,14 +169,15 @@ impl<D> Producer<D> {
         outbox: &mut Outbox,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Option<bool> {
-        let payload = self.served.get_mut(token).and_then(|served| served.payload.as_mut()).expect("just looked at");
+        let payload =
+            self.unreleased.get_mut(token).and_then(|response| response.payload.as_mut()).expect("just looked at");
         match outbox.make_readable(payload) {
             Ok(()) => Some(true),
             Err(Unreadable::Waits) => None,
             Err(Unreadable::Fails(error)) => {
-                let (id, (code, reason)) = (self.served.get(token)?.request, failure_of(&error));
+                let (id, (code, reason)) = (self.unreleased.get(token)?.request, failure_of(&error));
                 outbox.stage(|writer| writer.failure(&Failure { id, code, reason: &reason }));
-                self.settle(token, false, events);
+                self.complete(token, false, events);
                 Some(false)
             }
         }
@@ -183,16 +185,16 @@ impl<D> Producer<D> {
 
     /// Begins to send the next tensor that leaves in chunks; false if there is none, or too many are on their way.
     fn begin_transfer<W>(&mut self, outbox: &mut Outbox, events: &mut VecDeque<Event<W, D>>) -> bool {
-        while let Some(&token) = self.to_answer_in_chunks.front() {
+        while let Some(&token) = self.to_send_in_chunks.front() {
             let Some(payload_bytes) = self.length_of(token) else {
-                self.to_answer_in_chunks.pop_front();
+                self.to_send_in_chunks.pop_front();
                 continue;
             };
             if !outbox.has_room_for_answer() || !self.in_flight_in_chunks.has_room(payload_bytes) {
                 return false;
             }
             let Some(is_readable) = self.make_readable(token, outbox, events) else { return false };
-            self.to_answer_in_chunks.pop_front();
+            self.to_send_in_chunks.pop_front();
             if is_readable {
                 self.in_flight_in_chunks.bytes += payload_bytes;
                 self.post(token, outbox);
@@ -205,32 +207,32 @@ impl<D> Producer<D> {
     /// Sends one tensor in a frame of its own.
     #[inline]
     fn post(&mut self, token: Handle, outbox: &mut Outbox) {
-        trace::tell(self.recorder.as_ref(), token, || Moment::AnswerOnTheWire);
-        let served = self.served.get_mut(token).expect("just looked at");
-        served.in_flight = true;
-        let payload = served.payload.take().expect("just looked at");
-        let (id, payload_bytes, meta) = (served.request, payload.len() as u64, &served.meta);
-        served.payload = outbox.post((Owner::Response(token), id), payload, |writer, transfer| {
+        trace::tell(self.recorder.as_ref(), token, || Moment::ResponseOnTheWire);
+        let response = self.unreleased.get_mut(token).expect("just looked at");
+        response.in_flight = true;
+        let payload = response.payload.take().expect("just looked at");
+        let (id, payload_bytes, meta) = (response.request, payload.len() as u64, &response.meta);
+        response.payload = outbox.post((Owner::Response(token), id), payload, |writer, transfer| {
             writer.response(&Response { id, token, payload_bytes, transfer, meta });
         });
     }
 
-    /// Stages the next answers: one large tensor, or small ones that share a frame; with `alone`, never more than one.
+    /// Stages the next responses: one large tensor, or small ones that share a frame; with `alone`, never more than one.
     /// False if there is none.
     #[inline]
-    pub(super) fn stage_answers<W>(
+    pub(super) fn stage_responses<W>(
         &mut self,
         outbox: &mut Outbox,
         alone: bool,
         events: &mut VecDeque<Event<W, D>>,
     ) -> bool {
-        if !self.to_answer_in_chunks.is_empty() && self.begin_transfer(outbox, events) {
+        if !self.to_send_in_chunks.is_empty() && self.begin_transfer(outbox, events) {
             return true;
         }
         let mut failed = false;
-        while let Some(&token) = self.to_answer.front() {
-            let Some(payload) = self.served.get(token).and_then(|served| served.payload.as_ref()) else {
-                self.to_answer.pop_front();
+        while let Some(&token) = self.to_send.front() {
+            let Some(payload) = self.unreleased.get(token).and_then(|response| response.payload.as_ref()) else {
+                self.to_send.pop_front();
                 continue;
             };
             let payload_bytes = payload.len();
@@ -242,7 +244,7 @@ impl<D> Producer<D> {
                 return true;
             }
             let Some(is_readable) = self.make_readable(token, outbox, events) else { break };
-            self.to_answer.pop_front();
+            self.to_send.pop_front();
             if is_readable {
                 self.in_flight.bytes += payload_bytes;
                 self.post(token, outbox);
@@ -256,32 +258,32 @@ impl<D> Producer<D> {
     /// Stages small tensors that share a frame: at least one, and at most `most`.
     #[inline]
     fn stage_group(&mut self, outbox: &mut Outbox, most: usize) {
-        let Self { served, to_answer, in_flight, recorder, .. } = self;
+        let Self { unreleased, to_send, in_flight, recorder, .. } = self;
         let mut count = 0;
         outbox.stage(|writer| {
             let mut frame = writer.responses();
             let mut bytes = 0;
             while count < most
                 && bytes < GROUP_BYTES
-                && let Some(&token) = to_answer.front()
+                && let Some(&token) = to_send.front()
             {
-                if let Some(served) = served.get_mut(token)
-                    && let Some(payload) = &mut served.payload
+                if let Some(response) = unreleased.get_mut(token)
+                    && let Some(payload) = &mut response.payload
                 {
                     let Some(host_bytes) = payload.host_bytes() else { break };
                     let payload_bytes = host_bytes.len();
                     if payload_bytes > INLINE_PAYLOAD_BYTES || !in_flight.has_room(payload_bytes) {
                         break;
                     }
-                    frame.push(served.request, token, &served.meta, host_bytes);
+                    frame.push(response.request, token, &response.meta, host_bytes);
                     payload.drop_host_copy();
-                    served.in_flight = true;
+                    response.in_flight = true;
                     in_flight.bytes += payload_bytes;
-                    bytes += RESPONSE_ENTRY_BYTES + served.meta.len() + payload_bytes;
+                    bytes += RESPONSE_ENTRY_BYTES + response.meta.len() + payload_bytes;
                     count += 1;
-                    trace::tell(recorder.as_ref(), token, || Moment::AnswerOnTheWire);
+                    trace::tell(recorder.as_ref(), token, || Moment::ResponseOnTheWire);
                 }
-                to_answer.pop_front();
+                to_send.pop_front();
             }
             frame.end();
         });
@@ -291,17 +293,17 @@ impl<D> Producer<D> {
     /// Bytes of a tensor that waits to be sent.
     #[inline]
     fn length_of(&self, token: Handle) -> Option<usize> {
-        Some(self.served.get(token)?.payload.as_ref()?.len())
+        Some(self.unreleased.get(token)?.payload.as_ref()?.len())
     }
 
     /// The link is done with a payload and gives it back.
     #[inline]
     pub(super) fn written<W>(&mut self, token: Handle, mut payload: Payload, events: &mut VecDeque<Event<W, D>>) {
         payload.drop_host_copy();
-        let Some(served) = self.served.get_mut(token) else { return };
-        served.payload = Some(payload);
-        if let Some(taken) = served.settled {
-            self.settle(token, taken, events);
+        let Some(response) = self.unreleased.get_mut(token) else { return };
+        response.payload = Some(payload);
+        if let Some(taken) = response.early_release {
+            self.complete(token, taken, events);
         }
     }
 
@@ -334,7 +336,7 @@ impl<D> Producer<D> {
     ) {
         match sink {
             Some(sink) if taken => self.take(token, *sink, events),
-            _ => self.settle(token, taken, events),
+            _ => self.complete(token, taken, events),
         }
     }
 
@@ -352,15 +354,15 @@ impl<D> Producer<D> {
     /// A tensor was taken: tells its owner at once, unless the link still has the payload.
     #[inline]
     fn take<W>(&mut self, token: Handle, sink: &mut dyn Sink<W, D>, events: &mut VecDeque<Event<W, D>>) {
-        if self.served.get(token).is_none_or(|served| served.payload.is_none()) || !self.stale.is_empty() {
-            return self.settle(token, true, events);
+        if self.unreleased.get(token).is_none_or(|response| response.payload.is_none()) || !self.stale.is_empty() {
+            return self.complete(token, true, events);
         }
-        let taken = self.served.retire(token, |served| {
-            if served.meta.spilled() {
-                served.meta = Meta::new();
+        let taken = self.unreleased.retire(token, |response| {
+            if response.meta.spilled() {
+                response.meta = Meta::new();
             }
-            let payload = served.payload.take().unwrap_or_default();
-            (served.pending.take(), payload, served.in_flight, served.is_gathered)
+            let payload = response.payload.take().unwrap_or_default();
+            (response.pending.take(), payload, response.in_flight, response.is_gathered)
         });
         let Some((pending, payload, in_flight, is_gathered)) = taken else { return };
         if in_flight {
@@ -380,38 +382,39 @@ impl<D> Producer<D> {
         unreleased.set(unreleased.get() - bytes);
     }
 
+    /// Ends a response, once the link has given its payload back: the owner hears whether the tensor was taken.
     #[inline]
-    fn settle<W>(&mut self, token: Handle, taken: bool, events: &mut VecDeque<Event<W, D>>) {
-        let Some(served) = self.served.get_mut(token) else { return };
-        if served.payload.is_none() {
-            served.settled = Some(taken);
+    fn complete<W>(&mut self, token: Handle, taken: bool, events: &mut VecDeque<Event<W, D>>) {
+        let Some(response) = self.unreleased.get_mut(token) else { return };
+        if response.payload.is_none() {
+            response.early_release = Some(taken);
             return;
         }
-        let served = self.served.remove(token).expect("just found");
-        let bytes = served.payload.as_ref().map_or(0, Payload::len);
-        if served.in_flight {
+        let response = self.unreleased.remove(token).expect("just found");
+        let bytes = response.payload.as_ref().map_or(0, Payload::len);
+        if response.in_flight {
             self.count_landed(bytes);
         }
-        if served.is_gathered {
+        if response.is_gathered {
             self.rows_released(bytes);
         }
         if !self.stale.is_empty() {
-            self.stale.remove(&served.request);
+            self.stale.remove(&response.request);
         }
-        let tensor = Box::new((served.meta, served.payload.expect("just looked at")));
-        if let Some(pending) = served.pending {
-            events.push_back(Event::Settled { pending, tensor, taken });
+        let tensor = Box::new((response.meta, response.payload.expect("just looked at")));
+        if let Some(pending) = response.pending {
+            events.push_back(Event::Released { pending, tensor, taken });
         }
     }
 
     /// The link is gone; the outbox has given back every payload.
     pub(super) fn suspend(&mut self) {
-        self.to_answer.clear();
-        self.to_answer_in_chunks.clear();
+        self.to_send.clear();
+        self.to_send_in_chunks.clear();
         (self.in_flight.bytes, self.in_flight_in_chunks.bytes) = (0, 0);
-        self.served.iter_mut().for_each(|(_, served)| served.in_flight = false);
+        self.unreleased.iter_mut().for_each(|(_, response)| response.in_flight = false);
         self.share.give_all_back();
-        self.stale = self.served.iter().map(|(token, served)| (served.request, token)).collect();
+        self.stale = self.unreleased.iter().map(|(token, response)| (response.request, token)).collect();
     }
 
     /// An acknowledgement may have been lost with the former link, and the consumer repeats the releases that it has none for.
@@ -426,13 +429,13 @@ impl<D> Producer<D> {
         // A hash map has no stable order, but the same history must have the same outcome.
         left.sort_unstable();
         for token in left {
-            self.settle(token, false, events);
+            self.complete(token, false, events);
         }
     }
 
     pub(super) fn take_back_all<W>(&mut self, events: &mut VecDeque<Event<W, D>>) {
-        for token in self.served.select(|_| true) {
-            self.settle(token, false, events);
+        for token in self.unreleased.select(|_| true) {
+            self.complete(token, false, events);
         }
         self.release_seen = 0;
         self.release_acknowledged = 0;
@@ -440,13 +443,13 @@ impl<D> Producer<D> {
 }
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Answers the peer's request with a tensor. It stays here until its release, reported as [`Event::Settled`] with
+    /// Responds to the peer's request with a tensor. It stays here until its release, reported as [`Event::Released`] with
     /// `pending`.
     ///
     /// # Errors
     /// The tensor comes back if `fusion.parked_requests_max` tensors are unreleased; the request is refused.
     #[inline]
-    pub fn answer(
+    pub fn respond(
         &mut self,
         id: Handle,
         meta: Meta,
@@ -459,36 +462,36 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             self.refuse(id, &Error::full("transport.tensor_bytes_max", reason));
             return Err((meta, payload, pending));
         }
-        if self.producer.served.is_full() {
+        if self.producer.unreleased.is_full() {
             let reason = format!("{} tensors are unreleased", self.limits.parked_requests_max);
             self.refuse(id, &Error::full("fusion.parked_requests_max", reason));
             return Err((meta, payload, pending));
         }
-        let nothing = || Served {
+        let nothing = || Unreleased {
             request: Handle::NONE,
             meta: Meta::new(),
             payload: None,
             pending: None,
             in_flight: false,
-            settled: None,
+            early_release: None,
             is_gathered: false,
         };
-        let (token, served) = self.producer.served.renew(nothing).expect("just looked");
-        served.request = id;
-        served.meta = meta;
-        served.payload = Some(payload);
-        served.pending = Some(pending);
-        (served.in_flight, served.settled, served.is_gathered) = (false, None, false);
+        let (token, response) = self.producer.unreleased.renew(nothing).expect("just looked");
+        response.request = id;
+        response.meta = meta;
+        response.payload = Some(payload);
+        response.pending = Some(pending);
+        (response.in_flight, response.early_release, response.is_gathered) = (false, None, false);
         self.producer.queue(token, bytes);
         Ok(token)
     }
 
-    /// [`answer`](Self::answer) with rows in memory allocated for this answer: it counts against the [peer's](PeerQuota::rows)
+    /// [`respond`](Self::respond) with rows in memory allocated for this response: it counts against the [peer's](PeerQuota::rows)
     /// quota until they are released.
     ///
     /// # Errors
-    /// As [`answer`](Self::answer).
-    pub fn answer_gathered(
+    /// As [`respond`](Self::respond).
+    pub fn respond_gathered(
         &mut self,
         id: Handle,
         meta: Meta,
@@ -496,16 +499,16 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         pending: D,
     ) -> Result<Handle, (Meta, Payload, D)> {
         let bytes = payload.len();
-        let token = self.answer(id, meta, payload, pending)?;
-        self.producer.served.get_mut(token).expect("just answered").is_gathered = true;
+        let token = self.respond(id, meta, payload, pending)?;
+        self.producer.unreleased.get_mut(token).expect("just entered").is_gathered = true;
         let unreleased = self.producer.share.unreleased_rows();
         unreleased.set(unreleased.get() + bytes);
         Ok(token)
     }
 
-    /// A tensor was not used as an answer after all: reports it as [`Event::Settled`], as if the consumer had returned it.
+    /// A tensor was not used for a response after all: reports it as [`Event::Released`], as if the consumer had returned it.
     pub fn give_back(&mut self, meta: Meta, payload: Payload, pending: D) {
-        self.events.push_back(Event::Settled { pending, tensor: Box::new((meta, payload)), taken: false });
+        self.events.push_back(Event::Released { pending, tensor: Box::new((meta, payload)), taken: false });
     }
 
     /// The owner keeps the request until its tensor is there: the peer is told, and may request more beyond its window.

@@ -40,7 +40,7 @@ const LOOKS_IN_VAIN: u32 = 4;
 
 /// An owner that takes requests, tensors and releases as they arrive, instead of as events afterwards.
 pub trait Sink<W, D> {
-    /// The peer requests a tensor, and no event waits: [answer](Session::answer), [park](Session::park) or
+    /// The peer requests a tensor, and no event waits: [respond](Session::respond), [park](Session::park) or
     /// [refuse](Session::refuse) it. The key is as received, unchecked.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// False if the request was already answered, either on an earlier link or because the peer has too many.
     #[inline]
     fn admit(&mut self, id: Handle) -> bool {
-        if self.producer.answer_again(id) {
+        if self.producer.respond_again(id) {
             return false;
         }
         let Some(limit) = self.producer.full(self.undecided) else { return true };
@@ -537,7 +537,7 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
             self.session.landings.admit(&landing)?;
             consumed += landing.take(&bytes[consumed..]);
             if !landing.is_complete() {
-                self.session.landings.lend(&landing);
+                self.session.landings.begin_filling(&landing);
                 return Ok(Frames { consumed, landing: Some(landing) });
             }
             self.landed(landing);
@@ -548,7 +548,7 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
     #[inline]
     fn landed(&mut self, landing: Landing) {
         let session = &mut *self.session;
-        session.landings.end_loan(&landing);
+        session.landings.end_filling(&landing);
         if landing.filled < landing.total {
             return session.landings.keep(landing);
         }

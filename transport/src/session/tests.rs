@@ -36,7 +36,7 @@ enum Event {
     RowsAsked(Box<super::RowsAsked>),
     Withdrawn(Handle),
     Answered { waiter: u32, answer: Result<Arrived, Unanswered> },
-    Settled { pending: &'static str, tensor: (Meta, Payload), taken: bool },
+    Released { pending: &'static str, tensor: (Meta, Payload), taken: bool },
     Aborted { step: i64, peer_task: u32, reason: Box<str> },
 }
 
@@ -48,7 +48,7 @@ impl From<super::Event<u32, &'static str>> for Event {
             Told::RowsAsked(asked) => Event::RowsAsked(asked),
             Told::Withdrawn(id) => Event::Withdrawn(id),
             Told::Answered { waiter, answer } => Event::Answered { waiter, answer: *answer },
-            Told::Settled { pending, tensor, taken } => Event::Settled { pending, tensor: *tensor, taken },
+            Told::Released { pending, tensor, taken } => Event::Released { pending, tensor: *tensor, taken },
             Told::Aborted { step, peer_task, reason } => Event::Aborted { step, peer_task, reason },
             other => panic!("nobody pulls or pushes: {other:?}"),
         }
@@ -109,7 +109,7 @@ impl End {
 
     fn answer(&mut self, id: Handle, bytes: impl Into<Payload>, pending: &'static str) {
         let meta = Meta::from_slice(pending.as_bytes());
-        assert!(self.session.answer(id, meta, bytes.into(), pending).is_ok());
+        assert!(self.session.respond(id, meta, bytes.into(), pending).is_ok());
     }
 
     /// Everything that the session has to send, as if the link had taken it.
@@ -186,15 +186,15 @@ impl End {
     }
 
     /// Releases that came: the pending send, bytes, and whether it was taken.
-    fn settled(&mut self) -> Vec<(&'static str, usize, bool)> {
-        let settled = |event: Event| match event {
-            Event::Settled { pending, tensor: (meta, payload), taken } => {
+    fn released(&mut self) -> Vec<(&'static str, usize, bool)> {
+        let released = |event: Event| match event {
+            Event::Released { pending, tensor: (meta, payload), taken } => {
                 assert_eq!(&meta[..], pending.as_bytes(), "the metadata comes back too");
                 (pending, payload.len(), taken)
             }
             other => panic!("not a release: {other:?}"),
         };
-        self.events().into_iter().map(settled).collect()
+        self.events().into_iter().map(released).collect()
     }
 }
 

@@ -245,7 +245,7 @@ impl Side {
                         Err(unanswered) => Fate::Ended(unanswered.error.code()),
                     };
                 }
-                Event::Settled { pending, tensor, taken } => {
+                Event::Released { pending, tensor, taken } => {
                     let kept = self.kept.get_mut(&pending).expect("lent");
                     assert!(kept.at_home.is_none() && !kept.taken, "tensor {pending} came home twice");
                     kept.taken = taken;
@@ -273,7 +273,7 @@ impl Side {
     fn answer(&mut self, id: Handle, number: u32) {
         let payload = self.kept.get_mut(&number).and_then(|kept| kept.at_home.take()).expect("at home");
         let meta = Meta::from_slice(&(payload.len() as u64).to_le_bytes());
-        assert!(self.session.answer(id, meta, payload, number).is_ok());
+        assert!(self.session.respond(id, meta, payload, number).is_ok());
         self.answered += 1;
     }
 

@@ -180,7 +180,7 @@ impl SentAhead {
 
     /// Keeps the lent memory of a tensor.
     #[cold]
-    fn lend(&mut self, pending: Handle, tensor: Tensor) {
+    fn keep_lent(&mut self, pending: Handle, tensor: Tensor) {
         if let Some(ahead) = self.sends.get_mut(pending) {
             ahead.is_lent = true;
             self.lent.insert(pending, tensor.into_parts().1);
@@ -290,7 +290,7 @@ impl Exchange {
                 let bytes = len as u64;
                 context.reporter.trace(traced(pending), || Moment::SendQueued { step, key: key.into(), bytes });
                 if payload.is_lent() {
-                    self.ahead.lend(pending, next.1.into_tensor());
+                    self.ahead.keep_lent(pending, next.1.into_tensor());
                 }
             }
             match tensors.next() {
@@ -417,7 +417,7 @@ impl Exchange {
     }
 
     /// The engine stops: tensors that come back before it has stopped end with this error. For the others it is unknown whether they were
-    /// taken, as for a lent tensor.
+    /// taken, as for a matched tensor.
     pub(super) fn end_all_ahead(&mut self, reason: &str, context: &mut Context) {
         for pending in self.ahead.sends.select(|_| true) {
             let step = self.ahead.sends.get(pending).map_or(0, |ahead| ahead.step);
@@ -425,7 +425,7 @@ impl Exchange {
         }
     }
 
-    /// A session with recalled tensors, whose events must be settled now: its link may accept nothing for long.
+    /// A session with recalled tensors, whose events must be handled now: its link may accept nothing for long.
     #[inline]
     pub(in crate::node) fn next_revoked(&mut self) -> Option<Handle> {
         self.ahead.revoked.pop()

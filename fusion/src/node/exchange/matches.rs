@@ -263,7 +263,7 @@ impl Exchange {
                 let (since, entry) = (now, NOWHERE);
                 let wanted = Wanted { pair, consumer, step, since, deadline, entry, destination: None, waiter };
                 let handle = self.local.enter(wanted);
-                let found = self.table.want(at, Parked::Local(handle));
+                let found = self.table.request(at, Parked::Local(handle));
                 let Ok(Found::Tensor(from, pending)) = found else { unreachable!("just looked at") };
                 let producer = context.pairs[at.pair].local;
                 self.local.begin(producer, Copy { wanted: handle, from, pending, to, is_brought, filled: 0 });
@@ -340,8 +340,8 @@ impl Exchange {
         }
     }
 
-    /// Delivers a lent tensor to a recv that waited for it in the table.
-    pub(super) fn lend_here(
+    /// Delivers a matched tensor to the recv that waited for it in the table.
+    pub(super) fn match_here(
         &mut self,
         handle: Handle,
         tensor: (TensorMeta, Payload),
@@ -351,7 +351,7 @@ impl Exchange {
         let outcomes = &context.reporter.outcomes;
         let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
             self.fail_here(handle, unheard(), &mut context.reporter);
-            return self.settled(pending, tensor, false, context);
+            return self.released(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
         match place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
@@ -366,12 +366,12 @@ impl Exchange {
                 let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
                 let key = self.traced_key(entry, &context.reporter);
                 hand_over(&mut context.reporter, waiter, (since, step, &key), Place::AsItIs, tensor);
-                self.settled_as(pending, (meta, Payload::default()), (bytes, true, Way::MEMORY), context);
+                self.released_as(pending, (meta, Payload::default()), (bytes, true, Way::MEMORY), context);
             }
             Err(unreceived) => {
                 let waiter = self.local.remove(handle).expect("just looked at").waiter;
                 // The tensor goes back first: whoever hears the error may ask again at once.
-                self.settled(pending, tensor, false, context);
+                self.released(pending, tensor, false, context);
                 context.reporter.finish_recv(waiter, Err(unreceived));
             }
         }
@@ -392,7 +392,7 @@ impl Exchange {
         reporter.record(Operation::Recv, Way::MEMORY, since);
         let (key, bytes) = (self.traced_key(pending, reporter), payload.len() as u64);
         reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });
-        self.settled(pending, (meta, payload), true, context);
+        self.released(pending, (meta, payload), true, context);
         context.reporter.finish_recv(waiter, Ok(tensor));
     }
 
@@ -406,7 +406,7 @@ impl Exchange {
             let listens = |wanted: &Wanted| context.reporter.outcomes.listens(&wanted.waiter);
             if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
                 self.fail_here(copy.wanted, unheard(), &mut context.reporter);
-                self.settled(copy.pending, copy.from, false, context);
+                self.released(copy.pending, copy.from, false, context);
             } else {
                 let advanced = copy.advance(budget.min(COPY_BATCH_BYTES));
                 budget -= advanced.as_ref().unwrap_or(&0);
@@ -420,7 +420,7 @@ impl Exchange {
                         let waiter = self.local.remove(copy.wanted).expect("just looked at").waiter;
                         let Copy { from, pending, to, is_brought, .. } = copy;
                         // The tensor goes back first, as when there is no place for it.
-                        self.settled(pending, from, false, context);
+                        self.released(pending, from, false, context);
                         let (error, destination) = (error.into(), is_brought.then_some(to));
                         context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                     }

@@ -28,7 +28,7 @@ use super::settings::NodeSettings;
 use crate::limits::PARKED_GRACE;
 use crate::metrics::{Operation, Way};
 use crate::presence::{self, Presence};
-use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, Sent, Settled, Table, Unsent};
+use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, Released, Sent, Table, Unsent};
 use ahead::SentAhead;
 pub(super) use ahead::traced as traced_ahead;
 pub use batches::{BatchWaiter, FusedRequest};
@@ -94,7 +94,7 @@ impl Exchange {
         }
     }
 
-    /// Tensors that wait or are lent, or were sent ahead.
+    /// Tensors that wait or are matched, or were sent ahead.
     pub(super) fn pending_sends(&self) -> usize {
         self.table.pending_sends() + self.ahead.len()
     }
@@ -104,7 +104,7 @@ impl Exchange {
         self.table.parked()
     }
 
-    /// The table, which settles the tensors that a session's peer has taken.
+    /// The table, which releases the tensors that a session's peer has taken.
     pub(super) fn table(&mut self) -> &mut Table<Sender> {
         &mut self.table
     }
@@ -279,9 +279,9 @@ impl Exchange {
         let queued = || Moment::SendQueued { step, key: key.into(), bytes };
         match self.table.send(at, tensor, sender, deadline) {
             Ok(Sent::Kept(pending)) => context.reporter.trace(pending, queued),
-            Ok(Sent::Wanted { by, tensor, pending }) => {
+            Ok(Sent::Requested { by, tensor, pending }) => {
                 context.reporter.trace(pending, queued);
-                self.lend(by, tensor, pending, context);
+                self.match_parked(by, tensor, pending, context);
             }
             Err((error, sender)) => context.reporter.finish_send(sender.waiter, Err(error)),
         }
@@ -334,12 +334,12 @@ impl Exchange {
         };
         let at = RawMatchKey { pair, step: asked.step, key };
         let by = Parked::Peer { session: asker.session, id: asked.id };
-        match self.table.want(at, by) {
+        match self.table.request(at, by) {
             Ok(Found::Tensor((meta, payload), pending)) => {
-                match session.answer(asked.id, meta.into_wire(), payload, pending) {
-                    Ok(answer) => {
+                match session.respond(asked.id, meta.into_wire(), payload, pending) {
+                    Ok(response) => {
                         let session = asker.traced_as;
-                        reporter.trace(pending, || Moment::SendMatched { session, answer });
+                        reporter.trace(pending, || Moment::SendMatched { session, response });
                     }
                     Err((meta, payload, pending)) => session.give_back(meta, payload, pending),
                 }
@@ -398,8 +398,8 @@ impl Exchange {
         self.there.forget_patience();
     }
 
-    /// Hands a tensor to a request that waited for it.
-    pub(super) fn lend(
+    /// Hands a tensor to the parked request that it was matched with.
+    pub(super) fn match_parked(
         &mut self,
         by: Parked,
         (meta, payload): (TensorMeta, Payload),
@@ -408,32 +408,32 @@ impl Exchange {
     ) {
         let (session, id) = match by {
             Parked::Peer { session, id } => (session, id),
-            Parked::Local(handle) => return self.lend_here(handle, (meta, payload), pending, context),
+            Parked::Local(handle) => return self.match_here(handle, (meta, payload), pending, context),
         };
         let Some(peer) = context.peers.get_mut(session) else {
             // Cannot happen: sessions leave the table before they are removed.
-            return self.settled(pending, (meta, payload), false, context);
+            return self.released(pending, (meta, payload), false, context);
         };
         peer.session.unpark();
         let traced_as = peer.traced_as;
-        let answered = peer.session.answer(id, meta.into_wire(), payload, pending);
+        let answered = peer.session.respond(id, meta.into_wire(), payload, pending);
         context.peers.mark_dirty(session);
         match answered {
-            Ok(answer) => context.reporter.trace(pending, || Moment::SendMatched { session: traced_as, answer }),
+            Ok(response) => context.reporter.trace(pending, || Moment::SendMatched { session: traced_as, response }),
             Err((meta, payload, pending)) => {
-                self.settled(pending, (TensorMeta::from_own_wire(meta), payload), false, context);
+                self.released(pending, (TensorMeta::from_own_wire(meta), payload), false, context);
             }
         }
     }
 
-    /// A tensor that was lent to a task of this node, or in the end to nobody, is back or taken.
-    fn settled(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
+    /// A tensor that was matched with a task of this node, or in the end with nobody, is back or taken.
+    fn released(&mut self, pending: Handle, tensor: (TensorMeta, Payload), taken: bool, context: &mut Context) {
         let bytes = tensor.1.len() as u64;
-        self.settled_as(pending, tensor, (bytes, taken, Way::MEMORY), context);
+        self.released_as(pending, tensor, (bytes, taken, Way::MEMORY), context);
     }
 
-    /// A lent tensor of `bytes` bytes is back, or taken; its payload may have changed hands already.
-    pub(super) fn settled_as(
+    /// A matched tensor of `bytes` bytes is back, or taken; its payload may have changed hands already.
+    pub(super) fn released_as(
         &mut self,
         pending: Handle,
         tensor: (TensorMeta, Payload),
@@ -441,16 +441,16 @@ impl Exchange {
         context: &mut Context,
     ) {
         let reporter = &mut context.reporter;
-        match self.table.settle(pending, tensor, taken) {
-            Settled::Taken(sender) => {
+        match self.table.release(pending, tensor, taken) {
+            Released::Taken(sender) => {
                 reporter.count_sent(1, bytes as usize);
                 reporter.record(Operation::Send, way, sender.since);
                 reporter.trace(pending, || Moment::SendReleased);
                 reporter.finish_send(sender.waiter, Ok(()));
             }
-            Settled::Kept | Settled::Gone => {}
-            Settled::Wanted { by, tensor, pending } => self.lend(by, tensor, pending, context),
-            Settled::Displaced(sender, error) => reporter.finish_send(sender.waiter, Err(error)),
+            Released::Kept | Released::Gone => {}
+            Released::Requested { by, tensor, pending } => self.match_parked(by, tensor, pending, context),
+            Released::Displaced(sender, error) => reporter.finish_send(sender.waiter, Err(error)),
         }
     }
 

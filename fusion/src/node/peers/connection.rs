@@ -18,7 +18,7 @@ use crate::node::settings::NodeSettings;
 
 /// What the node must do after a look at a session.
 pub(in crate::node) struct Look {
-    /// The session has lent tensors and was without a link for too long.
+    /// The session has unreleased tensors and was without a link for too long.
     pub(in crate::node) lease_over: bool,
     /// An error if the peer has been silent so long that its link counts as lost.
     pub(in crate::node) silent: Result<(), LinkError>,
@@ -146,7 +146,7 @@ impl Peers {
         peer.metrics.change(PathState::Connecting, |_| ());
     }
 
-    /// This side drops the session: requests sent to the peer end, and tensors lent to it are returned. False if there is none.
+    /// This side drops the session: requests sent to the peer end, and tensors that it has not released are returned. False if there is none.
     pub(in crate::node) fn give_up(&mut self, handle: Handle, reason: &str) -> bool {
         let Some(peer) = self.arena.get_mut(handle) else { return false };
         peer.remembers = false;
@@ -337,7 +337,7 @@ impl Peers {
             peer.connection = Connection::Idle;
         }
         let lease_over = peer.lost_at.is_some_and(|lost| lost + settings.lease <= now);
-        let lease_over = !has_link && lease_over && peer.session.has_loans();
+        let lease_over = !has_link && lease_over && peer.session.awaits_releases();
         Some(Look { lease_over, silent })
     }
 }

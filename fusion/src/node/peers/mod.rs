@@ -205,7 +205,7 @@ impl Peers {
     /// A session that can be dropped: no link, nothing outstanding.
     pub(super) fn find_idle(&self) -> Option<Handle> {
         let idle = self.arena.iter().find(|(_, peer)| {
-            peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.has_loans()
+            peer.connection == Connection::Idle && peer.session.requests() == 0 && !peer.session.awaits_releases()
         });
         idle.map(|(handle, _)| handle)
     }

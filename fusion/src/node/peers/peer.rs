@@ -189,7 +189,7 @@ impl Peer {
         // A link that is settling ends that state by itself, one way or the other.
         let has_none = self.link.is_none();
         let give_up = self.calls.wanted_for(connect_timeout).filter(|_| has_none);
-        let lease_over = self.lost_at.filter(|_| has_none && self.session.has_loans()).map(|lost| lost + lease);
+        let lease_over = self.lost_at.filter(|_| has_none && self.session.awaits_releases()).map(|lost| lost + lease);
         earliest([self.session.next_timeout(), redial, give_up, lease_over])
     }
 }

@@ -132,17 +132,17 @@ impl Pushes {
         all.leave(handle, promises);
     }
 
-    /// Settles promises of a queue whose tensors have come: those bytes are no longer expected.
-    pub(super) fn settle_promises(&mut self, handle: Handle, context: &mut Context) {
+    /// Reduces the promises of a queue whose tensors have come: those bytes are no longer expected.
+    pub(super) fn reduce_promises(&mut self, handle: Handle, context: &mut Context) {
         let Some(queue) = self.queues.get(handle).filter(|queue| queue.promises.bytes > 0) else { return };
         for key in queue.hungry.iter().copied().collect::<Vec<_>>() {
             let credit = context.peers.session_mut(key.0).and_then(|session| session.credit(key.1));
-            self.settle_promise(key, credit.map_or(0, |credit| credit.bytes));
+            self.reduce_promise(key, credit.map_or(0, |credit| credit.bytes));
         }
     }
 
     /// A stream has only `left` bytes of credit left, or has ended.
-    pub(super) fn settle_promise(&mut self, key: StreamKey, left: u64) {
+    pub(super) fn reduce_promise(&mut self, key: StreamKey, left: u64) {
         let Some(stream) = self.streams.get_mut(&key).filter(|stream| stream.promised > left) else { return };
         let bytes = stream.promised - left;
         stream.promised = left;

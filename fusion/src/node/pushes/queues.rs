@@ -247,7 +247,7 @@ impl Pushes {
             let bytes = most.bytes.saturating_sub(has.bytes);
             session.grant(key.1, Credit { messages, bytes });
             context.peers.mark_dirty(key.0);
-            self.settle_promise(key, if has.bytes > most.bytes { has.bytes } else { 0 });
+            self.reduce_promise(key, if has.bytes > most.bytes { has.bytes } else { 0 });
         }
         self.promise(handle, context);
     }
@@ -274,7 +274,7 @@ impl Pushes {
         self.last_stream = None;
         for &stream in streams {
             let key = (session, stream);
-            self.settle_promise(key, 0);
+            self.reduce_promise(key, 0);
             let Some(Stream { queue: handle, .. }) = self.streams.remove(&key) else { continue };
             let Some(queue) = self.queues.get_mut(handle) else { continue };
             queue.streams.remove(&key);
@@ -285,17 +285,17 @@ impl Pushes {
 
     /// Delivers what came in this turn, and gives credit to streams that have used theirs.
     #[inline]
-    pub(in crate::node) fn settle(&mut self, context: &mut Context) {
+    pub(in crate::node) fn deliver_arrived(&mut self, context: &mut Context) {
         if !self.filled.is_empty() {
-            self.settle_filled(context);
+            self.deliver_filled(context);
         }
     }
 
-    fn settle_filled(&mut self, context: &mut Context) {
+    fn deliver_filled(&mut self, context: &mut Context) {
         self.last_stream = None;
         while let Some(handle) = self.filled.pop() {
             self.deliver(handle, context);
-            self.settle_promises(handle, context);
+            self.reduce_promises(handle, context);
             self.replenish(handle, context);
         }
     }

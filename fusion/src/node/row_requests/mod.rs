@@ -398,7 +398,7 @@ impl RowRequests {
                     with.unpark();
                 }
                 // If this is refused, the peer was told.
-                let _ = with.answer_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
+                let _ = with.respond_gathered(id, meta.into_wire(), buffer.into(), Handle::NONE);
             }),
             Requester::Here { waiter, .. } => answer_here(waiter, since, buffer, context),
         }

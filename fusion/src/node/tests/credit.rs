@@ -47,8 +47,8 @@ fn turns_with(stuck: usize) -> usize {
             net.nodes[index].turn(net.now);
         }
         if asked.iter().all(|(number, asked)| *number >= reading || !asked.waits()) {
-            let lent = net.nodes[0].under_way();
-            assert!(lent <= WORKERS * TENSORS, "{lent} are lent");
+            let unreleased = net.nodes[0].under_way();
+            assert!(unreleased <= WORKERS * TENSORS, "{unreleased} are unreleased");
             return turns;
         }
     }

@@ -398,7 +398,7 @@ impl<'s> End<'s> {
 
     fn answer(&mut self, id: Handle, bytes: usize) {
         let pending = self.pending_sends.begin();
-        if let Err((_, _, pending)) = self.session.answer(id, vector(bytes as u64), vec![5; bytes].into(), pending) {
+        if let Err((_, _, pending)) = self.session.respond(id, vector(bytes as u64), vec![5; bytes].into(), pending) {
             self.pending_sends.end(pending);
         }
     }
@@ -444,7 +444,7 @@ impl<'s> End<'s> {
                         Err(unanswered) => assert!(!unanswered.error.to_string().is_empty()),
                     }
                 }
-                Event::Settled { pending, .. } | Event::TakenAhead { pending, .. } => self.pending_sends.end(pending),
+                Event::Released { pending, .. } | Event::TakenAhead { pending, .. } => self.pending_sends.end(pending),
                 Event::BackFromAhead(back) => {
                     assert!(back.key.len() <= KEY_BYTES_MAX && back.buffer.len() <= AHEAD_TENSOR_BYTES);
                     self.pending_sends.end(back.pending);

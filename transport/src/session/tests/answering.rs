@@ -25,7 +25,7 @@ fn the_tensor_stays_until_its_release() {
     let release = pair.asking.speak();
     assert_eq!(words(&release), ["release 0+1"]);
     pair.answering.hear(&release).unwrap();
-    assert_eq!(pair.answering.settled(), [("w", 100_000, true)]);
+    assert_eq!(pair.answering.released(), [("w", 100_000, true)]);
     pair.nothing_is_left();
 }
 
@@ -42,7 +42,7 @@ fn a_release_that_comes_while_the_link_holds_the_payload_waits_for_it() {
     pair.answering.hear(&early).unwrap();
     assert!(pair.answering.session.poll_event().is_none());
     pair.answering.speak();
-    assert_eq!(pair.answering.settled(), [("w", 100_000, false)]);
+    assert_eq!(pair.answering.released(), [("w", 100_000, false)]);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn acknowledgements_keep_the_release_log_short() {
         let id = pair.answering.asked_one();
         pair.answering.answer(id, vec![1], "w");
         pair.talk();
-        assert_eq!((pair.asking.answers().len(), pair.answering.settled().len()), (1, 1));
+        assert_eq!((pair.asking.answers().len(), pair.answering.released().len()), (1, 1));
         assert_eq!(pair.asking.session.consumer.has_releases(), round % RELEASE_ACK_EVERY != 0);
     }
     pair.nothing_is_left();
@@ -151,12 +151,12 @@ fn an_answer_over_a_limit_comes_back_to_its_owner() {
     let ids: Vec<_> = pair.answering.asked().iter().map(|(request, _)| request.id).collect();
     assert_eq!(ids.len(), 3, "the fourth is refused before its owner hears of it");
     let (meta, payload, pending) =
-        pair.answering.session.answer(ids[0], Meta::from_slice(b"m"), vec![0; 101].into(), "large").unwrap_err();
+        pair.answering.session.respond(ids[0], Meta::from_slice(b"m"), vec![0; 101].into(), "large").unwrap_err();
     assert_eq!((&meta[..], payload.len(), pending), (&b"m"[..], 101, "large"));
     pair.answering.answer(ids[1], vec![0; 100], "fits");
     let nobody = Handle::from_bits(77 << 32);
     (0..2).for_each(|_| pair.answering.answer(nobody, vec![0; 1], "unwanted"));
-    let refused = pair.answering.session.answer(ids[2], Meta::new(), vec![0; 3].into(), "fourth");
+    let refused = pair.answering.session.respond(ids[2], Meta::new(), vec![0; 3].into(), "fourth");
     assert_eq!(refused.unwrap_err().2, "fourth");
     pair.talk();
     let answers = pair.asking.answers();
@@ -166,7 +166,7 @@ fn an_answer_over_a_limit_comes_back_to_its_owner() {
     assert!(text(1).ends_with(too_large));
     assert!(text(2).ends_with("fusion.parked_requests_max is full: 3 tensors are unreleased"), "{}", text(2));
     assert_eq!(answers[3], (1, Ok(vec![0; 100])), "refusals are short, and overtake tensors");
-    assert_eq!(pair.answering.settled(), [("fits", 100, true), ("unwanted", 1, false), ("unwanted", 1, false)]);
+    assert_eq!(pair.answering.released(), [("fits", 100, true), ("unwanted", 1, false), ("unwanted", 1, false)]);
     pair.nothing_is_left();
 }
 

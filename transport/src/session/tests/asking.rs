@@ -33,12 +33,15 @@ fn the_window_holds_back_and_parked_requests_do_not_count() {
     pair.answering.answer(asked[0].0.id, vec![1], "parked");
     pair.talk();
     assert!(pair.answering.session.unreleased() == 0 && pair.asking.answers().len() == 1);
-    assert_eq!(pair.answering.settled(), [("parked", 1, true)], "a parked one left the window before, and frees none");
+    assert_eq!(pair.answering.released(), [("parked", 1, true)], "a parked one left the window before, and frees none");
     pair.answering.answer(asked[5].0.id, vec![1], "asked");
     pair.talk();
     assert_eq!(pair.asking.answers(), [(5, Ok(vec![1]))]);
     let events = pair.answering.events();
-    assert!(matches!(events[..], [Event::Settled { .. }, Event::Asked(_)] | [Event::Asked(_), Event::Settled { .. }]));
+    assert!(matches!(
+        events[..],
+        [Event::Released { .. }, Event::Asked(_)] | [Event::Asked(_), Event::Released { .. }]
+    ));
 }
 
 #[test]
@@ -53,7 +56,7 @@ fn answers_may_come_in_any_order() {
     pair.talk();
     let expected: Vec<_> = [3_u32, 0, 4, 1, 2].map(|number| (number, Ok(vec![number as u8; 3]))).into();
     assert_eq!(pair.asking.answers(), expected);
-    assert_eq!(pair.answering.settled(), [("any", 3, true); 5]);
+    assert_eq!(pair.answering.released(), [("any", 3, true); 5]);
     pair.nothing_is_left();
 }
 
@@ -68,7 +71,7 @@ fn small_and_large_and_empty_tensors_arrive_whole() {
         pair.answering.answer(id, pattern(size), "w");
         pair.talk();
         assert_eq!(pair.asking.answers(), [(number as u32, Ok(pattern(size)))]);
-        assert_eq!(pair.answering.settled(), [("w", size, true)]);
+        assert_eq!(pair.answering.released(), [("w", size, true)]);
     }
     pair.nothing_is_left();
 }
@@ -119,7 +122,7 @@ fn a_deadline_within_the_payload_gives_the_tensor_back() {
     pair.asking.hear(&bytes[50_000..]).unwrap();
     pair.talk();
     let events = pair.answering.events();
-    let [Event::Settled { pending: "late", taken: false, .. }, Event::Withdrawn(_)] = events[..] else {
+    let [Event::Released { pending: "late", taken: false, .. }, Event::Withdrawn(_)] = events[..] else {
         panic!("{events:?}")
     };
     assert!(pair.asking.session.poll_event().is_none());
@@ -151,7 +154,7 @@ fn only_a_request_that_went_out_is_cancelled_at_the_peer() {
     assert!(matches!(pair.answering.events()[..], [Event::Withdrawn(withdrawn)] if withdrawn == id));
     pair.asking.hear(&answer).unwrap();
     pair.talk();
-    assert_eq!(pair.answering.settled(), [("crossed", 10, false)]);
+    assert_eq!(pair.answering.released(), [("crossed", 10, false)]);
     pair.nothing_is_left();
 }
 
@@ -184,7 +187,7 @@ fn a_tensor_lands_in_the_destination_that_was_brought() {
         let [Event::Answered { answer: Ok(arrived), .. }] = &mut pair.asking.events()[..] else { panic!("no tensor") };
         assert_eq!((&arrived.buffer[..], &arrived.meta[..]), (&pattern(bytes)[..], &b"w"[..]));
         assert!(std::mem::take(&mut arrived.buffer).into_vec().is_ok(), "it is the heap buffer, not the slab's");
-        assert_eq!(pair.answering.settled().len(), 1);
+        assert_eq!(pair.answering.released().len(), 1);
     }
     pair.nothing_is_left();
 }
@@ -210,7 +213,7 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
         let [Event::Answered { answer: Err(unanswered), .. }] = &pair.asking.events()[..] else { panic!("a tensor") };
         assert!(unanswered.error.to_string().starts_with(message), "{}", unanswered.error);
         assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), room);
-        assert_eq!(pair.answering.settled(), [("w", bytes, false)]);
+        assert_eq!(pair.answering.released(), [("w", bytes, false)]);
     }
     drop(held);
     pair.nothing_is_left();

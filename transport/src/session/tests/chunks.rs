@@ -73,7 +73,7 @@ fn the_small_one_is_there_while_the_large_one_is_on_its_way() {
     assert_eq!(pair.asking.answers(), [(1, Ok(pattern(64)))]);
     pair.talk();
     assert_eq!(pair.asking.answers(), [(0, Ok(pattern(LARGE)))]);
-    assert_eq!(pair.answering.settled(), [("small", 64, true), ("large", LARGE, true)]);
+    assert_eq!(pair.answering.released(), [("small", 64, true), ("large", LARGE, true)]);
     pair.nothing_is_left();
 }
 
@@ -112,7 +112,7 @@ fn chunks_of_several_take_turns_and_the_rest_waits_its_own() {
     pair.asking.hear(&bytes).unwrap();
     assert_eq!(pair.asking.answers().len(), names.len());
     pair.talk();
-    assert_eq!(pair.answering.settled().len(), names.len());
+    assert_eq!(pair.answering.released().len(), names.len());
     pair.nothing_is_left();
 }
 
@@ -159,7 +159,7 @@ fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
             assert!(waiter != 0 || tensor.buffer.as_ptr() == address, "in the consumer's own memory");
             arrived += 1;
         }
-        assert_eq!((arrived, pair.answering.settled().len()), (2, 2));
+        assert_eq!((arrived, pair.answering.released().len()), (2, 2));
         pair.nothing_is_left();
     }
 }
@@ -177,7 +177,7 @@ fn a_link_lost_while_chunks_leave_brings_every_payload_home() {
     pair.new_link();
     assert_eq!(pair.answering.session.unreleased(), 2);
     pair.talk();
-    assert_eq!((pair.asking.answers().len(), pair.answering.settled().len()), (2, 2));
+    assert_eq!((pair.asking.answers().len(), pair.answering.released().len()), (2, 2));
     pair.nothing_is_left();
 }
 
@@ -192,7 +192,7 @@ fn a_request_given_up_between_chunks_is_read_to_its_end_and_returned() {
     pair.asking.hear(&first).unwrap();
     assert!(pair.asking.session.cancel(id).is_some());
     pair.talk();
-    assert!(matches!(&pair.answering.events()[..], [Event::Withdrawn(_), Event::Settled { taken: false, .. }]));
+    assert!(matches!(&pair.answering.events()[..], [Event::Withdrawn(_), Event::Released { taken: false, .. }]));
     pair.nothing_is_left();
 }
 

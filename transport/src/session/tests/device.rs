@@ -55,7 +55,7 @@ fn what_waits_for_memory_leaves_when_there_is_some() {
     assert!(!session.is_urgent() && session.unreleased() == 3, "nothing can be done before the link is");
     pair.talk();
     assert_eq!(pair.asking.answers().len(), 3);
-    assert_eq!(pair.answering.settled(), [("w", LARGE, true); 3]);
+    assert_eq!(pair.answering.released(), [("w", LARGE, true); 3]);
     assert_eq!((slab.in_use_bytes(), device.in_use_bytes(), device.copies().to_host), (0, 0, 3));
     pair.nothing_is_left();
 }
@@ -69,7 +69,9 @@ fn a_tensor_for_which_there_is_never_memory_is_refused_by_the_setting() {
     let Err(Unanswered { error, .. }) = outcome(&mut pair) else { panic!("there is no room for it") };
     assert_eq!(error.code(), Code::ResourceExhausted);
     assert!(error.to_string().contains("runtime.slab_send_bytes"), "{error}");
-    let Some(Event::Settled { tensor, taken: false, .. }) = pair.answering.events().pop() else { panic!("it is back") };
+    let Some(Event::Released { tensor, taken: false, .. }) = pair.answering.events().pop() else {
+        panic!("it is back")
+    };
     assert_eq!(tensor.1.device().map(|memory| memory.size()), Some(LARGE), "as it was");
     pair.nothing_is_left();
 }
@@ -88,9 +90,9 @@ fn a_copy_that_fails_ends_its_request_alone() {
         assert_eq!(answers.iter().filter(|(_, answer)| *answer == Ok(pattern(bytes))).count(), 2);
         let failed: Vec<_> = answers.into_iter().filter_map(|(_, answer)| answer.err()).collect();
         assert!(matches!(&failed[..], [why] if why.contains("as the test wants")), "{failed:?}");
-        let settled = pair.answering.settled();
-        assert_eq!(settled.iter().filter(|(_, _, taken)| *taken).count(), 2);
-        assert_eq!((settled.len(), slab.in_use_bytes()), (3, 0));
+        let released = pair.answering.released();
+        assert_eq!(released.iter().filter(|(_, _, taken)| *taken).count(), 2);
+        assert_eq!((released.len(), slab.in_use_bytes()), (3, 0));
         pair.nothing_is_left();
     }
 }
@@ -106,7 +108,7 @@ fn a_destination_comes_back_with_whatever_ends_its_recv() {
         pair.talk();
         let Err(Unanswered { error, destination: Some(place) }) = outcome(&mut pair) else { panic!("it cannot land") };
         assert_eq!((error.code(), place.len()), (Code::Unavailable, LARGE));
-        assert_eq!(pair.answering.settled(), [("w", bytes, false)], "the producer has it back");
+        assert_eq!(pair.answering.released(), [("w", bytes, false)], "the producer has it back");
         // Given up while the tensor arrives.
         let ask = Ask { destination: Some(place), ..pair.asking.wanting("w", 2) };
         let request = pair.asking.session.request(pair.asking.now, ask).unwrap();
@@ -121,7 +123,7 @@ fn a_destination_comes_back_with_whatever_ends_its_recv() {
         pair.talk();
         let told = pair.answering.events();
         assert!(
-            matches!(told[..], [Event::Settled { taken: false, .. }, Event::Withdrawn(_)]),
+            matches!(told[..], [Event::Released { taken: false, .. }, Event::Withdrawn(_)]),
             "whoever asks next gets it: {told:?}"
         );
         assert_eq!(device.in_use_bytes(), 0);
@@ -143,7 +145,7 @@ fn a_link_lost_on_the_way_takes_neither_memory_along() {
         pair.talk();
         let arrived = outcome(&mut pair).expect("it was sent again");
         assert!(arrived.buffer.device().is_some() && bytes_of(&arrived.buffer) == pattern(LARGE));
-        assert_eq!(pair.answering.settled(), [("w", LARGE, true)]);
+        assert_eq!(pair.answering.released(), [("w", LARGE, true)]);
         pair.nothing_is_left();
     }
 }
@@ -195,7 +197,7 @@ fn a_link_gets_device_memory_that_it_reaches_as_it_is() {
         let arrived = outcome(&mut pair).expect("a tensor");
         assert!(arrived.buffer.device().is_some() && bytes_of(&arrived.buffer) == pattern(bytes));
         pair.talk();
-        assert_eq!(pair.answering.settled(), [("w", bytes, true)]);
+        assert_eq!(pair.answering.released(), [("w", bytes, true)]);
     }
     pair.nothing_is_left();
 }

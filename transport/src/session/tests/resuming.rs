@@ -19,7 +19,7 @@ fn answered(pair: &mut Pair, destination: Option<Buffer>) -> Vec<u8> {
 fn arrives_once(pair: &mut Pair) {
     pair.talk();
     assert_eq!(pair.asking.answers(), [(1, Ok(pattern(BYTES)))]);
-    assert_eq!(pair.answering.settled(), [("w", BYTES, true)]);
+    assert_eq!(pair.answering.released(), [("w", BYTES, true)]);
     pair.nothing_is_left();
 }
 
@@ -67,7 +67,7 @@ fn a_tensor_that_was_taken_is_not_sent_again_although_its_release_was_lost() {
     pair.new_link();
     pair.talk();
     assert!(pair.asking.session.poll_event().is_none());
-    assert_eq!(pair.answering.settled(), [("w", BYTES, true)]);
+    assert_eq!(pair.answering.released(), [("w", BYTES, true)]);
     pair.nothing_is_left();
 }
 
@@ -79,7 +79,7 @@ fn releases_heard_and_sent_again_count_once() {
         pair.new_link();
         pair.talk();
         assert_eq!(pair.asking.answers().len(), 1);
-        assert_eq!(pair.answering.settled(), [("w", BYTES, true)], "round {number}");
+        assert_eq!(pair.answering.released(), [("w", BYTES, true)], "round {number}");
         pair.new_link();
         pair.talk();
         assert!(pair.answering.session.poll_event().is_none());
@@ -98,7 +98,7 @@ fn many_short_links_do_not_grow_the_release_log() {
         let id = pair.answering.asked_one();
         pair.answering.answer(id, vec![1], "w");
         pair.talk();
-        assert_eq!((pair.asking.answers().len(), pair.answering.settled().len()), (1, 1));
+        assert_eq!((pair.asking.answers().len(), pair.answering.released().len()), (1, 1));
         pair.new_link();
         let again = pair.asking.speak();
         assert!(words(&again).len() <= 2 && again.len() <= 16 + 2 * 8 + 16, "{:?}", words(&again));
@@ -150,7 +150,7 @@ fn a_request_given_up_without_a_link_gives_its_tensor_back() {
     pair.answering.attach();
     assert_eq!(pair.answering.session.unreleased(), 1);
     pair.talk();
-    assert_eq!(pair.answering.settled(), [("w", BYTES, false)]);
+    assert_eq!(pair.answering.released(), [("w", BYTES, false)]);
     pair.nothing_is_left();
 }
 
@@ -186,14 +186,14 @@ fn tensors_of_requests_that_the_window_holds_back_return_and_are_asked_for_later
     pair.new_link();
     pair.talk();
     let events = pair.answering.events();
-    let taken = |yes| events.iter().filter(|e| matches!(e, Event::Settled { taken, .. } if *taken == yes)).count();
+    let taken = |yes| events.iter().filter(|e| matches!(e, Event::Released { taken, .. } if *taken == yes)).count();
     let asked: Vec<_> =
         events.iter().filter_map(|event| if let Event::Asked(asked) = event { Some(asked.id) } else { None }).collect();
     assert_eq!((taken(true), taken(false), asked.len()), (40, 2, 2), "taken, returned, asked as new");
     asked.into_iter().for_each(|id| pair.answering.answer(id, pattern(9_000), "w"));
     pair.talk();
     assert_eq!(pair.asking.answers().len(), 42);
-    assert_eq!(pair.answering.settled(), [("w", 9_000, true); 2]);
+    assert_eq!(pair.answering.released(), [("w", 9_000, true); 2]);
     pair.nothing_is_left();
 }
 
@@ -212,7 +212,7 @@ fn a_restarted_peer_ends_what_it_was_asked_and_nothing_else() {
 
     pair.answering.lose_link();
     pair.answering.session.reset(&restarted);
-    assert_eq!(pair.answering.settled(), [("w", BYTES, false)]);
+    assert_eq!(pair.answering.released(), [("w", BYTES, false)]);
     assert!(!pair.answering.session.wants_link());
 
     pair.asking.attach();
@@ -222,7 +222,7 @@ fn a_restarted_peer_ends_what_it_was_asked_and_nothing_else() {
     pair.answering.answer(id, vec![6], "never sent");
     pair.talk();
     assert_eq!(pair.asking.answers(), [(2, Ok(vec![6]))]);
-    assert_eq!(pair.answering.settled(), [("never sent", 1, true)], "release numbers begin anew on both sides");
+    assert_eq!(pair.answering.released(), [("never sent", 1, true)], "release numbers begin anew on both sides");
     pair.nothing_is_left();
 }
 

@@ -24,7 +24,7 @@ fn asked(end: &mut End) -> Vec<(RowsAsked, Vec<u64>)> {
             asked.rows.as_rows().iter().next().unwrap().ids.decode(&mut ids);
             Some((*asked, ids))
         }
-        Event::Settled { taken: true, .. } => None,
+        Event::Released { taken: true, .. } => None,
         other => panic!("not a request for rows: {other:?}"),
     };
     end.events().into_iter().filter_map(of_rows).collect()
@@ -53,7 +53,7 @@ fn rows_are_asked_for_in_frames_of_their_own_and_answered_as_tensors_are() {
     pair.answering.answer(rows.id, pattern(48), "rows");
     pair.talk();
     assert_eq!(pair.asking.answers(), [(3, Ok(pattern(48)))]);
-    assert_eq!(pair.answering.settled(), [("rows", 48, true)]);
+    assert_eq!(pair.answering.released(), [("rows", 48, true)]);
 }
 
 #[test]

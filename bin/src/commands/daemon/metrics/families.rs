@@ -71,7 +71,7 @@ pub(super) const OF_SHARDS: &[Family<Shard>] = &[
         (SEND_POOL, |shard| size_of_pool(shard, "send")),
         (RECEIVE_POOL, |shard| size_of_pool(shard, "receive")),
     ]),
-    family(Gauge, "pending_sends", "Tensors that wait for their recv, are lent to a peer, or were sent ahead and not released yet.", &[(None, |shard| shard.counters.pending_sends)]),
+    family(Gauge, "pending_sends", "Tensors that wait for their recv, or were sent and are not released yet.", &[(None, |shard| shard.counters.pending_sends)]),
     family(Gauge, "deposits", "The former name of pending_sends, which the next release does not export.", &[(None, |shard| shard.counters.pending_sends)]),
     family(Gauge, "parked_requests", "Requests of peers that wait for their send.", &[(None, |shard| shard.counters.parked)]),
     family(Gauge, "published_tensors", "Published tensors.", &[(None, |shard| shard.counters.published)]),

@@ -226,7 +226,7 @@ impl Side {
                     };
                     self.fates.push((waiter, fate));
                 }
-                Event::Settled { pending, taken, .. } => self.home.push((pending, taken)),
+                Event::Released { pending, taken, .. } => self.home.push((pending, taken)),
                 other => panic!("{other:?}"),
             }
         }
@@ -243,7 +243,7 @@ impl Side {
         } else {
             Payload::from(bytes)
         };
-        assert!(self.session.answer(id, Meta::new(), payload, number).is_ok());
+        assert!(self.session.respond(id, Meta::new(), payload, number).is_ok());
     }
 
     pub(super) fn answer_parked(&mut self) {

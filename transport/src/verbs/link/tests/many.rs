@@ -39,14 +39,14 @@ impl End {
             match event {
                 Event::Asked(asked) => {
                     let bytes = vec![7; self.session.key(&asked).parse().expect("a size")];
-                    let answered = self.session.answer(asked.id, Default::default(), bytes.into(), 0);
+                    let answered = self.session.respond(asked.id, Default::default(), bytes.into(), 0);
                     assert!(answered.is_ok());
                 }
                 Event::Answered { answer, .. } => {
                     assert!(answer.expect("a tensor").buffer.iter().all(|byte| *byte == 7));
                     self.arrived += 1;
                 }
-                Event::Settled { taken, .. } => assert!(taken),
+                Event::Released { taken, .. } => assert!(taken),
                 other => panic!("{other:?}"),
             }
         }

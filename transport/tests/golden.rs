@@ -6,7 +6,7 @@ use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::lane::lane;
 use sealane_transport::limits::*;
 use sealane_transport::link::Receiver;
-use sealane_transport::session::{AheadAsk, Ask, Event, Roster, Session};
+use sealane_transport::session::{AheadParams, Event, RequestParams, Roster, Session};
 use sealane_transport::wire::{Greeting, Hello};
 use sealane_transport::{Meta, SessionLimits};
 
@@ -95,11 +95,11 @@ fn the_example_is_what_is_said() {
     assert!(worker.hears(now, &welcome[greeting..]).is_none());
 
     let deadline = now + Duration::from_secs(60);
-    let ask = Ask { consumer: 0, producer: 0, step: 3, key: "w", deadline, destination: None, waiter: () };
-    worker.session.request(now, ask).unwrap();
+    let params = RequestParams { consumer: 0, producer: 0, step: 3, key: "w", deadline, destination: None, waiter: () };
+    worker.session.request(now, params).unwrap();
     let request = worker.says(now);
     assert_says("request", &request);
-    let Some(Event::Asked(asked)) = server.hears(now, &request) else { panic!("not asked") };
+    let Some(Event::Requested(asked)) = server.hears(now, &request) else { panic!("not asked") };
     assert_eq!((server.session.key(&asked), asked.step), ("w", 3));
 
     server.session.park(asked.id);
@@ -134,8 +134,8 @@ fn the_example_is_what_is_said() {
     assert!(!worker.session.has_output() && !worker.session.wants_link());
 
     let (meta, payload) = ([2, 32, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], 3.0_f32.to_le_bytes());
-    let ask = AheadAsk { key: "b", meta: &meta, payload: (&payload[..]).into(), pending: () };
-    server.session.send_ahead((0, 0), 3, false).unwrap().add(ask);
+    let params = AheadParams { key: "b", meta: &meta, payload: (&payload[..]).into(), pending: () };
+    server.session.send_ahead((0, 0), 3, false).unwrap().add(params);
     let ahead = server.says(now);
     assert_says("ahead", &ahead);
     assert!(worker.hears(now, &ahead).is_none());

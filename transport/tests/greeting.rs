@@ -9,7 +9,7 @@ use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
-use sealane_transport::session::{Ask, Event, Roster, Session};
+use sealane_transport::session::{Event, RequestParams, Roster, Session};
 use sealane_transport::tcp::{
     Answering, Call, CallError, Dial, DialError, Dialed, Progress, TcpLink, TcpSettings, congestion_of, listen, resolve,
 };
@@ -169,11 +169,11 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     assert!(matches!(event(&mut asking, &mut link, &slab), Event::Aborted { step: 9, peer_task: 4, .. }));
 
     let deadline = now + Duration::from_secs(60);
-    let ask = Ask { consumer: 0, producer: 4, step: 1, key: "w", deadline, destination: None, waiter: 8 };
-    asking.request(now, ask).unwrap();
+    let params = RequestParams { consumer: 0, producer: 4, step: 1, key: "w", deadline, destination: None, waiter: 8 };
+    asking.request(now, params).unwrap();
     asking.fill(now, false);
     link.transmit(asking.outbox(), usize::MAX, false).unwrap();
-    let Event::Asked(asked) = event(&mut answering, &mut answering_link, &slab) else { panic!("not a request") };
+    let Event::Requested(asked) = event(&mut answering, &mut answering_link, &slab) else { panic!("not a request") };
     assert_eq!((answering.key(&asked), asked.consumer), ("w", 3));
     answering.respond(asked.id, Meta::from_slice(b"meta"), vec![5; 20_000].into(), 6).unwrap();
     answering.fill(now, false);

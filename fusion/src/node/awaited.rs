@@ -17,7 +17,7 @@ impl Context {
             };
         }
         // If this side has never made a request, the peer may have.
-        let session = known.session.or(known.asked_here);
+        let session = known.session.or(known.requested_here);
         let standing = session.and_then(|session| peers.get(session)).map(|peer| peer.standing(now));
         let standing = standing.as_deref().unwrap_or("not connected");
         format!("{name} at {}: {standing}, and {missing}", pairs.peer_address(known.peer))

@@ -47,8 +47,8 @@ impl Node {
         let batch = self.context.reporter.outcomes.batches.open(count, waiter);
         let mut destinations = destinations.into_iter();
         let destinations = &mut destinations;
-        let ask = ToPost { pair, step, keys: keys.clone(), count, destinations, deadline, batch };
-        let posted = self.post(now, ask);
+        let to_post = ToPost { pair, step, keys: keys.clone(), count, destinations, deadline, batch };
+        let posted = self.post(now, to_post);
         if posted.as_ref().is_some_and(Vec::is_empty) {
             return batch;
         }
@@ -65,23 +65,23 @@ impl Node {
             let (fused, fail_if_gone) = (true, false);
             let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
             let ticket = self.recv(now, request);
-            self.context.reporter.outcomes.batches.asked(batch, index, ticket);
+            self.context.reporter.outcomes.batches.set_ticket(batch, index, ticket);
         }
         batch
     }
 
     /// Lets those recvs wait together that can: see `there::posted`.
-    fn post<'k, K, D>(&mut self, now: Instant, ask: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Buffer>)>>
+    fn post<'k, K, D>(&mut self, now: Instant, to_post: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Buffer>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
         D: Iterator<Item = Buffer>,
     {
-        let pair = &self.context.pairs[ask.pair];
-        if pair.mirror.is_some() || self.exchange.has_ended(pair.local, ask.pair, ask.step) {
+        let pair = &self.context.pairs[to_post.pair];
+        if pair.mirror.is_some() || self.exchange.has_ended(pair.local, to_post.pair, to_post.step) {
             return None;
         }
-        let session = self.session_of(ask.pair).ok()?;
-        self.exchange.there().post(now, session, ask, &mut self.context)
+        let session = self.session_of(to_post.pair).ok()?;
+        self.exchange.there().post(now, session, to_post, &mut self.context)
     }
 
     /// All outcomes, in the order of the keys, once all have come; this closes the batch.

@@ -23,8 +23,8 @@ pub enum RecvWaiter {
     },
     /// A pull of this node, which ends with a pull buffer instead.
     Pull(Handle),
-    /// A recv of this node that has asked its peer, by the node's handle for it.
-    Asked(Handle),
+    /// A recv from a task of another node, which has sent its request, by the node's handle for it.
+    Remote(Handle),
 }
 
 /// Identifies a request until it ends.
@@ -40,7 +40,7 @@ pub enum Ticket {
     /// A recv from a task of this node.
     Local(Handle),
     /// A recv from a task of another node.
-    There(Handle),
+    Remote(Handle),
     /// A request for rows of a table of a task of this node.
     Rows(Handle),
 }

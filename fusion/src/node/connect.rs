@@ -298,9 +298,9 @@ impl Node {
         if !peers.detach(now, handle, error, (settings, &mut reporter.counters)) {
             return;
         }
-        self.exchange.withdraw_session(handle);
-        self.context.pairs.forget_asked(handle);
-        self.row_requests.withdraw_session(handle);
+        self.exchange.forget_session(handle);
+        self.context.pairs.forget_requested(handle);
+        self.row_requests.forget_session(handle);
         if let LinkError::WentAway(reason) = error {
             let reason = format!("it went away: {reason}");
             self.give_up(handle, &reason);

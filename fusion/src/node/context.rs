@@ -36,7 +36,7 @@ impl Context {
 
     /// Something was requested on a session, with this deadline.
     #[inline]
-    pub(super) fn asked(&mut self, now: Instant, session: Handle, deadline: Instant) {
+    pub(super) fn requested(&mut self, now: Instant, session: Handle, deadline: Instant) {
         // Usually other requests with an earlier deadline were made in this turn.
         if self.peers.is_looked_after(session, deadline) {
             return;
@@ -48,8 +48,8 @@ impl Context {
 
     /// True if a pair's local task has made a request on the session's current link: the peer knows that it may send ahead.
     #[inline]
-    pub(super) fn has_asked(&self, pair: u32, session: Handle) -> bool {
-        self.pairs[pair].asked_there == Some(session)
+    pub(super) fn has_requested(&self, pair: u32, session: Handle) -> bool {
+        self.pairs[pair].requested_there == Some(session)
             && self.peers.session(session).is_some_and(|with| with.is_attached())
     }
 

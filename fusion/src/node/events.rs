@@ -33,11 +33,11 @@ impl Node {
     fn handle_event(&mut self, handle: Handle, event: Event<RecvWaiter, Handle>) {
         let Node { exchange, row_requests, pulls, pushes, context, .. } = self;
         match event {
-            Event::Asked(asked) => exchange.asked_behind_events(handle, &asked, context),
-            Event::RowsAsked(asked) => row_requests.requested(handle, *asked, pulls, context),
-            Event::Withdrawn(id) => {
-                exchange.withdrawn(handle, id, &mut context.peers);
-                row_requests.withdrawn(handle, id, context);
+            Event::Requested(request) => exchange.requested_behind_events(handle, &request, context),
+            Event::RowsRequested(request) => row_requests.requested(handle, *request, pulls, context),
+            Event::Cancelled(id) => {
+                exchange.cancelled(handle, id, &mut context.peers);
+                row_requests.cancelled(handle, id, context);
             }
             Event::Answered { waiter, answer } => {
                 let outcome = match *answer {
@@ -48,10 +48,10 @@ impl Node {
                             Unreceived::from(Error::unavailable(peer, format!("it sent an invalid tensor: {error}")))
                         })
                     }
-                    Err(unanswered) => Err(Unreceived { error: unanswered.error, destination: unanswered.destination }),
+                    Err(unreceived) => Err(unreceived),
                 };
                 let waiter = match waiter {
-                    RecvWaiter::Asked(recv) => {
+                    RecvWaiter::Remote(recv) => {
                         let bytes = outcome.as_ref().ok().map(|tensor| tensor.payload().len());
                         match exchange.there().answered(context.reporter.clock, recv, bytes) {
                             Some(waiter) => waiter,

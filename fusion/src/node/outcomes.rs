@@ -53,7 +53,7 @@ impl Outcomes {
             RecvWaiter::Channel(sender) => !sender.is_closed(),
             RecvWaiter::Batch { batch, .. } => self.batches.listens(*batch),
             // Cancelling one of these also removes it from the session.
-            RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) | RecvWaiter::Asked(_) => true,
+            RecvWaiter::Cell(_) | RecvWaiter::Client(_) | RecvWaiter::Pull(_) | RecvWaiter::Remote(_) => true,
         }
     }
 
@@ -67,7 +67,7 @@ impl Outcomes {
             RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
             RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
             RecvWaiter::Pull(_) => unreachable!("pulls end with a pull_buffer"),
-            RecvWaiter::Asked(_) => unreachable!("it is told as the recv that has asked"),
+            RecvWaiter::Remote(_) => unreachable!("it is told as the recv that has sent it"),
         }
     }
 

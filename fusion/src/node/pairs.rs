@@ -38,9 +38,9 @@ pub(super) struct Pair {
     pub(super) session: Option<Handle>,
     /// The session on whose link the local task has requested from the peer, if this shard serves the pair: the peer's tensors come ahead
     /// on it.
-    pub(super) asked_there: Option<Handle>,
+    pub(super) requested_there: Option<Handle>,
     /// The session on whose link the peer has requested from the local task: tensors go ahead on it.
-    pub(super) asked_here: Option<Handle>,
+    pub(super) requested_here: Option<Handle>,
 }
 
 /// The tasks and pairs of a node; see the module.
@@ -218,8 +218,18 @@ impl Pairs {
         let (owned, lane) = (shard_of(lane, shards) == shard, lane_by(lane, shard, shards));
         let pair = self.pairs.len() as u32;
         let local_name = names.0.as_str().into();
-        let (mirror, session, asked_there, asked_here) = (None, None, None, None);
-        self.pairs.push(Pair { local, peer, lane, local_name, owned, mirror, session, asked_there, asked_here });
+        let (mirror, session, requested_there, requested_here) = (None, None, None, None);
+        self.pairs.push(Pair {
+            local,
+            peer,
+            lane,
+            local_name,
+            owned,
+            mirror,
+            session,
+            requested_there,
+            requested_here,
+        });
         self.numbers.insert((local, peer), pair);
         self.peer_tasks[peer as usize].pairs.push(pair);
         if self.of_tasks.len() <= usize::from(local) {
@@ -272,7 +282,7 @@ impl Pairs {
         self.pairs.iter_mut().for_each(|pair| pair.session = None);
         for &pair in &moved {
             let pair = &mut self.pairs[pair as usize];
-            (pair.asked_there, pair.asked_here) = (None, None);
+            (pair.requested_there, pair.requested_here) = (None, None);
         }
         Ok((std::mem::replace(&mut self.map, map), moved))
     }
@@ -284,21 +294,21 @@ impl Pairs {
 
     /// The local task of a pair has made a request on this session's link.
     #[inline]
-    pub(super) fn note_asked(&mut self, pair: u32, session: Handle) {
-        self.pairs[pair as usize].asked_there = Some(session);
+    pub(super) fn note_requested(&mut self, pair: u32, session: Handle) {
+        self.pairs[pair as usize].requested_there = Some(session);
     }
 
     /// The peer of a pair has made a request on this session's link.
     #[inline]
-    pub(super) fn note_asked_here(&mut self, pair: u32, session: Handle) {
-        self.pairs[pair as usize].asked_here = Some(session);
+    pub(super) fn note_requested_here(&mut self, pair: u32, session: Handle) {
+        self.pairs[pair as usize].requested_here = Some(session);
     }
 
     /// The link of a session is gone: nothing goes ahead on the next one before something is requested there.
-    pub(super) fn forget_asked(&mut self, session: Handle) {
+    pub(super) fn forget_requested(&mut self, session: Handle) {
         for pair in &mut self.pairs {
-            pair.asked_there.take_if(|asked| *asked == session);
-            pair.asked_here.take_if(|asked| *asked == session);
+            pair.requested_there.take_if(|asked| *asked == session);
+            pair.requested_here.take_if(|asked| *asked == session);
         }
     }
 

@@ -8,7 +8,7 @@ use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::named_rows::NamedRowsBuf;
-use sealane_transport::session::{Ask, Manner};
+use sealane_transport::session::{RequestOptions, RequestParams};
 use sealane_transport::wire::Hello;
 use sealane_transport::{Error, Handle};
 
@@ -23,7 +23,7 @@ use super::pushes::MovedPush;
 use super::row_requests::PullRowsRequest;
 
 /// A request moving from one session to another: it was never sent on any link.
-struct Unasked {
+struct UnsentRequest {
     ticket: Ticket,
     consumer: u16,
     producer: u32,
@@ -32,7 +32,7 @@ struct Unasked {
     deadline: Instant,
     destination: Option<Buffer>,
     waiter: RecvWaiter,
-    manner: Manner,
+    options: RequestOptions,
     /// The rows that it requests, unless it requests a tensor.
     rows: Option<NamedRowsBuf>,
 }
@@ -40,7 +40,7 @@ struct Unasked {
 /// What waits for a session and was not sent, to be moved to another session.
 #[derive(Default)]
 struct Misplaced {
-    requests: Vec<Unasked>,
+    requests: Vec<UnsentRequest>,
     pulls: Vec<MovedPull>,
     pushes: Vec<MovedPush>,
 }
@@ -48,11 +48,12 @@ struct Misplaced {
 impl Misplaced {
     /// Takes what `pick` chooses by the pair of tasks (local, peer).
     fn take(&mut self, peer: &mut Peer, handle: Handle, pick: impl Fn(u16, u32) -> bool) {
-        peer.session.take_requests(&pick, |request, ask, manner, rows| {
+        peer.session.take_requests(&pick, |request, params, options, rows| {
             let ticket = Ticket::Peer { session: handle, request };
-            let Ask { consumer, producer, step, key, deadline, destination, waiter } = ask;
+            let RequestParams { consumer, producer, step, key, deadline, destination, waiter } = params;
             let key = key.to_owned();
-            let to = Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, manner, rows };
+            let to =
+                UnsentRequest { ticket, consumer, producer, step, key, deadline, destination, waiter, options, rows };
             self.requests.push(to);
         });
         peer.session.take_pulls(&pick, |pull| self.pulls.push(pull));
@@ -88,7 +89,7 @@ impl Node {
         let peer = peers.get_mut(handle).expect("just looked at");
         misplaced.take(peer, handle, |local, peer| pairs.known(local, peer).is_some_and(is_elsewhere));
         pairs.leave(handle, is_elsewhere);
-        self.ask_elsewhere(now, misplaced);
+        self.request_elsewhere(now, misplaced);
         true
     }
 
@@ -107,7 +108,7 @@ impl Node {
             misplaced.take(&mut peer, handle, |_, _| true);
         }
         self.context.peers.set_shards_at(address, shards);
-        self.ask_elsewhere(now, misplaced);
+        self.request_elsewhere(now, misplaced);
     }
 
     /// Gives up a session without a link if the map has moved all tasks away from its address: nobody may ever be there again. Requests not
@@ -127,20 +128,20 @@ impl Node {
         let error = Error::unavailable(peer.session.peer(), reason);
         peer.session.end_all_requests(&error);
         self.handle_events(handle);
-        self.ask_elsewhere(now, misplaced);
+        self.request_elsewhere(now, misplaced);
     }
 
-    fn ask_elsewhere(&mut self, now: Instant, misplaced: Misplaced) {
-        for Unasked { ticket, consumer, producer, step, key, deadline, destination, waiter, manner, rows } in
+    fn request_elsewhere(&mut self, now: Instant, misplaced: Misplaced) {
+        for UnsentRequest { ticket, consumer, producer, step, key, deadline, destination, waiter, options, rows } in
             misplaced.requests
         {
             let (pair, key) = (self.context.pairs.pair_of(consumer, producer), &*key);
-            if let RecvWaiter::Asked(recv) = waiter {
-                self.exchange.unask(recv, destination);
-                self.ask_for(now, recv, pair);
+            if let RecvWaiter::Remote(recv) = waiter {
+                self.exchange.forget_request(recv, destination);
+                self.send_request_for(now, recv, pair);
                 continue;
             }
-            let Manner { fused, fail_if_gone } = manner;
+            let RequestOptions { fused, fail_if_gone } = options;
             let moved = if let Some(rows) = rows {
                 let (rows, min_version) = (rows.as_rows(), step);
                 let views = false;

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::session::{Asked, CameAhead, CameTogether, KeyOf, Sink, TakenTogether, Untaken};
+use sealane_transport::session::{CameAhead, CameTogether, KeyOf, PeerRequest, Sink, TakenTogether, Untaken};
 use sealane_transport::tensor::TensorBatch;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Handle, Payload, Tensor};
 
 use super::cells::RecvWaiter;
-use super::exchange::{Asker, Exchange, traced_ahead};
+use super::exchange::{Exchange, Requester, traced_ahead};
 use super::outcomes::unheard;
 use super::pairs::{Pairs, STRANGER};
 use super::peers::PeerSession;
@@ -25,7 +25,7 @@ pub(super) struct Rx<'a> {
     pub(super) pairs: &'a mut Pairs,
     pub(super) reporter: &'a mut Reporter,
     /// The session and its peer, as the origin of requests.
-    pub(super) asker: Asker<'a>,
+    pub(super) requester: Requester<'a>,
     pub(super) presence: &'a Presence,
     pub(super) is_draining: bool,
     /// The way that the received tensors have come.
@@ -54,15 +54,15 @@ impl Rx<'_> {
 
 impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
-    fn asked(&mut self, session: &mut PeerSession, asked: &Asked, key: &[u8]) -> Result<(), WireError> {
-        let Rx { exchange, pairs, reporter, asker, presence, is_draining, .. } = self;
-        exchange.asked(session, (asked, key), asker, (pairs, reporter), (presence, *is_draining))
+    fn requested(&mut self, session: &mut PeerSession, request: &PeerRequest, key: &[u8]) -> Result<(), WireError> {
+        let Rx { exchange, pairs, reporter, requester, presence, is_draining, .. } = self;
+        exchange.requested(session, (request, key), requester, (pairs, reporter), (presence, *is_draining))
     }
 
     #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
         let waiter = match waiter {
-            RecvWaiter::Asked(recv) => match self.exchange.there().answered(self.now, recv, Some(buffer.len())) {
+            RecvWaiter::Remote(recv) => match self.exchange.there().answered(self.now, recv, Some(buffer.len())) {
                 Some(waiter) => waiter,
                 None => return false,
             },
@@ -92,8 +92,8 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     #[inline]
     fn came_ahead(&mut self, session: &mut PeerSession, tensor: &CameAhead<'_>) -> Result<Option<Fate>, WireError> {
-        let Rx { exchange, pairs, reporter, asker, arrivals, .. } = self;
-        let from = (asker.session, session, &mut *asker.last_pair);
+        let Rx { exchange, pairs, reporter, requester, arrivals, .. } = self;
+        let from = (requester.session, session, &mut *requester.last_pair);
         let (fate, since) = exchange.came_ahead(from, tensor, (pairs, reporter, arrivals.memory))?;
         if let Some(since) = since {
             self.recvs.ended(since, (&self.reporter.metrics.latencies, self.way, self.now));
@@ -109,8 +109,8 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     #[inline]
     fn came_together(&mut self, frame: &CameTogether<'_>) -> TakenTogether {
-        let Rx { exchange, pairs, reporter, asker, .. } = self;
-        let from = (asker.session, &mut *asker.last_pair);
+        let Rx { exchange, pairs, reporter, requester, .. } = self;
+        let from = (requester.session, &mut *requester.last_pair);
         let Some((taken, since)) = exchange.came_together(from, frame, (pairs, reporter)) else {
             return TakenTogether::default();
         };
@@ -122,7 +122,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     fn revoked(&mut self, number: u64, of: KeyOf<'_>) -> Option<usize> {
         let pair = self.pair_of(of)?;
-        self.exchange.there().revoked(self.asker.session, number, pair, of)
+        self.exchange.there().revoked(self.requester.session, number, pair, of)
     }
 
     fn held(&mut self, of: KeyOf<'_>) {

@@ -24,7 +24,7 @@ impl Node {
         if self.exchange.is_copying() {
             work += self.exchange.copy_on(&mut self.context);
         }
-        work += self.ask_at_last(now);
+        work += self.send_due_requests(now);
         work += self.pulls.wake(&mut self.context);
         if self.pulls.is_copying() {
             work += self.pulls.copy_on(&mut self.context);
@@ -43,22 +43,22 @@ impl Node {
 
     /// Sends requests for tensors that have not come ahead.
     #[inline]
-    fn ask_at_last(&mut self, now: Instant) -> usize {
-        let mut asked = 0;
-        while let Some((recv, pair)) = self.exchange.next_to_ask(now, &mut self.context.reporter.outcomes.batches) {
-            self.ask_for(now, recv, pair);
-            asked += 1;
+    fn send_due_requests(&mut self, now: Instant) -> usize {
+        let mut sent = 0;
+        while let Some((recv, pair)) = self.exchange.next_to_request(now, &mut self.context.reporter.outcomes.batches) {
+            self.send_request_for(now, recv, pair);
+            sent += 1;
         }
-        asked
+        sent
     }
 
     /// Requests the tensor of a recv that has waited: from the peer, or here if the producer is a task of this node by now.
-    pub(super) fn ask_for(&mut self, now: Instant, recv: Handle, pair: u32) {
+    pub(super) fn send_request_for(&mut self, now: Instant, recv: Handle, pair: u32) {
         if let Some(producer_pair) = self.context.pairs[pair].mirror {
             return self.exchange.receive_here(now, recv, producer_pair, &mut self.context);
         }
         let session = self.session_of(pair);
-        self.exchange.ask_at_last(now, recv, session, &mut self.context);
+        self.exchange.send_due_request(now, recv, session, &mut self.context);
     }
 
     fn timeouts(&mut self, now: Instant) {
@@ -218,11 +218,11 @@ impl Node {
         let Node { exchange, pushes, context, .. } = self;
         let Context { peers, pairs, reporter, memory, presence, draining, .. } = context;
         let is_draining = *draining;
-        peers.read(now, handle, |link, session, way, asker| {
+        peers.read(now, handle, |link, session, way, requester| {
             let (recvs, sends) = (Run::new(Operation::Recv, now), Run::new(Operation::Send, now));
             let arrivals = Arrivals { session: handle, pushes, memory };
             let mut rx =
-                Rx { exchange, pairs, reporter, asker, presence, is_draining, way, now, recvs, sends, arrivals };
+                Rx { exchange, pairs, reporter, requester, presence, is_draining, way, now, recvs, sends, arrivals };
             let result = link.receive(&mut session.inbound_to(now, &*memory, &mut rx), RECEIVE_BUDGET_BYTES);
             if !matches!(result, Ok(0)) {
                 rx.record_latencies();

@@ -45,7 +45,7 @@ impl<S> Table<S> {
         self.take_those(|_| true)
     }
 
-    /// Limits how long a parked request of a peer waits, whether or not the peer withdraws it. With `fails_if_gone` it waits only for the
+    /// Limits how long a parked request of a peer waits, whether or not the peer cancels it. With `fails_if_gone` it waits only for the
     /// process that is there now.
     pub fn park_until(&mut self, by: Parked, until: Instant, fails_if_gone: bool) {
         if let Some(waits) = self.parked.get_mut(&by) {

@@ -333,7 +333,7 @@ impl<S> Table<S> {
         Some(by)
     }
 
-    /// Parks a request of this node's in an empty slot; the returned handle withdraws it.
+    /// Parks a request of this node's in an empty slot; the returned handle cancels it.
     #[inline]
     pub fn park_local(&mut self, slot: Slot, at: MatchKey<'_>, by: Handle) -> Handle {
         debug_assert!(slot.entry.is_none(), "what waits there would never be found again");
@@ -342,7 +342,7 @@ impl<S> Table<S> {
     }
 
     /// Forgets a waiting request of this node's; false if it has been answered already.
-    pub fn withdraw_local(&mut self, entry: Handle) -> bool {
+    pub fn cancel_local(&mut self, entry: Handle) -> bool {
         let is_waiting = |entry: &Entry<S>| matches!(entry.state, State::Requested(Parked::Local(_)));
         if !self.entries.get(entry).is_some_and(is_waiting) {
             return false;
@@ -445,7 +445,7 @@ impl<S> Table<S> {
         let entry = entries.get_mut(handle).expect("the index holds live entries");
         let Some(tensor) = entry.tensor.take() else {
             let key = String::from_utf8_lossy(at.key);
-            return Err(asked_twice(MatchKey { pair: at.pair, step: at.step, key: &key }));
+            return Err(requested_twice(MatchKey { pair: at.pair, step: at.step, key: &key }));
         };
         found.remove();
         Ok(Found::Tensor(tensor, handle))
@@ -512,7 +512,7 @@ impl<S> Table<S> {
     }
 
     /// Forgets a parked request; false if it has been answered already.
-    pub fn withdraw(&mut self, by: Parked) -> bool {
+    pub fn cancel(&mut self, by: Parked) -> bool {
         let Some(handle) = self.unpark(by) else { return false };
         let hash = self.hash_of(handle);
         self.unlink(hash, handle);
@@ -521,13 +521,13 @@ impl<S> Table<S> {
     }
 
     /// Forgets every parked request of a session: its link is gone, and outstanding requests will be repeated.
-    pub fn withdraw_session(&mut self, session: Handle) {
+    pub fn forget_session(&mut self, session: Handle) {
         let of_session = |by: &&Parked| matches!(by, Parked::Peer { session: of, .. } if *of == session);
         let mut parked: Vec<_> = self.parked.keys().filter(of_session).copied().collect();
         // The order of a hash map is arbitrary: the same history must leave the same table behind.
         parked.sort_unstable();
         for by in parked {
-            self.withdraw(by);
+            self.cancel(by);
         }
     }
 
@@ -598,7 +598,7 @@ pub fn sent_twice(at: MatchKey<'_>) -> Error {
 }
 
 /// The error for a second request for the same tensor.
-pub fn asked_twice(at: MatchKey<'_>) -> Error {
+pub fn requested_twice(at: MatchKey<'_>) -> Error {
     Error::invalid(format!("a recv of step {} key '{}' is already waiting; one send matches one recv", at.step, at.key))
 }
 

@@ -144,15 +144,15 @@ fn a_full_table_names_its_limit_and_counts_what_is_matched() {
 }
 
 #[test]
-fn withdrawn_requests_are_forgotten() {
+fn cancelled_requests_are_forgotten() {
     let now = Instant::now();
     let mut table = Table::new(10);
     let other = Parked::Peer { session: Handle::from_bits(2 << 32), id: Handle::from_bits(1 << 32 | 3) };
     for (key, by) in [("u", request(1)), ("v", request(2)), ("w", other)] {
         assert!(matches!(table.request(at(key), by), Ok(Found::Parked)));
     }
-    assert!(table.withdraw(request(1)) && !table.withdraw(request(1)));
-    table.withdraw_session(Handle::from_bits(1 << 32));
+    assert!(table.cancel(request(1)) && !table.cancel(request(1)));
+    table.forget_session(Handle::from_bits(1 << 32));
     assert_eq!(table.parked(), 1);
     keep(&mut table, "u", "a", now);
     keep(&mut table, "v", "b", now);
@@ -299,7 +299,7 @@ fn an_id_that_waits_already_cannot_wait_for_another_tensor() {
     let by = Parked::Peer { session: Handle::from_bits(1 << 32), id: Handle::from_bits(5 << 32) };
     assert!(matches!(table.request(at("a"), by), Ok(Found::Parked)));
     assert!(table.request(at("b"), by).unwrap_err().to_string().contains("id is that of another"));
-    table.withdraw_session(Handle::from_bits(1 << 32));
+    table.forget_session(Handle::from_bits(1 << 32));
     assert_eq!((table.parked(), table.entries.len()), (0, 0));
 }
 

@@ -338,7 +338,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     pub(super) fn stream_opened(&mut self, open: &PushOpen<'_>) -> Result<(), WireError> {
-        let Some(from) = self.asking(open.from, open.to)? else { return Ok(()) };
+        let Some(from) = self.requester(open.from, open.to)? else { return Ok(()) };
         if let Some(&known) = self.acceptor.ids.get(&open.stream) {
             // The stream is opened again on a new link: what was taken and refused must be told again.
             if let Some(stream) = self.acceptor.get(known) {

@@ -21,7 +21,7 @@ use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecords, AheadRecordsBuf, E
 
 /// A small tensor to send before it is requested.
 #[derive(Debug)]
-pub struct AheadAsk<'a, D> {
+pub struct AheadParams<'a, D> {
     /// Its name within the step.
     pub key: &'a str,
     /// Its metadata.
@@ -56,15 +56,15 @@ impl<D> SendingAhead<'_, D> {
 
     /// Sends one more, for which there [is room](Self::has_room). Its end comes as [`Event::TakenAhead`] or [`Event::BackFromAhead`].
     #[inline]
-    pub fn add(&mut self, ask: AheadAsk<'_, D>) {
-        self.sent.add(self.ends, self.alone, ask);
+    pub fn add(&mut self, params: AheadParams<'_, D>) {
+        self.sent.add(self.ends, self.alone, params);
     }
 }
 
 /// A tensor that was sent ahead and not taken by any recv.
 #[derive(Debug)]
 pub struct AheadBack<D> {
-    /// The `pending` of its [`AheadAsk`].
+    /// The `pending` of its [`AheadParams`].
     pub pending: D,
     /// Another tensor with its key waits at the peer.
     pub is_duplicate: bool,
@@ -213,8 +213,8 @@ impl<D> SentAhead<D> {
     }
 
     #[inline]
-    fn add(&mut self, ends: Ends, alone: bool, ask: AheadAsk<'_, D>) {
-        let AheadAsk { key, meta, payload, pending } = ask;
+    fn add(&mut self, ends: Ends, alone: bool, params: AheadParams<'_, D>) {
+        let AheadParams { key, meta, payload, pending } = params;
         let bytes = key.len() + meta.len() + payload.len();
         let cost = bytes + AHEAD_RECORD_BYTES;
         debug_assert!(self.has_room(bytes), "the peer would end the link");

@@ -10,8 +10,9 @@ use sealane_runtime::{Buffer, Sweep};
 use super::control::{Control, ControlQueue};
 use super::receive::{ReceiveMemory, Sink};
 use super::releases::ReleaseLog;
-use super::{Arrived, Awaited, Event, Roster, Unanswered};
+use super::{Arrived, Awaited, Event, Roster};
 use crate::arena::{Arena, Handle, reuse_key};
+use crate::call::Unreceived;
 use crate::chains::Chains;
 use crate::error::{Error, Operation};
 use crate::if_gone::IfGone;
@@ -25,7 +26,7 @@ use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowRequest, Smal
 
 /// A recv to request: which tensor, from whom, until when, and where to put it.
 #[derive(Debug)]
-pub struct Ask<'a, W> {
+pub struct RequestParams<'a, W> {
     /// The asking task, by its index in this side's task list.
     pub consumer: u16,
     /// The peer's task, by the owner's number for it.
@@ -44,7 +45,7 @@ pub struct Ask<'a, W> {
 
 /// How a request is made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Manner {
+pub struct RequestOptions {
     /// One of many requested together: it does not count against the window.
     pub fused: bool,
     /// It fails if the producer has left or leaves: see [`IfGone`].
@@ -53,15 +54,15 @@ pub struct Manner {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In `to_ask`.
+    /// In `queued`.
     Queued,
     /// Counts against the window.
-    Asked,
+    Sent,
     /// The producer has said that it does not have the tensor yet.
     Parked,
 }
 
-struct Wanted<W> {
+struct PendingRequest<W> {
     consumer: u16,
     producer: u32,
     /// For rows: the oldest version that will do.
@@ -73,7 +74,7 @@ struct Wanted<W> {
     deadline: Instant,
     state: State,
     /// It was sent at least once, on any link.
-    asked: bool,
+    was_sent: bool,
     /// One of many requested together: these do not count against the window.
     fused: bool,
     if_gone: IfGone,
@@ -86,12 +87,12 @@ struct Wanted<W> {
     waiter: Option<W>,
 }
 
-impl<W> Wanted<W> {
+impl<W> PendingRequest<W> {
     /// An unused entry.
     #[cold]
     fn nothing() -> Self {
         let now = Instant::now();
-        Wanted {
+        PendingRequest {
             consumer: 0,
             producer: 0,
             step: 0,
@@ -100,7 +101,7 @@ impl<W> Wanted<W> {
             since: now,
             deadline: now,
             state: State::Queued,
-            asked: false,
+            was_sent: false,
             fused: false,
             if_gone: IfGone::Waits,
             destination: None,
@@ -120,7 +121,7 @@ impl<W> Wanted<W> {
     fn missing(&self) -> &'static str {
         match (self.state, self.is_of_rows()) {
             (State::Queued, _) => "but it has not been asked: as many requests as may be in flight were before",
-            (State::Asked, _) => "but no answer has come, or not all of it",
+            (State::Sent, _) => "but no answer has come, or not all of it",
             (State::Parked, false) => "but nobody there has sent it",
             (State::Parked, true) => {
                 "but it does not have these rows yet: nobody has published them, or they wait for memory"
@@ -131,7 +132,7 @@ impl<W> Wanted<W> {
     /// Marks the request as sent.
     #[inline]
     fn begin(&mut self) -> &Self {
-        (self.state, self.asked) = (State::Asked, true);
+        (self.state, self.was_sent) = (State::Sent, true);
         self
     }
 }
@@ -150,11 +151,11 @@ struct Common {
 impl Common {
     /// True if a request may share the frame. Requests made together have the same deadline.
     #[inline]
-    fn has<W>(&self, wanted: &Wanted<W>, now: Instant) -> bool {
-        (wanted.consumer, wanted.producer) == (self.consumer, self.producer)
-            && !wanted.is_of_rows()
-            && wanted.if_gone == self.if_gone
-            && (wanted.deadline == self.deadline || timeout_ms(wanted.deadline, now) == self.timeout_ms)
+    fn has<W>(&self, request: &PendingRequest<W>, now: Instant) -> bool {
+        (request.consumer, request.producer) == (self.consumer, self.producer)
+            && !request.is_of_rows()
+            && request.if_gone == self.if_gone
+            && (request.deadline == self.deadline || timeout_ms(request.deadline, now) == self.timeout_ms)
     }
 }
 
@@ -168,12 +169,12 @@ const HAS_WAITER: &str = "a waiter goes with its request";
 pub(super) struct Consumer<W> {
     window: usize,
     requests_max: usize,
-    wanted: Arena<Wanted<W>>,
-    /// `wanted` by consumer and step, to end a step.
+    requests: Arena<PendingRequest<W>>,
+    /// `requests` by consumer and step, to end a step.
     steps: Chains,
-    to_ask: VecDeque<Handle>,
-    /// Like `to_ask`, for requests that do not count against the window.
-    to_ask_fused: VecDeque<Handle>,
+    queued: VecDeque<Handle>,
+    /// Like `queued`, for requests that do not count against the window.
+    queued_fused: VecDeque<Handle>,
     /// Requests of the frame being staged, if the link or the trace needs to know each of them; kept to reuse its memory.
     group: Vec<Handle>,
     in_flight: usize,
@@ -191,10 +192,10 @@ impl<W> Consumer<W> {
         Self {
             window: limits.window,
             requests_max: limits.queued_requests_max,
-            wanted: Arena::new(limits.queued_requests_max),
+            requests: Arena::new(limits.queued_requests_max),
             steps: Chains::default(),
-            to_ask: VecDeque::new(),
-            to_ask_fused: VecDeque::new(),
+            queued: VecDeque::new(),
+            queued_fused: VecDeque::new(),
             group: Vec::new(),
             in_flight: 0,
             deadlines: Sweep::default(),
@@ -206,7 +207,7 @@ impl<W> Consumer<W> {
     }
 
     pub(super) fn requests(&self) -> usize {
-        self.wanted.len()
+        self.requests.len()
     }
 
     pub(super) fn has_releases(&self) -> bool {
@@ -221,46 +222,46 @@ impl<W> Consumer<W> {
     /// True if no request waits to be sent.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.to_ask.is_empty() && self.to_ask_fused.is_empty()
+        self.queued.is_empty() && self.queued_fused.is_empty()
     }
 
     #[inline]
-    pub(super) fn can_ask(&self) -> bool {
-        let windowed = !self.to_ask.is_empty() && self.in_flight < self.window;
-        (windowed || !self.to_ask_fused.is_empty()) && !self.releases.is_full()
+    pub(super) fn can_request(&self) -> bool {
+        let windowed = !self.queued.is_empty() && self.in_flight < self.window;
+        (windowed || !self.queued_fused.is_empty()) && !self.releases.is_full()
     }
 
     #[cfg(test)]
     pub(super) fn queue_length(&self) -> usize {
-        self.to_ask.len()
+        self.queued.len()
     }
 
     fn queue(&mut self, handle: Handle, fused: bool) {
-        if fused { self.to_ask_fused.push_back(handle) } else { self.to_ask.push_back(handle) }
+        if fused { self.queued_fused.push_back(handle) } else { self.queued.push_back(handle) }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
-    fn remove(&mut self, handle: Handle) -> Option<Wanted<W>> {
-        let mut wanted = self.wanted.remove(handle)?;
+    fn remove(&mut self, handle: Handle) -> Option<PendingRequest<W>> {
+        let mut request = self.requests.remove(handle)?;
         trace::tell(self.recorder.as_ref(), handle, || Moment::RecvEnded);
         self.steps.remove(handle);
-        if wanted.state == State::Asked && !wanted.fused {
+        if request.state == State::Sent && !request.fused {
             self.in_flight -= 1;
         }
-        if self.wanted.is_empty() {
+        if self.requests.is_empty() {
             self.deadlines.clear();
         }
-        if wanted.announced
-            && let Some(memory) = wanted.destination.take()
+        if request.announced
+            && let Some(memory) = request.destination.take()
         {
             // The peer may be writing there right now, so nobody gets the memory back before the link has closed it. If
             // `destination` is empty, an answer holds the memory; `landed` checks it.
             self.revoked.push(Revocation { request: handle, kept: Kept::Memory(memory) });
         }
-        Some(wanted)
+        Some(request)
     }
 
     pub(super) fn has_revoked(&self) -> bool {
@@ -292,22 +293,22 @@ impl<W> Consumer<W> {
             return false;
         }
         // Requests that wait for the window must also get their turn if all requests in the other queue were cancelled.
-        let next = match self.next_asked(now, roster, true) {
+        let next = match self.next_queued(now, roster, true) {
             Some(next) => Some((next, true, usize::MAX)),
             None if self.in_flight == self.window => None,
-            None => self.next_asked(now, roster, false).map(|next| (next, false, self.window - self.in_flight)),
+            None => self.next_queued(now, roster, false).map(|next| (next, false, self.window - self.in_flight)),
         };
         let Some(((common, id), fused, most)) = next else { return false };
         let is_told = outbox.announces() || self.recorder.is_some();
-        let Self { wanted, to_ask, to_ask_fused, group, .. } = self;
-        let queue = if fused { to_ask_fused } else { to_ask };
+        let Self { requests, queued, queued_fused, group, .. } = self;
+        let queue = if fused { queued_fused } else { queued };
         let mut count = 0;
         // The attachment that a request waits for can only be said in a frame of its own.
-        let is_single = common.if_gone.attachment() != 0 || wanted.get(id).is_some_and(Wanted::is_of_rows);
+        let is_single = common.if_gone.attachment() != 0 || requests.get(id).is_some_and(PendingRequest::is_of_rows);
         if alone || most == 1 || queue.len() == 1 || is_single {
             queue.pop_front();
             let Common { timeout_ms, consumer, place: producer, if_gone, .. } = common;
-            let Wanted { step, key, rows, .. } = wanted.get_mut(id).expect("just looked at").begin();
+            let PendingRequest { step, key, rows, .. } = requests.get_mut(id).expect("just looked at").begin();
             if let Some(rows) = rows.as_ref().map(NamedRowsBuf::as_rows) {
                 let (min_version, fail_if_gone) = (*step, if_gone.fails());
                 let request = RowRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows };
@@ -327,11 +328,11 @@ impl<W> Consumer<W> {
                     && bytes < GROUP_BYTES
                     && let Some(&id) = queue.front()
                 {
-                    if let Some(wanted) = wanted.get_mut(id) {
-                        if !common.has(wanted, now) {
+                    if let Some(request) = requests.get_mut(id) {
+                        if !common.has(request, now) {
                             break;
                         }
-                        let Wanted { step, key, .. } = wanted.begin();
+                        let PendingRequest { step, key, .. } = request.begin();
                         frame.push(id, *step, key);
                         bytes += REQUEST_ENTRY_BYTES + key.len();
                         count += 1;
@@ -346,17 +347,17 @@ impl<W> Consumer<W> {
         }
         self.in_flight += if fused { 0 } else { count };
         if is_told {
-            self.tell_asked(outbox);
+            self.tell_staged(outbox);
         }
         true
     }
 
     /// The next request to send, and what others must have in common with it to share its frame.
     #[inline]
-    fn next_asked(&mut self, now: Instant, roster: &Roster, fused: bool) -> Option<(Common, Handle)> {
-        let queue = if fused { &mut self.to_ask_fused } else { &mut self.to_ask };
+    fn next_queued(&mut self, now: Instant, roster: &Roster, fused: bool) -> Option<(Common, Handle)> {
+        let queue = if fused { &mut self.queued_fused } else { &mut self.queued };
         while let Some(&id) = queue.front() {
-            if let Some(&Wanted { consumer, producer, deadline, if_gone, .. }) = self.wanted.get(id)
+            if let Some(&PendingRequest { consumer, producer, deadline, if_gone, .. }) = self.requests.get(id)
                 && let Some(place) = roster.place_of(producer)
             {
                 let timeout_ms = timeout_ms(deadline, now);
@@ -368,24 +369,24 @@ impl<W> Consumer<W> {
     }
 
     /// Tells the link where the answers to the requests of a frame are to be written, and the trace that these requests leave.
-    fn tell_asked(&mut self, outbox: &mut Outbox) {
-        for request in self.group.drain(..) {
-            trace::tell(self.recorder.as_ref(), request, || Moment::RecvOnTheWire);
-            let wanted = self.wanted.get_mut(request).expect("just looked at");
+    fn tell_staged(&mut self, outbox: &mut Outbox) {
+        for id in self.group.drain(..) {
+            trace::tell(self.recorder.as_ref(), id, || Moment::RecvOnTheWire);
+            let request = self.requests.get_mut(id).expect("just looked at");
             if outbox.announces()
-                && let Some(destination) = &mut wanted.destination
+                && let Some(destination) = &mut request.destination
                 && destination.len() > INLINE_PAYLOAD_BYTES
                 && (destination.device().is_none() || outbox.reaches(destination.direct(), destination.len()))
             {
-                wanted.announced = true;
-                outbox.announce(Announcement { request, spot: Spot::of(destination) });
+                request.announced = true;
+                outbox.announce(Announcement { request: id, spot: Spot::of(destination) });
             }
         }
     }
 
     /// All open requests will be sent again, in slot order; requests for tasks that the peer does not serve end.
     pub(super) fn resume<D>(&mut self, roster: &Roster, peer: &str, events: &mut VecDeque<Event<W, D>>) {
-        let strangers = self.wanted.select(|wanted| roster.place_of(wanted.producer).is_none());
+        let strangers = self.requests.select(|request| roster.place_of(request.producer).is_none());
         for handle in strangers {
             self.end(handle, not_served(peer), events);
         }
@@ -393,9 +394,9 @@ impl<W> Consumer<W> {
 
     /// Removes a request and tells its waiter why; false if it has already ended.
     fn end<D>(&mut self, handle: Handle, error: Error, events: &mut VecDeque<Event<W, D>>) -> bool {
-        let Some(wanted) = self.remove(handle) else { return false };
-        let answer = Err(Unanswered { error, destination: wanted.destination });
-        if let Some(waiter) = wanted.waiter {
+        let Some(request) = self.remove(handle) else { return false };
+        let answer = Err(Unreceived { error, destination: request.destination });
+        if let Some(waiter) = request.waiter {
             events.push_back(Event::Answered { waiter, answer: Box::new(answer) });
         }
         true
@@ -406,41 +407,41 @@ impl<W> Consumer<W> {
     pub(super) fn suspend(&mut self, landings: Vec<Landing>) {
         self.releases.rewind();
         self.in_flight = 0;
-        self.to_ask.clear();
-        self.to_ask_fused.clear();
+        self.queued.clear();
+        self.queued_fused.clear();
         for landing in landings {
             if let Landing { request, of: LandingOf::Response, place: Place::Buffer(buffer), .. } = landing
-                && let Some(wanted) = self.wanted.get_mut(request)
-                && wanted.brought
+                && let Some(request) = self.requests.get_mut(request)
+                && request.brought
             {
-                wanted.destination = Some(buffer);
+                request.destination = Some(buffer);
             }
         }
-        for (handle, wanted) in self.wanted.iter_mut() {
-            (wanted.state, wanted.announced) = (State::Queued, false);
-            let queue = if wanted.fused { &mut self.to_ask_fused } else { &mut self.to_ask };
+        for (handle, request) in self.requests.iter_mut() {
+            (request.state, request.announced) = (State::Queued, false);
+            let queue = if request.fused { &mut self.queued_fused } else { &mut self.queued };
             queue.push_back(handle);
         }
     }
 
-    pub(super) fn end_asked<D>(&mut self, error: &Error, events: &mut VecDeque<Event<W, D>>) {
-        self.end_those(|wanted| wanted.asked, error, events);
+    pub(super) fn end_sent<D>(&mut self, error: &Error, events: &mut VecDeque<Event<W, D>>) {
+        self.end_those(|request| request.was_sent, error, events);
         self.releases = ReleaseLog::default();
     }
 
     /// The peer no longer knows any request or release.
-    pub(super) fn forget_asking(&mut self) {
-        self.wanted.iter_mut().for_each(|(_, wanted)| wanted.asked = false);
+    pub(super) fn forget_sent(&mut self) {
+        self.requests.iter_mut().for_each(|(_, request)| request.was_sent = false);
         self.releases = ReleaseLog::default();
     }
 
     fn end_those<D>(
         &mut self,
-        mut pick: impl FnMut(&Wanted<W>) -> bool,
+        mut pick: impl FnMut(&PendingRequest<W>) -> bool,
         error: &Error,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Vec<Handle> {
-        let handles = self.wanted.select(&mut pick);
+        let handles = self.requests.select(&mut pick);
         for &handle in &handles {
             self.end(handle, error.clone(), events);
         }
@@ -455,13 +456,13 @@ impl<W> Consumer<W> {
         error: &Error,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Vec<Handle> {
-        let is_meant = |wanted: &Wanted<W>| {
-            (wanted.consumer, wanted.step) == (consumer, step)
-                && !wanted.is_of_rows()
-                && producer.is_none_or(|number| number == wanted.producer)
+        let is_meant = |request: &PendingRequest<W>| {
+            (request.consumer, request.step) == (consumer, step)
+                && !request.is_of_rows()
+                && producer.is_none_or(|number| number == request.producer)
         };
         let mut handles = self.steps.of((u32::from(consumer), step));
-        handles.retain(|&handle| self.wanted.get(handle).is_some_and(is_meant));
+        handles.retain(|&handle| self.requests.get(handle).is_some_and(is_meant));
         for &handle in &handles {
             self.end(handle, error.clone(), events);
         }
@@ -478,28 +479,28 @@ impl<W> Consumer<W> {
         if !self.deadlines.is_due(now) {
             return;
         }
-        for handle in self.wanted.select(|wanted| wanted.deadline <= now) {
-            let wanted = self.wanted.get(handle).expect("just selected");
-            if wanted.state != State::Queued {
+        for handle in self.requests.select(|request| request.deadline <= now) {
+            let request = self.requests.get(handle).expect("just selected");
+            if request.state != State::Queued {
                 control.push(Control::Cancel(handle));
             }
-            let waited = wanted.deadline.saturating_duration_since(wanted.since);
-            let operation = if wanted.is_of_rows() { Operation::Pull } else { Operation::Recv };
-            let awaited = awaited.of(wanted.producer, wanted.missing());
-            let error = Error::late(operation, wanted.step, wanted.key.as_str(), waited, awaited);
+            let waited = request.deadline.saturating_duration_since(request.since);
+            let operation = if request.is_of_rows() { Operation::Pull } else { Operation::Recv };
+            let awaited = awaited.of(request.producer, request.missing());
+            let error = Error::late(operation, request.step, request.key.as_str(), waited, awaited);
             self.end(handle, error, events);
         }
-        self.deadlines = Sweep::after(now, self.wanted.slots());
-        self.deadlines.extend(self.wanted.iter().map(|(_, wanted)| wanted.deadline));
+        self.deadlines = Sweep::after(now, self.requests.slots());
+        self.deadlines.extend(self.requests.iter().map(|(_, request)| request.deadline));
     }
 
     /// A request waits at the producer, for this attachment of its task; repeated when the task attaches.
     pub(super) fn parked(&mut self, id: Handle, attachment: u32) {
-        let Some(wanted) = self.wanted.get_mut(id) else { return };
-        wanted.if_gone.told(attachment);
-        if wanted.state == State::Asked {
-            wanted.state = State::Parked;
-            self.in_flight -= usize::from(!wanted.fused);
+        let Some(request) = self.requests.get_mut(id) else { return };
+        request.if_gone.told(attachment);
+        if request.state == State::Sent {
+            request.state = State::Parked;
+            self.in_flight -= usize::from(!request.fused);
         }
     }
 
@@ -511,7 +512,7 @@ impl<W> Consumer<W> {
         reason: &str,
         events: &mut VecDeque<Event<W, D>>,
     ) {
-        let Some(step) = self.wanted.get(id).map(|wanted| wanted.step) else { return };
+        let Some(step) = self.requests.get(id).map(|request| request.step) else { return };
         self.end(id, Error::from_wire(code, peer, step, reason), events);
     }
 
@@ -549,10 +550,10 @@ impl<W> Consumer<W> {
         memory: &dyn ReceiveMemory,
         events: &mut VecDeque<Event<W, D>>,
     ) -> Place {
-        let Some(wanted) = self.wanted.get_mut(response.id) else { return Place::Nowhere };
+        let Some(request) = self.requests.get_mut(response.id) else { return Place::Nowhere };
         let bytes = response.payload_bytes;
         // The peer writes to the announced place, whatever has become of the memory since.
-        let announced = wanted.announced && bytes > INLINE_PAYLOAD_BYTES as u64;
+        let announced = request.announced && bytes > INLINE_PAYLOAD_BYTES as u64;
         let reaches = |outbox: &mut Outbox, destination: &Buffer| {
             announced || outbox.reaches(destination.direct(), bytes as usize)
         };
@@ -560,24 +561,24 @@ impl<W> Consumer<W> {
             let limit = self.tensor_bytes_max;
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
-            match wanted.destination.take_if(|destination| destination.len() as u64 >= bytes) {
+            match request.destination.take_if(|destination| destination.len() as u64 >= bytes) {
                 // The destination stays with its request, and is written once the whole tensor has arrived.
                 Some(destination)
                     if destination.device().is_some()
                         && !outbox.is_some_and(|outbox| reaches(outbox, &destination)) =>
                 {
-                    wanted.destination = Some(destination);
-                    match memory.allocate(wanted.consumer, bytes as usize) {
+                    request.destination = Some(destination);
+                    match memory.allocate(request.consumer, bytes as usize) {
                         Ok(buffer) => return Place::Bounce(Box::new(buffer)),
                         Err(full) => full,
                     }
                 }
                 Some(destination) => return Place::Buffer(destination),
-                None if let Some(destination) = &wanted.destination => {
+                None if let Some(destination) = &request.destination => {
                     let room = destination.len();
                     Error::invalid(format!("the destination has {room} bytes, the tensor needs {bytes}"))
                 }
-                None => match memory.allocate(wanted.consumer, bytes as usize) {
+                None => match memory.allocate(request.consumer, bytes as usize) {
                     Ok(buffer) => return Place::Buffer(buffer),
                     Err(full) => full,
                 },
@@ -591,13 +592,13 @@ impl<W> Consumer<W> {
     /// announced. If its request no longer exists, it may have been announced.
     fn is_open(&self, landing: &Landing) -> bool {
         let Place::Buffer(_) = landing.place else { return false };
-        !landing.is_closed && self.wanted.get(landing.request).is_none_or(|wanted| wanted.announced)
+        !landing.is_closed && self.requests.get(landing.request).is_none_or(|request| request.announced)
     }
 
     /// Keeps an answer until the link has closed the memory that it lies in and hands it over again.
     fn hold(&mut self, landing: Landing) {
-        if let Some(wanted) = self.wanted.get_mut(landing.request) {
-            wanted.announced = false;
+        if let Some(request) = self.requests.get_mut(landing.request) {
+            request.announced = false;
         }
         self.revoked.push(Revocation { request: landing.request, kept: Kept::Answer(landing) });
     }
@@ -632,24 +633,24 @@ impl<W> Consumer<W> {
     }
 
     fn is_announced(&self, request: Handle) -> bool {
-        self.wanted.get(request).is_some_and(|wanted| wanted.announced)
+        self.requests.get(request).is_some_and(|request| request.announced)
     }
 
     /// An answer came into host memory although a place in device memory was announced for it. It is copied there, and held
     /// like any answer that did not come as announced.
     #[cold]
     fn hold_on_device<D>(&mut self, mut landing: Landing, events: &mut VecDeque<Event<W, D>>) {
-        let wanted = self.wanted.get_mut(landing.request);
+        let request = self.requests.get_mut(landing.request);
         if let Place::Bounce(bounce) = &landing.place
-            && let Some(destination) = wanted.and_then(|wanted| wanted.destination.as_mut())
+            && let Some(destination) = request.and_then(|request| request.destination.as_mut())
         {
             if let Err(error) = destination.write(0, bounce.volatile()) {
                 self.end(landing.request, error.into(), events);
                 self.releases.push(landing.token, false);
                 return;
             }
-            let wanted = self.wanted.get_mut(landing.request);
-            let destination = wanted.and_then(|wanted| wanted.destination.take()).expect("just looked at");
+            let request = self.requests.get_mut(landing.request);
+            let destination = request.and_then(|request| request.destination.take()).expect("just looked at");
             landing.place = Place::Buffer(destination);
         }
         self.hold(landing);
@@ -667,8 +668,8 @@ impl<W> Consumer<W> {
         events: &mut VecDeque<Event<W, D>>,
     ) -> bool {
         if let Err(error) = buffer.flush() {
-            if let Some(wanted) = self.wanted.get_mut(id) {
-                (wanted.destination, wanted.announced) = (Some(buffer), false);
+            if let Some(request) = self.requests.get_mut(id) {
+                (request.destination, request.announced) = (Some(buffer), false);
             }
             self.end(id, error.into(), events);
             return false;
@@ -691,14 +692,14 @@ impl<W> Consumer<W> {
         sink: &mut Option<&mut dyn Sink<W, D>>,
         events: &mut VecDeque<Event<W, D>>,
     ) -> bool {
-        let Some(destination) = self.wanted.get_mut(id).and_then(|wanted| wanted.destination.as_mut()) else {
+        let Some(destination) = self.requests.get_mut(id).and_then(|request| request.destination.as_mut()) else {
             return false;
         };
         if let Err(error) = destination.write(0, bounce.volatile()) {
             self.end(id, error.into(), events);
             return false;
         }
-        let destination = self.wanted.get_mut(id).and_then(|wanted| wanted.destination.take());
+        let destination = self.requests.get_mut(id).and_then(|request| request.destination.take());
         let (Some(mut destination), Some(finished)) = (destination, self.finish(id, bounce.len())) else {
             unreachable!("just looked at")
         };
@@ -763,16 +764,16 @@ impl<W> Consumer<W> {
     #[inline(always)]
     fn finish(&mut self, handle: Handle, bytes: usize) -> Option<(W, Instant)> {
         let in_flight = &mut self.in_flight;
-        let finished = self.wanted.retire(handle, |wanted| {
-            *in_flight -= usize::from(wanted.state == State::Asked && !wanted.fused);
-            reuse_key(&mut wanted.key);
-            wanted.rows = None;
-            wanted.destination = None;
-            wanted.waiter.take().map(|waiter| (waiter, wanted.since))
+        let finished = self.requests.retire(handle, |request| {
+            *in_flight -= usize::from(request.state == State::Sent && !request.fused);
+            reuse_key(&mut request.key);
+            request.rows = None;
+            request.destination = None;
+            request.waiter.take().map(|waiter| (waiter, request.since))
         })?;
         trace::tell(self.recorder.as_ref(), handle, || Moment::RecvDelivered { bytes: bytes as u64 });
         self.steps.remove(handle);
-        if self.wanted.is_empty() {
+        if self.requests.is_empty() {
             self.deadlines.clear();
         }
         finished

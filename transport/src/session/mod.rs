@@ -50,6 +50,7 @@ use std::time::{Duration, Instant};
 use sealane_runtime::{Buffer, Slab, earliest};
 
 use crate::arena::Handle;
+use crate::call::Unreceived;
 use crate::error::{Error, LinkError};
 use crate::if_gone::IfGone;
 use crate::limits::SessionLimits;
@@ -65,15 +66,15 @@ use crate::trace::Recorder;
 use acceptor::Acceptor;
 pub use acceptor::{Credit, Opened, Wanted};
 use ahead::SentAhead;
-pub use ahead::{AheadAsk, AheadBack, CameAhead, CameTogether, SendingAhead, TakenTogether, ahead_cost};
+pub use ahead::{AheadBack, AheadParams, CameAhead, CameTogether, SendingAhead, TakenTogether, ahead_cost};
 use consumer::Consumer;
-pub use consumer::{Ask, Manner};
+pub use consumer::{RequestOptions, RequestParams};
 use control::{Control, ControlQueue};
 use landings::Landings;
 use producer::Producer;
-pub use puller::PullAsk;
+pub use puller::PullParams;
 use puller::Puller;
-pub use pusher::PushAsk;
+pub use pusher::PushParams;
 use pusher::Pusher;
 pub use quota::{Charges, PeerQuota, RowCharges};
 pub use receive::{Inbound, KeyOf, ReceiveMemory, Sink, Untaken};
@@ -85,17 +86,17 @@ pub use server::{EmptyStore, Named, Store, Wait};
 #[derive(Debug)]
 pub enum Event<W, D> {
     /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::respond`], [`Session::park`] or [`Session::refuse`].
-    Asked(Asked),
-    /// The peer requests rows of a table; answer as for [`Asked`](Self::Asked).
-    RowsAsked(Box<RowsAsked>),
+    Requested(PeerRequest),
+    /// The peer requests rows of a table; answer as for [`Requested`](Self::Requested).
+    RowsRequested(Box<PeerRowRequest>),
     /// The peer no longer waits for a request that was parked.
-    Withdrawn(Handle),
+    Cancelled(Handle),
     /// A request of this side ended.
     Answered {
-        /// The waiter of its [`Ask`].
+        /// The waiter of its [`RequestParams`].
         waiter: W,
         /// The tensor, or why there is none.
-        answer: Box<Result<Arrived, Unanswered>>,
+        answer: Box<Result<Arrived, Unreceived>>,
     },
     /// A tensor of this side was released.
     Released {
@@ -108,7 +109,7 @@ pub enum Event<W, D> {
     },
     /// Tensors of this side that were [sent ahead](Session::send_ahead) were taken.
     TakenAhead {
-        /// The `pending` of their [`AheadAsk`]s.
+        /// The `pending` of their [`AheadParams`]s.
         pending: D,
         /// How many.
         count: u32,
@@ -117,7 +118,7 @@ pub enum Event<W, D> {
     BackFromAhead(Box<AheadBack<D>>),
     /// A pull by this side ended: each place of its pull buffer is filled or failed.
     Pulled {
-        /// The waiter of its [`PullAsk`].
+        /// The waiter of its [`PullParams`].
         waiter: W,
         /// Its pull buffer.
         pull_buffer: PullBuffer,
@@ -131,7 +132,7 @@ pub enum Event<W, D> {
     },
     /// Pushes of this side ended, all with the same outcome.
     PushEnded {
-        /// The `pending` of each [`PushAsk`].
+        /// The `pending` of each [`PushParams`].
         pending: D,
         /// How many.
         count: u32,
@@ -172,7 +173,7 @@ pub enum Event<W, D> {
 
 /// A request of the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct PeerRequest {
     /// Names the request in the answer.
     pub id: Handle,
     /// The peer's task that wants the tensor, by the owner's number for it.
@@ -191,7 +192,7 @@ pub struct Asked {
 
 /// A request of the peer for rows of tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RowsAsked {
+pub struct PeerRowRequest {
     /// Names the request in the answer.
     pub id: Handle,
     /// The peer's task that wants the rows, by the owner's number for it.
@@ -215,15 +216,6 @@ pub struct Arrived {
     pub meta: Meta,
     /// Exactly its bytes, in the consumer's own buffer if one went with the request.
     pub buffer: Buffer,
-}
-
-/// A request that ended without its tensor.
-#[derive(Debug)]
-pub struct Unanswered {
-    /// Why.
-    pub error: Error,
-    /// The memory that came with the request, unless a tensor is being written to it right now.
-    pub destination: Option<Buffer>,
 }
 
 /// The tasks at the other end, as the owner numbers them.
@@ -291,11 +283,11 @@ pub struct Session<W, D> {
     /// Which is staged first at the next turn: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
-    /// [`Asked`] and [`RowsAsked`] events in the queue. The owner has not parked or answered them yet; they count as if it had.
+    /// [`Requested`](Event::Requested) and [`RowsRequested`](Event::RowsRequested) events in the queue. The owner has not parked or answered them yet; they count as if it had.
     undecided: usize,
     /// [`Aborted`](Event::Aborted) events in the queue.
     aborts: usize,
-    /// Keys of the [`Asked`] events in the queue, concatenated.
+    /// Keys of the [`Requested`](Event::Requested) events in the queue, concatenated.
     event_keys: String,
     /// What was received.
     came: Traffic,
@@ -440,8 +432,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// True if a link is needed: there is something to request or to release.
     pub fn wants_link(&self) -> bool {
-        let asks = self.consumer.requests() > 0 || self.puller.pulls() > 0 || self.pusher.pushes() > 0;
-        self.attached.is_none() && (asks || self.consumer.has_releases())
+        let requests = self.consumer.requests() > 0 || self.puller.pulls() > 0 || self.pusher.pushes() > 0;
+        self.attached.is_none() && (requests || self.consumer.has_releases())
     }
 
     /// A link is open, the session's `epoch`th as both sides agreed in the handshake. Outstanding requests are repeated on it;
@@ -494,8 +486,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// to it and not released comes back. Requests never sent keep waiting.
     pub fn reset(&mut self, error: &Error) {
         debug_assert!(self.attached.is_none(), "detach comes first");
-        self.consumer.end_asked(error, &mut self.events);
-        self.puller.end_asked(error, &mut self.events);
+        self.consumer.end_sent(error, &mut self.events);
+        self.puller.end_sent(error, &mut self.events);
         self.forget_pushes(error);
         self.producer.take_back_all(&mut self.events);
         self.ahead.take_back_all(&mut self.events);
@@ -506,8 +498,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// and every open request will be sent as if for the first time.
     pub fn start_anew(&mut self) {
         debug_assert!(self.attached.is_none(), "detach comes first");
-        self.consumer.forget_asking();
-        self.puller.forget_asking();
+        self.consumer.forget_sent();
+        self.puller.forget_sent();
         let error = Error::unavailable(&self.peer, "it lost its record of earlier pushes, which may have arrived");
         self.forget_pushes(&error);
         self.producer.take_back_all(&mut self.events);
@@ -533,7 +525,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn poll_event(&mut self) -> Option<Event<W, D>> {
         let event = self.events.pop_front();
         match event {
-            Some(Event::Asked(_) | Event::RowsAsked(_)) => self.undecided -= 1,
+            Some(Event::Requested(_) | Event::RowsRequested(_)) => self.undecided -= 1,
             Some(Event::Aborted { .. }) => self.aborts -= 1,
             _ => {}
         }
@@ -554,8 +546,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     /// The key of a request that [`poll_event`](Self::poll_event) just returned; valid until the next call that takes in bytes.
-    pub fn key(&self, asked: &Asked) -> &str {
-        &self.event_keys[asked.key.clone()]
+    pub fn key(&self, request: &PeerRequest) -> &str {
+        &self.event_keys[request.key.clone()]
     }
 
     /// What this session has sent.
@@ -615,17 +607,17 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     fn is_idle(&self) -> bool {
         let answers = self.producer.is_idle() && self.server.is_idle() && !self.acceptor.has_news();
         let answers = answers && self.ahead.is_idle();
-        let asks = self.consumer.is_idle() && !self.puller.can_ask() && self.pusher.is_idle();
-        answers && asks && self.control.is_empty() && !self.outbox.has_chunks()
+        let requests = self.consumer.is_idle() && !self.puller.can_request() && self.pusher.is_idle();
+        answers && requests && self.control.is_empty() && !self.outbox.has_chunks()
     }
 
     fn has_urgent(&self) -> bool {
-        let asks = self.going_away.is_none() && (self.consumer.can_ask() || self.puller.can_ask());
+        let requests = self.going_away.is_none() && (self.consumer.can_request() || self.puller.can_request());
         let (outbox, producer, server) = (&self.outbox, &self.producer, &self.server);
         let answers = producer.has_responses(outbox) || server.has_parts(outbox) || self.acceptor.has_news();
         let answers = answers || !self.ahead.is_idle();
-        let asks = asks || (self.going_away.is_none() && self.pusher.has_output(outbox));
-        self.attached.is_some() && (!self.control.is_empty() || outbox.has_chunks() || answers || asks)
+        let requests = requests || (self.going_away.is_none() && self.pusher.has_output(outbox));
+        self.attached.is_some() && (!self.control.is_empty() || outbox.has_chunks() || answers || requests)
     }
 
     /// True if anything waits to be sent.
@@ -707,7 +699,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         let (roster, outbox) = (&attached.roster, &mut self.outbox);
         self.going_away.is_none()
             && (!self.pusher.is_idle() && self.pusher.stage(roster, outbox, one_message, &mut self.events)
-                || self.puller.can_ask() && self.puller.stage(now, roster, outbox)
+                || self.puller.can_request() && self.puller.stage(now, roster, outbox)
                 || !self.consumer.is_idle() && self.consumer.stage_requests(now, roster, outbox, one_message))
     }
 

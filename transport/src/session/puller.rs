@@ -23,7 +23,7 @@ use crate::wire::{Metas, Part, Parts, Pull, PullFailure, WireError};
 
 /// A pull: of which set, how recent, until when, and into what.
 #[derive(Debug)]
-pub struct PullAsk<W> {
+pub struct PullParams<W> {
     /// The set, from [`Session::add_set`].
     pub set: Handle,
     /// The oldest version that will do.
@@ -56,7 +56,7 @@ struct Pulling<W> {
     /// It was sent on the current link.
     out: bool,
     /// It was sent at least once, on any link.
-    asked: bool,
+    was_sent: bool,
     pull_buffer: PullBuffer,
     waiter: W,
 }
@@ -65,7 +65,7 @@ pub(super) struct Puller<W> {
     sets: Arena<Set>,
     pulls: Arena<Pulling<W>>,
     pulls_max: usize,
-    to_ask: VecDeque<Handle>,
+    queued: VecDeque<Handle>,
     /// A lower bound of all deadlines.
     deadlines: Sweep,
     tensor_bytes_max: u64,
@@ -77,7 +77,7 @@ impl<W> Puller<W> {
             sets: Arena::new(SETS_MAX),
             pulls: Arena::new(limits.queued_requests_max),
             pulls_max: limits.queued_requests_max,
-            to_ask: VecDeque::new(),
+            queued: VecDeque::new(),
             deadlines: Sweep::default(),
             tensor_bytes_max: limits.tensor_bytes_max,
         }
@@ -88,8 +88,8 @@ impl<W> Puller<W> {
     }
 
     #[inline]
-    pub(super) fn can_ask(&self) -> bool {
-        !self.to_ask.is_empty()
+    pub(super) fn can_request(&self) -> bool {
+        !self.queued.is_empty()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -98,14 +98,14 @@ impl<W> Puller<W> {
 
     /// Stages the next frame of a pull: keys that the producer does not know yet, or the pull itself.
     pub(super) fn stage(&mut self, now: Instant, roster: &Roster, outbox: &mut Outbox) -> bool {
-        while let Some(&id) = self.to_ask.front() {
+        while let Some(&id) = self.queued.front() {
             let Some(pull) = self.pulls.get_mut(id) else {
-                self.to_ask.pop_front();
+                self.queued.pop_front();
                 continue;
             };
             let set = self.sets.get_mut(pull.set).expect("a set stays while it is pulled");
             let Some(producer) = roster.place_of(set.producer) else {
-                self.to_ask.pop_front();
+                self.queued.pop_front();
                 continue;
             };
             if set.told < set.keys.len() {
@@ -117,8 +117,8 @@ impl<W> Puller<W> {
                 set.told += told as usize;
                 return true;
             }
-            self.to_ask.pop_front();
-            (pull.out, pull.asked) = (true, true);
+            self.queued.pop_front();
+            (pull.out, pull.was_sent) = (true, true);
             let left = pull.deadline.saturating_duration_since(now);
             let timeout_ms = left.as_millis().min(u128::from(u32::MAX)) as u32;
             let Pulling { set, min_version, fail_if_gone, .. } = *pull;
@@ -171,22 +171,22 @@ impl<W> Puller<W> {
             }
         }
         self.sets.iter_mut().for_each(|(_, set)| set.told = 0);
-        self.to_ask.clear();
+        self.queued.clear();
         for (handle, pull) in self.pulls.iter_mut() {
             pull.out = false;
             pull.pull_buffer.begin();
-            self.to_ask.push_back(handle);
+            self.queued.push_back(handle);
         }
     }
 
-    pub(super) fn end_asked<D>(&mut self, error: &Error, events: &mut VecDeque<Event<W, D>>) {
-        for handle in self.pulls.select(|pull| pull.asked) {
+    pub(super) fn end_sent<D>(&mut self, error: &Error, events: &mut VecDeque<Event<W, D>>) {
+        for handle in self.pulls.select(|pull| pull.was_sent) {
             self.end(handle, error, events);
         }
     }
 
-    pub(super) fn forget_asking(&mut self) {
-        self.pulls.iter_mut().for_each(|(_, pull)| pull.asked = false);
+    pub(super) fn forget_sent(&mut self) {
+        self.pulls.iter_mut().for_each(|(_, pull)| pull.was_sent = false);
     }
 
     /// Ends the pulls of `consumer`, or of all tasks if `None`.
@@ -417,8 +417,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` pulls exist, NotFound if the attached peer does not serve the task,
     /// Unavailable if the peer is going away. Each returns the pull buffer and the waiter.
-    pub fn pull(&mut self, now: Instant, ask: PullAsk<W>) -> Result<Handle, (Error, PullBuffer, W)> {
-        let PullAsk { set, min_version, deadline, fail_if_gone, mut pull_buffer, waiter } = ask;
+    pub fn pull(&mut self, now: Instant, params: PullParams<W>) -> Result<Handle, (Error, PullBuffer, W)> {
+        let PullParams { set, min_version, deadline, fail_if_gone, mut pull_buffer, waiter } = params;
         if let Some(reason) = &self.going_away {
             return Err((Error::unavailable(&self.peer, reason.clone()), pull_buffer, waiter));
         }
@@ -436,12 +436,12 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
         pull_buffer.begin();
         let puller = &mut self.puller;
-        puller.pulls.prune(&mut puller.to_ask);
-        let (since, out, asked) = (now, false, false);
-        let pull = Pulling { set, min_version, since, deadline, fail_if_gone, out, asked, pull_buffer, waiter };
+        puller.pulls.prune(&mut puller.queued);
+        let (since, out, was_sent) = (now, false, false);
+        let pull = Pulling { set, min_version, since, deadline, fail_if_gone, out, was_sent, pull_buffer, waiter };
         match puller.pulls.insert(pull) {
             Ok(handle) => {
-                puller.to_ask.push_back(handle);
+                puller.queued.push_back(handle);
                 puller.deadlines.enter(deadline);
                 Ok(handle)
             }
@@ -461,14 +461,14 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// Removes and returns the pulls that `pick` (consumer, producer) chooses and that were not sent: see
     /// [`take_requests`](Self::take_requests).
-    pub fn take_pulls(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(PullAsk<W>)) {
+    pub fn take_pulls(&mut self, mut pick: impl FnMut(u16, u32) -> bool, mut each: impl FnMut(PullParams<W>)) {
         debug_assert!(self.attached.is_none(), "pulls move before a link is attached");
         let sets = &self.puller.sets;
         let chosen = |pull: &Pulling<W>| sets.get(pull.set).is_some_and(|set| pick(set.consumer, set.producer));
         for handle in self.puller.pulls.select(chosen) {
             let pull = self.puller.pulls.remove(handle).expect("just selected");
             let Pulling { set, min_version, deadline, fail_if_gone, pull_buffer, waiter, .. } = pull;
-            each(PullAsk { set, min_version, deadline, fail_if_gone, pull_buffer, waiter });
+            each(PullParams { set, min_version, deadline, fail_if_gone, pull_buffer, waiter });
         }
     }
 }

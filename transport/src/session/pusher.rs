@@ -27,7 +27,7 @@ use stream::{Entry, Stream, What};
 
 /// A push: what to push, and until when.
 #[derive(Debug)]
-pub struct PushAsk<D> {
+pub struct PushParams<D> {
     /// The stream, from [`Session::stream`].
     pub stream: Handle,
     /// The tensor's metadata.
@@ -516,8 +516,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` pushes wait. The pending send comes back.
-    pub fn push(&mut self, now: Instant, push: PushAsk<D>) -> Result<(), (Error, D)> {
-        let PushAsk { stream: handle, meta, payload, deadline, pending } = push;
+    pub fn push(&mut self, now: Instant, push: PushParams<D>) -> Result<(), (Error, D)> {
+        let PushParams { stream: handle, meta, payload, deadline, pending } = push;
         let pusher = &mut self.pusher;
         let Some(stream) = pusher.streams.get_mut(handle) else {
             return Err((Error::invalid("there is no such stream"), pending));

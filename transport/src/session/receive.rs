@@ -5,7 +5,7 @@ use std::time::Instant;
 use sealane_runtime::{Buffer, Slab};
 
 use super::control::Control;
-use super::{Asked, Awaited, CameAhead, CameTogether, Event, RowsAsked, Session, TakenTogether};
+use super::{Awaited, CameAhead, CameTogether, Event, PeerRequest, PeerRowRequest, Session, TakenTogether};
 use crate::arena::Handle;
 use crate::error::Error;
 use crate::if_gone::IfGone;
@@ -45,7 +45,7 @@ pub trait Sink<W, D> {
     ///
     /// # Errors
     /// The key must be kept, and is not valid text.
-    fn asked(&mut self, session: &mut Session<W, D>, asked: &Asked, key: &[u8]) -> Result<(), WireError>;
+    fn requested(&mut self, session: &mut Session<W, D>, request: &PeerRequest, key: &[u8]) -> Result<(), WireError>;
 
     /// The tensor of a request made at `since` arrived; false if its waiter no longer listens, so that the tensor goes back to
     /// its producer.
@@ -174,7 +174,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     /// The peer's requesting task, by the owner's number for it; checks that the requested task exists here.
-    pub(super) fn asking(&self, consumer: u16, producer: u16) -> Result<Option<u32>, WireError> {
+    pub(super) fn requester(&self, consumer: u16, producer: u16) -> Result<Option<u32>, WireError> {
         let Some(attached) = &self.attached else { return Ok(None) };
         let Some(&number) = attached.roster.numbers.get(usize::from(consumer)) else {
             return Err(WireError::BadValue { what: "request's consumer", found: u64::from(consumer) });
@@ -215,12 +215,12 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     /// Queues a request as an event: the owner has no [`Sink`], or other events to handle first.
-    fn keep_request(&mut self, mut asked: Asked, key: &str) {
+    fn keep_request(&mut self, mut request: PeerRequest, key: &str) {
         self.undecided += 1;
         let start = self.event_keys.len();
         self.event_keys.push_str(key);
-        asked.key = start..self.event_keys.len();
-        self.events.push_back(Event::Asked(asked));
+        request.key = start..self.event_keys.len();
+        self.events.push_back(Event::Requested(request));
     }
 
     /// Handles all kinds of frames except those with tensors, requests or releases.
@@ -240,7 +240,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 self.consumer.failed(failure.id, failure.code, &self.peer, failure.reason, &mut self.events);
             }
             Frame::Parked { id, attachment } => self.consumer.parked(id, attachment),
-            Frame::Cancel { id } => self.events.push_back(Event::Withdrawn(id)),
+            Frame::Cancel { id } => self.events.push_back(Event::Cancelled(id)),
             Frame::Release(_) => unreachable!("the caller takes these in"),
             Frame::Released { sequence } => {
                 if !self.consumer.acknowledge(sequence) {
@@ -271,7 +271,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
             PullFrame::Part(_) | PullFrame::Parts(_) => unreachable!("the caller lands these"),
             PullFrame::KeySet(named) => self.set_named(&named)?,
             PullFrame::Forget { set } => self.set_forgotten(set),
-            PullFrame::Pull(pull) => self.pull_asked(&pull),
+            PullFrame::Pull(pull) => self.pull_requested(&pull),
             PullFrame::Metas(metas) => self.puller.learn(&metas)?,
             PullFrame::Failure(failure) => {
                 let standing = self.standing();
@@ -318,39 +318,39 @@ impl<W, D: PartialEq + Clone> Inbound<'_, W, D> {
 
     /// Takes in a request; the fields common to its frame are separate.
     #[inline]
-    fn asked<'k>(
+    fn requested<'k>(
         &mut self,
         (consumer, producer, timeout_ms, if_gone): (u16, u16, u32, IfGone),
         requests: impl Iterator<Item = Result<(Handle, i64, &'k [u8]), WireError>>,
     ) -> Result<(), WireError> {
         let session = &mut *self.session;
-        let Some(consumer) = session.asking(consumer, producer)? else { return Ok(()) };
+        let Some(consumer) = session.requester(consumer, producer)? else { return Ok(()) };
         for request in requests {
             let (id, step, key) = request?;
             if !session.admit(id) {
                 continue;
             }
-            let asked = Asked { id, consumer, producer, step, timeout_ms, if_gone, key: 0..0 };
+            let request = PeerRequest { id, consumer, producer, step, timeout_ms, if_gone, key: 0..0 };
             match &mut self.sink {
                 // Not before earlier events: a request may replace a cancelled one, and must come behind its cancellation.
-                Some(sink) if session.events.is_empty() => sink.asked(session, &asked, key)?,
-                _ => session.keep_request(asked, wire::text("key", key)?),
+                Some(sink) if session.events.is_empty() => sink.requested(session, &request, key)?,
+                _ => session.keep_request(request, wire::text("key", key)?),
             }
         }
         Ok(())
     }
 
     /// Takes in a request for rows.
-    fn rows_asked(&mut self, request: &RowRequest<'_>) -> Result<(), WireError> {
+    fn rows_requested(&mut self, request: &RowRequest<'_>) -> Result<(), WireError> {
         let RowRequest { id, min_version, timeout_ms, consumer, producer, fail_if_gone, rows } = *request;
         let session = &mut *self.session;
-        if let Some(consumer) = session.asking(consumer, producer)?
+        if let Some(consumer) = session.requester(consumer, producer)?
             && session.admit(id)
         {
             session.undecided += 1;
             let rows = rows.into();
-            let asked = RowsAsked { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows };
-            session.events.push_back(Event::RowsAsked(Box::new(asked)));
+            let request = PeerRowRequest { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows };
+            session.events.push_back(Event::RowsRequested(Box::new(request)));
         }
         Ok(())
     }
@@ -516,17 +516,17 @@ impl<W, D: PartialEq + Clone> Receiver for Inbound<'_, W, D> {
                 }
                 Frame::Request(Request { id, step, timeout_ms, consumer, producer, if_gone, key }) => {
                     let request = std::iter::once(Ok((id, step, key.as_bytes())));
-                    self.asked((consumer, producer, timeout_ms, if_gone), request)?;
+                    self.requested((consumer, producer, timeout_ms, if_gone), request)?;
                     continue;
                 }
                 Frame::Rows(rows) => {
-                    self.rows_asked(&rows)?;
+                    self.rows_requested(&rows)?;
                     continue;
                 }
                 Frame::Requests(requests) => {
                     let if_gone = IfGone::new(requests.fail_if_gone);
                     let common = (requests.consumer, requests.producer, requests.timeout_ms, if_gone);
-                    self.asked(common, requests.iter())?;
+                    self.requested(common, requests.iter())?;
                     continue;
                 }
                 frame => {

@@ -10,15 +10,15 @@ use crate::wire::{AheadEnd, Fate};
 #[derive(Clone, Copy)]
 enum Entry {
     /// A requested tensor, and whether it was taken.
-    Asked(Handle, bool),
+    Response(Handle, bool),
     /// Tensors that were sent ahead.
     Ahead(AheadEnd),
 }
 
 impl Entry {
-    fn asked(&self) -> Option<(Handle, bool)> {
+    fn response(&self) -> Option<(Handle, bool)> {
         match *self {
-            Entry::Asked(token, taken) => Some((token, taken)),
+            Entry::Response(token, taken) => Some((token, taken)),
             Entry::Ahead(_) => None,
         }
     }
@@ -26,7 +26,7 @@ impl Entry {
     fn ahead(&self) -> Option<AheadEnd> {
         match *self {
             Entry::Ahead(end) => Some(end),
-            Entry::Asked(..) => None,
+            Entry::Response(..) => None,
         }
     }
 }
@@ -44,7 +44,7 @@ pub(super) struct ReleaseLog {
 
 impl ReleaseLog {
     pub(super) fn push(&mut self, token: Handle, taken: bool) {
-        self.entries.push_back(Entry::Asked(token, taken));
+        self.entries.push_back(Entry::Response(token, taken));
     }
 
     /// Logs `count` tensors that were sent ahead: usually they follow the last ones logged.
@@ -69,9 +69,9 @@ impl ReleaseLog {
         self.entries.len() >= RELEASE_LOG_MAX
     }
 
-    /// True if the log holds more than honest answers can have put there; at most `asked` of them may be unrequested.
-    pub(super) fn is_flooded(&self, asked: usize) -> bool {
-        self.entries.len() >= RELEASE_LOG_MAX + asked
+    /// True if the log holds more than honest answers can have put there; at most `requests` of them may be unrequested.
+    pub(super) fn is_flooded(&self, requests: usize) -> bool {
+        self.entries.len() >= RELEASE_LOG_MAX + requests
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -90,7 +90,7 @@ impl ReleaseLog {
                 count
             }
             _ => {
-                let entries = unsent.take(RELEASES_PER_FRAME).map_while(Entry::asked);
+                let entries = unsent.take(RELEASES_PER_FRAME).map_while(Entry::response);
                 let count = entries.clone().count();
                 outbox.stage(|writer| writer.release(sequence, entries));
                 count

@@ -259,7 +259,7 @@ impl Server {
     }
 
     /// Takes in a pull; an error says why it cannot be answered.
-    pub(super) fn asked(&mut self, pull: &Pull) -> Result<(), Error> {
+    pub(super) fn requested(&mut self, pull: &Pull) -> Result<(), Error> {
         let Some(set) = self.sets.get(&pull.set) else {
             return Err(self.share.is_full(Held::Plans).unwrap_or_else(|| Error::invalid("the plan is unknown")));
         };
@@ -620,15 +620,15 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
     }
 
-    pub(super) fn pull_asked(&mut self, pull: &Pull) {
-        if let Err(error) = self.server.asked(pull) {
+    pub(super) fn pull_requested(&mut self, pull: &Pull) {
+        if let Err(error) = self.server.requested(pull) {
             let (code, reason) = failure_of(&error);
             self.control.push_answer(Control::PullFailure { id: pull.id, code, index: PullFailure::ALL, reason });
         }
     }
 
     pub(super) fn set_named(&mut self, named: &KeySet<'_>) -> Result<(), WireError> {
-        let Some(consumer) = self.asking(named.consumer, named.producer)? else { return Ok(()) };
+        let Some(consumer) = self.requester(named.consumer, named.producer)? else { return Ok(()) };
         if let Some(keys) = self.server.name(named)? {
             let (set, serial, producer) = (named.id, self.server.serial_of(named.id), named.producer);
             self.events.push_back(Event::Named(Named { set, serial, consumer, producer, keys }));

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::{Buffer, Slab, SlabSettings};
 
-use super::{Arrived, Ask, Asked, Roster, Session, Unanswered};
+use super::{Arrived, PeerRequest, RequestParams, Roster, Session};
 use crate::Meta;
 use crate::arena::Handle;
+use crate::call::Unreceived;
 use crate::limits::SessionLimits;
 use crate::link::{Landing, Receiver};
 use crate::named_rows::OfTable;
@@ -32,10 +33,10 @@ const SLAB_BYTES: usize = 4 << 20;
 /// What an end's owner sees; as the session's events, without boxes. Waiters are numbers, pending sends are names.
 #[derive(Debug)]
 enum Event {
-    Asked(Asked),
-    RowsAsked(Box<super::RowsAsked>),
-    Withdrawn(Handle),
-    Answered { waiter: u32, answer: Result<Arrived, Unanswered> },
+    Requested(PeerRequest),
+    RowsRequested(Box<super::PeerRowRequest>),
+    Cancelled(Handle),
+    Answered { waiter: u32, answer: Result<Arrived, Unreceived> },
     Released { pending: &'static str, tensor: (Meta, Payload), taken: bool },
     Aborted { step: i64, peer_task: u32, reason: Box<str> },
 }
@@ -44,9 +45,9 @@ impl From<super::Event<u32, &'static str>> for Event {
     fn from(event: super::Event<u32, &'static str>) -> Event {
         use super::Event as Told;
         match event {
-            Told::Asked(asked) => Event::Asked(asked),
-            Told::RowsAsked(asked) => Event::RowsAsked(asked),
-            Told::Withdrawn(id) => Event::Withdrawn(id),
+            Told::Requested(asked) => Event::Requested(asked),
+            Told::RowsRequested(asked) => Event::RowsRequested(asked),
+            Told::Cancelled(id) => Event::Cancelled(id),
             Told::Answered { waiter, answer } => Event::Answered { waiter, answer: *answer },
             Told::Released { pending, tensor, taken } => Event::Released { pending, tensor: *tensor, taken },
             Told::Aborted { step, peer_task, reason } => Event::Aborted { step, peer_task, reason },
@@ -97,14 +98,14 @@ impl End {
         self.input.clear();
     }
 
-    fn wanting<'a>(&self, key: &'a str, waiter: u32) -> Ask<'a, u32> {
+    fn wanting<'a>(&self, key: &'a str, waiter: u32) -> RequestParams<'a, u32> {
         let deadline = self.now + Duration::from_secs(60);
-        Ask { consumer: 0, producer: PEER_TASK, step: 1, key, deadline, destination: None, waiter }
+        RequestParams { consumer: 0, producer: PEER_TASK, step: 1, key, deadline, destination: None, waiter }
     }
 
     fn ask(&mut self, key: &str, waiter: u32) -> Handle {
-        let ask = self.wanting(key, waiter);
-        self.session.request(self.now, ask).expect("accepted")
+        let params = self.wanting(key, waiter);
+        self.session.request(self.now, params).expect("accepted")
     }
 
     fn answer(&mut self, id: Handle, bytes: impl Into<Payload>, pending: &'static str) {
@@ -158,10 +159,10 @@ impl End {
     }
 
     /// The peer's requests that came, with their keys; there must be no other events.
-    fn asked(&mut self) -> Vec<(Asked, String)> {
+    fn asked(&mut self) -> Vec<(PeerRequest, String)> {
         let mut asked = Vec::new();
         while let Some(event) = self.session.poll_event().map(Event::from) {
-            let Event::Asked(request) = event else { panic!("not a request: {event:?}") };
+            let Event::Requested(request) = event else { panic!("not a request: {event:?}") };
             let key = self.session.key(&request).to_owned();
             asked.push((request, key));
         }

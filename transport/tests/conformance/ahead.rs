@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use sealane_runtime::{Buffer, Slab, SlabSettings, VolatileSlice};
 use sealane_transport::session::{
-    AheadAsk, Asked, CameAhead, CameTogether, Event, KeyOf, Roster, Session, Sink, TakenTogether, Untaken,
+    AheadParams, CameAhead, CameTogether, Event, KeyOf, PeerRequest, Roster, Session, Sink, TakenTogether, Untaken,
 };
 use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Handle, Payload, SessionLimits, Tensor};
@@ -63,7 +63,7 @@ impl Ended {
 }
 
 impl Sink<u32, u32> for Ended {
-    fn asked(&mut self, _: &mut Session<u32, u32>, _: &Asked, _: &[u8]) -> Result<(), WireError> {
+    fn requested(&mut self, _: &mut Session<u32, u32>, _: &PeerRequest, _: &[u8]) -> Result<(), WireError> {
         unreachable!("nobody asks")
     }
 
@@ -159,7 +159,12 @@ impl Side {
             }
             (self.last, *next) = (Some(sending.next()), tensor + 1);
             assert!(self.sent.insert(tensor));
-            sending.add(AheadAsk { key: &key, meta: &meta, payload: VolatileSlice::from(&bytes[..]), pending: tensor });
+            sending.add(AheadParams {
+                key: &key,
+                meta: &meta,
+                payload: VolatileSlice::from(&bytes[..]),
+                pending: tensor,
+            });
         }
     }
 

@@ -8,7 +8,7 @@ use sealane_transport::error::LinkError;
 use sealane_transport::limits::{OUTBOX_PAYLOADS, RELEASES_PER_FRAME};
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::outbox::{Outbox, Owner};
-use sealane_transport::session::{Ask, Event, Roster, Session};
+use sealane_transport::session::{Event, RequestParams, Roster, Session};
 use sealane_transport::wire::{Frame, Response, WireError, parse};
 use sealane_transport::{Handle, Link, Payload, SessionLimits};
 
@@ -65,12 +65,13 @@ impl Wanting {
         let now = Instant::now();
         let mut session = Session::new("peer", 1, limits);
         session.attach(now, 1, Roster { numbers: vec![0] }, u64::MAX);
-        let ask = |waiter| {
+        let params = |waiter| {
             let deadline = now + std::time::Duration::from_secs(3600);
-            let ask = Ask { consumer: 0, producer: 0, step: 1, key: "w", deadline, destination: None, waiter };
-            session.request(now, ask).expect("accepted")
+            let params =
+                RequestParams { consumer: 0, producer: 0, step: 1, key: "w", deadline, destination: None, waiter };
+            session.request(now, params).expect("accepted")
         };
-        let ids = (0..count).map(ask).collect();
+        let ids = (0..count).map(params).collect();
         Self { session, slab, ids, arrived: Vec::new() }
     }
 

@@ -13,7 +13,7 @@ use sealane_runtime::{Buffer, MemoryKind, Reach, Slab, SlabSettings};
 use sealane_transport::error::{Code, Error};
 use sealane_transport::fake_device::{Copies, FakeDevice, FakeExport, bytes_of};
 use sealane_transport::limits::INLINE_PAYLOAD_BYTES;
-use sealane_transport::session::{Ask, Asked, Event, Roster, Session};
+use sealane_transport::session::{Event, PeerRequest, RequestParams, Roster, Session};
 use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits};
 
 use crate::ends::{Make, wait};
@@ -223,8 +223,8 @@ impl Side {
     fn handle_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::Asked(asked) => self.serve(&asked),
-                Event::Withdrawn(id) => {
+                Event::Requested(asked) => self.serve(&asked),
+                Event::Cancelled(id) => {
                     if let Some(at) = self.parked.iter().position(|(parked, _)| *parked == id) {
                         self.parked.swap_remove(at);
                         self.session.unpark();
@@ -256,7 +256,7 @@ impl Side {
         }
     }
 
-    fn serve(&mut self, asked: &Asked) {
+    fn serve(&mut self, asked: &PeerRequest) {
         let number = self.session.key(asked).parse().expect("keys are numbers");
         let kept = &self.kept[&number];
         assert!(kept.at_home.is_some() && !kept.taken, "tensor {number} was asked for while it was lent or taken");
@@ -348,8 +348,9 @@ impl Run {
         self.sides[side].wanted_in.push(wanted_in);
         let destination = into;
         let (deadline, key) = (self.now + patience, number.to_string());
-        let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
-        let handle = self.sides[side].session.request(self.now, ask).expect("few enough");
+        let params =
+            RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
+        let handle = self.sides[side].session.request(self.now, params).expect("few enough");
         self.sides[side].asked.push(Fate::Waits(handle));
     }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use sealane_runtime::Sweep;
 use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
-use sealane_transport::session::{AheadAsk, AheadBack};
+use sealane_transport::session::{AheadBack, AheadParams};
 use sealane_transport::tensor::{IntoTensor, Tensor, TensorMeta};
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Chains, Error, Handle, Payload};
@@ -247,7 +247,7 @@ impl Exchange {
         let mut next = tensors.next()?;
         let known = &context.pairs[pair];
         let ends = (known.local, known.peer);
-        let Some(handle) = known.asked_here.filter(|_| !context.draining) else { return Some(next) };
+        let Some(handle) = known.requested_here.filter(|_| !context.draining) else { return Some(next) };
         let Some(session) = context.peers.session_mut(handle) else { return Some(next) };
         let (epoch, alone) = (session.epoch(), context.settings.fuse == Fuse::Off);
         let Some(mut sending) = session.send_ahead(ends, step, alone) else { return Some(next) };
@@ -282,7 +282,7 @@ impl Exchange {
                 }
             };
             (self.ahead.tensors, room) = (self.ahead.tensors + 1, room - 1);
-            sending.add(AheadAsk { key, meta, payload: bytes, pending });
+            sending.add(AheadParams { key, meta, payload: bytes, pending });
             (open, has_said) = (Some(pending), true);
             self.ahead.short.take_if(|(of, ..)| *of == pair);
             if is_single {

@@ -104,7 +104,7 @@ impl Batches {
     }
 
     /// A recv of a batch was requested; the ticket cancels it, unless it has ended.
-    pub(in crate::node) fn asked(&mut self, handle: Handle, index: usize, ticket: Option<Ticket>) {
+    pub(in crate::node) fn set_ticket(&mut self, handle: Handle, index: usize, ticket: Option<Ticket>) {
         let Some(batch) = self.0.get_mut(handle) else { return };
         let waits = match &batch.outcomes {
             Come::Each(outcomes) => outcomes[index].is_none(),

@@ -23,10 +23,10 @@ use crate::node::memory::Memory;
 use crate::node::outcomes::unheard;
 use crate::node::pairs::Pairs;
 use crate::node::reporter::Reporter;
-use crate::rendezvous::{Found, MatchKey, Parked, Slot, Waiting, asked_twice};
+use crate::rendezvous::{Found, MatchKey, Parked, Slot, Waiting, requested_twice};
 
 /// A recv that waits for its tensor, or whose tensor is being copied.
-struct Wanted {
+struct PendingRecv {
     /// The pair, as the consumer numbers it.
     pair: u32,
     consumer: u16,
@@ -44,7 +44,7 @@ const NOWHERE: Handle = Handle::NONE;
 
 /// A tensor on its way from the producer's memory into the consumer's.
 struct Copy {
-    wanted: Handle,
+    recv: Handle,
     from: (TensorMeta, Payload),
     pending: Handle,
     to: Buffer,
@@ -81,8 +81,8 @@ impl Place {
 
 /// The recvs of this node's tasks whose producer is also a task of this node.
 pub(super) struct LocalRecvs {
-    wanted: Arena<Wanted>,
-    /// `wanted` by pair and step, for ending a step.
+    recvs: Arena<PendingRecv>,
+    /// `recvs` by pair and step, for ending a step.
     steps: Chains,
     /// A lower bound of the earliest deadline.
     deadlines: Sweep,
@@ -95,15 +95,8 @@ pub(super) struct LocalRecvs {
 
 impl LocalRecvs {
     pub(super) fn new(requests_max: usize) -> Self {
-        let (wanted, copies) = (Arena::new(usize::MAX), VecDeque::new());
-        Self {
-            wanted,
-            steps: Chains::default(),
-            deadlines: Sweep::default(),
-            copies,
-            of_task: Vec::new(),
-            requests_max,
-        }
+        let (recvs, copies) = (Arena::new(usize::MAX), VecDeque::new());
+        Self { recvs, steps: Chains::default(), deadlines: Sweep::default(), copies, of_task: Vec::new(), requests_max }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -120,16 +113,16 @@ impl LocalRecvs {
     }
 
     pub(super) fn is_there(&self, handle: Handle) -> bool {
-        self.wanted.get(handle).is_some()
+        self.recvs.get(handle).is_some()
     }
 
     /// Enters a recv of a task that is below its limit.
     #[inline]
-    fn enter(&mut self, wanted: Wanted) -> Handle {
-        debug_assert!(!self.is_full_for(wanted.consumer), "the limit of the task's recvs would be none");
-        let (deadline, task) = (wanted.deadline, usize::from(wanted.consumer));
-        let kind = (wanted.pair, wanted.step);
-        let Some(handle) = self.wanted.insert_with(|| wanted) else { unreachable!("2^32 recvs do not fit in memory") };
+    fn enter(&mut self, recv: PendingRecv) -> Handle {
+        debug_assert!(!self.is_full_for(recv.consumer), "the limit of the task's recvs would be none");
+        let (deadline, task) = (recv.deadline, usize::from(recv.consumer));
+        let kind = (recv.pair, recv.step);
+        let Some(handle) = self.recvs.insert_with(|| recv) else { unreachable!("2^32 recvs do not fit in memory") };
         self.steps.add(handle, kind);
         if self.of_task.len() <= task {
             self.of_task.resize(task + 1, 0);
@@ -139,18 +132,18 @@ impl LocalRecvs {
         handle
     }
 
-    fn remove(&mut self, handle: Handle) -> Option<Wanted> {
-        let wanted = self.wanted.remove(handle)?;
-        self.removed(handle, wanted.consumer);
-        Some(wanted)
+    fn remove(&mut self, handle: Handle) -> Option<PendingRecv> {
+        let recv = self.recvs.remove(handle)?;
+        self.removed(handle, recv.consumer);
+        Some(recv)
     }
 
     /// Removes a recv whose destination was taken before; returns its waiter, and since when it has waited.
     #[inline]
     fn take_waiter(&mut self, handle: Handle) -> Option<(RecvWaiter, Instant)> {
         let nobody = RecvWaiter::Pull(Handle::NONE);
-        let take = |wanted: &mut Wanted| (std::mem::replace(&mut wanted.waiter, nobody), wanted.since, wanted.consumer);
-        let (waiter, since, consumer) = self.wanted.retire(handle, take)?;
+        let take = |recv: &mut PendingRecv| (std::mem::replace(&mut recv.waiter, nobody), recv.since, recv.consumer);
+        let (waiter, since, consumer) = self.recvs.retire(handle, take)?;
         self.removed(handle, consumer);
         Some((waiter, since))
     }
@@ -161,7 +154,7 @@ impl LocalRecvs {
         let of_task = &mut self.of_task[usize::from(consumer)];
         debug_assert!(*of_task > 0, "the limit of the task's recvs would be none from now on");
         *of_task -= 1;
-        if self.wanted.is_empty() {
+        if self.recvs.is_empty() {
             self.deadlines.clear();
         }
     }
@@ -177,15 +170,15 @@ impl LocalRecvs {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_invariants(&self, at: impl Fn(Handle) -> Option<Handle>, pairs: &Pairs) {
         let mut counts = vec![0; self.of_task.len()];
-        for (handle, wanted) in self.wanted.iter() {
-            counts[usize::from(wanted.consumer)] += 1;
-            assert_eq!(wanted.consumer, pairs[wanted.pair].local, "a recv would be ended with another task's");
-            assert!(self.steps.of((wanted.pair, wanted.step)).contains(&handle), "a recv would outlive its step");
-            let ends = self.deadlines.covers(wanted.deadline);
+        for (handle, recv) in self.recvs.iter() {
+            counts[usize::from(recv.consumer)] += 1;
+            assert_eq!(recv.consumer, pairs[recv.pair].local, "a recv would be ended with another task's");
+            assert!(self.steps.of((recv.pair, recv.step)).contains(&handle), "a recv would outlive its step");
+            let ends = self.deadlines.covers(recv.deadline);
             assert!(ends, "a recv would wait past its deadline");
-            let copies = self.copies.iter().flat_map(|(_, queue)| queue).filter(|copy| copy.wanted == handle).count();
+            let copies = self.copies.iter().flat_map(|(_, queue)| queue).filter(|copy| copy.recv == handle).count();
             assert!(copies <= 1, "a recv would have two tensors");
-            let waits = at(wanted.entry) == Some(handle);
+            let waits = at(recv.entry) == Some(handle);
             assert!(waits != (copies == 1), "a recv would never get a tensor, or a second one");
         }
         assert_eq!(counts, self.of_task, "fusion.queued_requests_max would bound something else than recvs");
@@ -220,7 +213,7 @@ impl Exchange {
                 self.take_here(now, recv, (at, slot), (place, len, of_device), context)
             }
             Some(Waiting::Request(_)) => {
-                let (error, destination) = (asked_twice(at), recv.destination);
+                let (error, destination) = (requested_twice(at), recv.destination);
                 context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
                 None
             }
@@ -261,12 +254,12 @@ impl Exchange {
                     return None;
                 }
                 let (since, entry) = (now, NOWHERE);
-                let wanted = Wanted { pair, consumer, step, since, deadline, entry, destination: None, waiter };
-                let handle = self.local.enter(wanted);
+                let recv = PendingRecv { pair, consumer, step, since, deadline, entry, destination: None, waiter };
+                let handle = self.local.enter(recv);
                 let found = self.table.request(at, Parked::Local(handle));
                 let Ok(Found::Tensor(from, pending)) = found else { unreachable!("just looked at") };
                 let producer = context.pairs[at.pair].local;
-                self.local.begin(producer, Copy { wanted: handle, from, pending, to, is_brought, filled: 0 });
+                self.local.begin(producer, Copy { recv: handle, from, pending, to, is_brought, filled: 0 });
                 return Some(Ticket::Local(handle));
             }
             Ok(place) => {
@@ -298,10 +291,10 @@ impl Exchange {
             context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
             return None;
         }
-        let wanted = Wanted { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
-        let handle = self.local.enter(wanted);
+        let recv = PendingRecv { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
+        let handle = self.local.enter(recv);
         let entry = self.table.park_local(slot, at, handle);
-        self.local.wanted.get_mut(handle).expect("just entered").entry = entry;
+        self.local.recvs.get_mut(handle).expect("just entered").entry = entry;
         Some(Ticket::Local(handle))
     }
 
@@ -315,16 +308,16 @@ impl Exchange {
         context: &mut Context,
     ) -> Option<(TensorMeta, Payload)> {
         let Some(Waiting::Request(Parked::Local(handle))) = self.table.waiting(slot) else { return Some(tensor) };
-        let Some(wanted) = self.local.wanted.get_mut(handle) else { return Some(tensor) };
-        if !context.reporter.outcomes.listens(&wanted.waiter) {
+        let Some(recv) = self.local.recvs.get_mut(handle) else { return Some(tensor) };
+        if !context.reporter.outcomes.listens(&recv.waiter) {
             self.fail_here(handle, unheard(), &mut context.reporter);
             return Some(tensor);
         }
-        if tensor.1.len() > COPY_AT_ONCE_BYTES || is_of_device(&tensor.1, wanted.destination.as_ref()) {
+        if tensor.1.len() > COPY_AT_ONCE_BYTES || is_of_device(&tensor.1, recv.destination.as_ref()) {
             return Some(tensor);
         }
         let limit = context.settings.session.tensor_bytes_max;
-        let place = place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1);
+        let place = place(&context.memory, limit, recv.consumer, recv.destination.take(), &tensor.1);
         self.table.take_request(slot);
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
@@ -349,20 +342,20 @@ impl Exchange {
         context: &mut Context,
     ) {
         let outcomes = &context.reporter.outcomes;
-        let Some(wanted) = self.local.wanted.get_mut(handle).filter(|wanted| outcomes.listens(&wanted.waiter)) else {
+        let Some(recv) = self.local.recvs.get_mut(handle).filter(|recv| outcomes.listens(&recv.waiter)) else {
             self.fail_here(handle, unheard(), &mut context.reporter);
             return self.released(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
-        match place(&context.memory, limit, wanted.consumer, wanted.destination.take(), &tensor.1) {
+        match place(&context.memory, limit, recv.consumer, recv.destination.take(), &tensor.1) {
             Ok(Place::Memory { to, is_brought }) => {
                 // It keeps its handle, by which it can be cancelled while it is copied.
                 let pairs = &context.pairs;
-                let producer = pairs[wanted.pair].mirror.map_or(0, |pair| pairs[pair].local);
-                self.local.begin(producer, Copy { wanted: handle, from: tensor, pending, to, is_brought, filled: 0 });
+                let producer = pairs[recv.pair].mirror.map_or(0, |pair| pairs[pair].local);
+                self.local.begin(producer, Copy { recv: handle, from: tensor, pending, to, is_brought, filled: 0 });
             }
             Ok(Place::AsItIs) => {
-                let Wanted { waiter, since, step, entry, .. } = self.local.remove(handle).expect("just looked at");
+                let PendingRecv { waiter, since, step, entry, .. } = self.local.remove(handle).expect("just looked at");
                 let (meta, bytes) = (tensor.0.clone(), tensor.1.len() as u64);
                 let key = self.traced_key(entry, &context.reporter);
                 hand_over(&mut context.reporter, waiter, (since, step, &key), Place::AsItIs, tensor);
@@ -383,7 +376,7 @@ impl Exchange {
         key.unwrap_or_default().into()
     }
 
-    fn copied(&mut self, Wanted { waiter, since, step, .. }: Wanted, copy: Copy, context: &mut Context) {
+    fn copied(&mut self, PendingRecv { waiter, since, step, .. }: PendingRecv, copy: Copy, context: &mut Context) {
         let Copy { from: (meta, payload), pending, mut to, .. } = copy;
         to.truncate(payload.len());
         let tensor = Tensor::from_parts(meta.clone(), to);
@@ -403,9 +396,9 @@ impl Exchange {
             && let Some((producer, mut queue)) = self.local.copies.pop_front()
         {
             let mut copy = queue.pop_front().expect("queues without copies are dropped");
-            let listens = |wanted: &Wanted| context.reporter.outcomes.listens(&wanted.waiter);
-            if !self.local.wanted.get(copy.wanted).is_some_and(listens) {
-                self.fail_here(copy.wanted, unheard(), &mut context.reporter);
+            let listens = |recv: &PendingRecv| context.reporter.outcomes.listens(&recv.waiter);
+            if !self.local.recvs.get(copy.recv).is_some_and(listens) {
+                self.fail_here(copy.recv, unheard(), &mut context.reporter);
                 self.released(copy.pending, copy.from, false, context);
             } else {
                 let advanced = copy.advance(budget.min(COPY_BATCH_BYTES));
@@ -413,11 +406,11 @@ impl Exchange {
                 match advanced {
                     Ok(_) if !copy.is_complete() => queue.push_front(copy),
                     Ok(_) => {
-                        let wanted = self.local.remove(copy.wanted).expect("just looked at");
-                        self.copied(wanted, copy, context);
+                        let recv = self.local.remove(copy.recv).expect("just looked at");
+                        self.copied(recv, copy, context);
                     }
                     Err(error) => {
-                        let waiter = self.local.remove(copy.wanted).expect("just looked at").waiter;
+                        let waiter = self.local.remove(copy.recv).expect("just looked at").waiter;
                         let Copy { from, pending, to, is_brought, .. } = copy;
                         // The tensor goes back first, as when there is no place for it.
                         self.released(pending, from, false, context);
@@ -441,17 +434,17 @@ impl Exchange {
 
     /// Cancels a recv: a tensor that is being copied for it goes back to its producer. False if it has ended.
     pub(super) fn cancel_here(&mut self, handle: Handle) -> bool {
-        let wanted = self.local.remove(handle);
-        if let Some(wanted) = &wanted {
-            self.table.withdraw_local(wanted.entry);
+        let recv = self.local.remove(handle);
+        if let Some(recv) = &recv {
+            self.table.cancel_local(recv.entry);
         }
-        wanted.is_some()
+        recv.is_some()
     }
 
     /// Ends the recvs of a pair in `step` with `error`.
     pub(in crate::node) fn end_here_of(&mut self, pair: u32, step: i64, error: &Error, reporter: &mut Reporter) {
         for handle in self.local.steps.of((pair, step)) {
-            if self.local.wanted.get(handle).is_some_and(|wanted| (wanted.pair, wanted.step) == (pair, step)) {
+            if self.local.recvs.get(handle).is_some_and(|recv| (recv.pair, recv.step) == (pair, step)) {
                 self.fail_here(handle, error.clone(), reporter);
             }
         }
@@ -459,22 +452,22 @@ impl Exchange {
 
     /// Ends all recvs of `consumer` with `error`.
     pub(in crate::node) fn end_here(&mut self, consumer: u16, error: &Error, reporter: &mut Reporter) {
-        for handle in self.local.wanted.select(|wanted| wanted.consumer == consumer) {
+        for handle in self.local.recvs.select(|recv| recv.consumer == consumer) {
             self.fail_here(handle, error.clone(), reporter);
         }
     }
 
     /// Ends one recv with `error`, whether it waits or is being copied.
     pub(super) fn fail_here(&mut self, handle: Handle, error: Error, reporter: &mut Reporter) {
-        if let Some(Wanted { waiter, destination, entry, .. }) = self.local.remove(handle) {
-            self.table.withdraw_local(entry);
+        if let Some(PendingRecv { waiter, destination, entry, .. }) = self.local.remove(handle) {
+            self.table.cancel_local(entry);
             reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
         }
     }
 
     /// The engine stops: ends every recv with `error`, and gives back what was being copied.
     pub(in crate::node) fn end_all_here(&mut self, error: &Error, context: &mut Context) {
-        for handle in self.local.wanted.select(|_| true) {
+        for handle in self.local.recvs.select(|_| true) {
             self.fail_here(handle, error.clone(), &mut context.reporter);
         }
         self.copy_on(context);
@@ -484,16 +477,16 @@ impl Exchange {
         if !self.local.deadlines.is_due(now) {
             return;
         }
-        for handle in self.local.wanted.select(|wanted| wanted.deadline <= now) {
-            let wanted = self.local.wanted.get(handle).expect("just selected");
-            let key = self.table.key_of(wanted.entry).unwrap_or("that is being copied");
-            let waited = wanted.deadline.saturating_duration_since(wanted.since);
-            let awaited = context.awaited(now, wanted.pair, "nobody has sent it, or it is still being copied");
-            let error = Error::late(Operation::Recv, wanted.step, key, waited, awaited);
+        for handle in self.local.recvs.select(|recv| recv.deadline <= now) {
+            let recv = self.local.recvs.get(handle).expect("just selected");
+            let key = self.table.key_of(recv.entry).unwrap_or("that is being copied");
+            let waited = recv.deadline.saturating_duration_since(recv.since);
+            let awaited = context.awaited(now, recv.pair, "nobody has sent it, or it is still being copied");
+            let error = Error::late(Operation::Recv, recv.step, key, waited, awaited);
             self.fail_here(handle, error, &mut context.reporter);
         }
-        self.local.deadlines = Sweep::after(now, self.local.wanted.slots());
-        self.local.deadlines.extend(self.local.wanted.iter().map(|(_, wanted)| wanted.deadline));
+        self.local.deadlines = Sweep::after(now, self.local.recvs.slots());
+        self.local.deadlines.extend(self.local.recvs.iter().map(|(_, recv)| recv.deadline));
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::KEY_BYTES_MAX;
-use sealane_transport::session::{Ask, Asked, Unanswered};
+use sealane_transport::session::{PeerRequest, RequestParams};
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::WireError;
 use sealane_transport::{Error, Handle, Payload, Unreceived};
@@ -60,7 +60,7 @@ pub struct RecvRequest<'a> {
 }
 
 /// The session through which a peer's requests come, while it is lent to its link.
-pub(super) struct Asker<'a> {
+pub(super) struct Requester<'a> {
     pub(super) session: Handle,
     /// The session's id in traces.
     pub(super) traced_as: u64,
@@ -119,7 +119,7 @@ impl Exchange {
         &mut self.ahead
     }
 
-    /// When [`expire`](Self::expire) must be called at the latest, or a recv is to [ask](Self::next_to_ask).
+    /// When [`expire`](Self::expire) must be called at the latest, or a recv is to [send its request](Self::next_to_request).
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let (there, ahead) = (self.there.next_deadline(), self.ahead.next_deadline());
@@ -149,7 +149,7 @@ impl Exchange {
                 cancelled.is_some()
             }
             Ticket::Local(handle) => self.cancel_here(handle),
-            Ticket::There(handle) => self.cancel_there(handle, context),
+            Ticket::Remote(handle) => self.cancel_there(handle, context),
             Ticket::Rows(_) => unreachable!("the node looks for rows"),
         };
         // It may have moved since its ticket was issued.
@@ -175,14 +175,14 @@ impl Exchange {
         let PullRowsRequest { pair, rows, min_version: step, deadline, fail_if_gone, waiter, .. } = request;
         let (consumer, producer) = (context.pairs[pair].local, context.pairs[pair].peer);
         let key = rows.title();
-        let ask = Ask { consumer, producer, step, key: &key, deadline, destination: None, waiter };
+        let params = RequestParams { consumer, producer, step, key: &key, deadline, destination: None, waiter };
         let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_rows(now, ask, rows, fail_if_gone) {
+        match with.request_rows(now, params, rows, fail_if_gone) {
             Ok(request) => {
-                context.asked(now, session, deadline);
+                context.requested(now, session, deadline);
                 Some(Ticket::Peer { session, request })
             }
-            Err((Unanswered { error, destination }, waiter)) => {
+            Err((Unreceived { error, destination }, waiter)) => {
                 context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                 None
             }
@@ -201,7 +201,7 @@ impl Exchange {
         let is_open = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
             Ticket::Local(handle) => local.is_there(handle),
-            Ticket::There(handle) => there.waits(handle),
+            Ticket::Remote(handle) => there.waits(handle),
             Ticket::Rows(_) => false,
         };
         let ended = |mut ticket: Ticket| {
@@ -292,88 +292,88 @@ impl Exchange {
     /// # Errors
     /// The request would have to wait, and its key is not valid UTF-8.
     #[inline(always)]
-    pub(super) fn asked(
+    pub(super) fn requested(
         &mut self,
         session: &mut PeerSession,
-        (asked, key): (&Asked, &[u8]),
-        asker: &mut Asker<'_>,
+        (request, key): (&PeerRequest, &[u8]),
+        requester: &mut Requester<'_>,
         (pairs, reporter): (&mut Pairs, &mut Reporter),
         (presence, is_draining): (&Presence, bool),
     ) -> Result<(), WireError> {
-        let ends = (asked.producer, asked.consumer);
-        let pair = match *asker.last_pair {
+        let ends = (request.producer, request.consumer);
+        let pair = match *requester.last_pair {
             Some((last, pair)) if last == ends => pair,
-            _ if asked.consumer == STRANGER => {
+            _ if request.consumer == STRANGER => {
                 let reason = "the requesting task is not in the endpoint map of the producer's host".into();
                 let task = "the requesting task".into();
-                session.refuse(asked.id, &Error::NotFound { task, reason });
+                session.refuse(request.id, &Error::NotFound { task, reason });
                 return Ok(());
             }
             _ => {
-                let pair = pairs.pair_of(asked.producer, asked.consumer);
-                *asker.last_pair = Some((ends, pair));
+                let pair = pairs.pair_of(request.producer, request.consumer);
+                *requester.last_pair = Some((ends, pair));
                 pair
             }
         };
         if !pairs[pair].owned {
             let reason = "the pair is served by another shard: the two sides disagree on lanes";
-            session.refuse(asked.id, &Error::invalid(reason));
+            session.refuse(request.id, &Error::invalid(reason));
             return Ok(());
         }
-        pairs.note_asked_here(pair, asker.session);
-        if let Some(reason) = self.ended.reason(asked.producer, pair, asked.step) {
-            session.refuse(asked.id, &Error::Aborted { step: asked.step, reason: reason.into() });
+        pairs.note_requested_here(pair, requester.session);
+        if let Some(reason) = self.ended.reason(request.producer, pair, request.step) {
+            session.refuse(request.id, &Error::Aborted { step: request.step, reason: reason.into() });
             return Ok(());
         }
-        let attachment = match presence.admit(asked.producer, asked.if_gone) {
+        let attachment = match presence.admit(request.producer, request.if_gone) {
             Ok(attachment) => attachment,
             Err(reason) => {
-                session.refuse(asked.id, &presence::gone(pairs.task(asked.producer).as_str(), reason));
+                session.refuse(request.id, &presence::gone(pairs.task(request.producer).as_str(), reason));
                 return Ok(());
             }
         };
-        let at = RawMatchKey { pair, step: asked.step, key };
-        let by = Parked::Peer { session: asker.session, id: asked.id };
+        let at = RawMatchKey { pair, step: request.step, key };
+        let by = Parked::Peer { session: requester.session, id: request.id };
         match self.table.request(at, by) {
             Ok(Found::Tensor((meta, payload), pending)) => {
-                match session.respond(asked.id, meta.into_wire(), payload, pending) {
+                match session.respond(request.id, meta.into_wire(), payload, pending) {
                     Ok(response) => {
-                        let session = asker.traced_as;
+                        let session = requester.traced_as;
                         reporter.trace(pending, || Moment::SendMatched { session, response });
                     }
                     Err((meta, payload, pending)) => session.give_back(meta, payload, pending),
                 }
             }
             Ok(Found::Parked) if is_draining => {
-                self.table.withdraw(by);
-                session.refuse(asked.id, &draining());
+                self.table.cancel(by);
+                session.refuse(request.id, &draining());
             }
             Ok(Found::Parked) => {
-                session.park_for(asked.id, attachment);
-                let until = reporter.clock + Duration::from_millis(asked.timeout_ms.into()) + PARKED_GRACE;
-                self.table.park_until(by, until, asked.if_gone.fails());
+                session.park_for(request.id, attachment);
+                let until = reporter.clock + Duration::from_millis(request.timeout_ms.into()) + PARKED_GRACE;
+                self.table.park_until(by, until, request.if_gone.fails());
             }
             Ok(Found::NotText) => return Err(WireError::NotUtf8("key")),
-            Err(error) => session.refuse(asked.id, &error),
+            Err(error) => session.refuse(request.id, &error),
         }
         Ok(())
     }
 
-    /// Like [`asked`](Self::asked), for a request that came after other events.
+    /// Like [`requested`](Self::requested), for a request that came after other events.
     #[cold]
-    pub(super) fn asked_behind_events(&mut self, handle: Handle, asked: &Asked, context: &mut Context) {
+    pub(super) fn requested_behind_events(&mut self, handle: Handle, request: &PeerRequest, context: &mut Context) {
         let Context { peers, pairs, reporter, presence, draining, .. } = context;
         let peer = peers.get_mut(handle).expect("its session just reported");
-        let key = peer.session.key(asked).to_owned();
-        let (session, mut asker) = peer.asking(handle);
+        let key = peer.session.key(request).to_owned();
+        let (session, mut requester) = peer.requesting(handle);
         let of_node = (&*presence, *draining);
-        let heard = self.asked(session, (asked, key.as_bytes()), &mut asker, (pairs, reporter), of_node);
+        let heard = self.requested(session, (request, key.as_bytes()), &mut requester, (pairs, reporter), of_node);
         debug_assert!(heard.is_ok(), "its key is text");
     }
 
-    /// A peer withdraws a request.
-    pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, peers: &mut Peers) {
-        if self.table.withdraw(Parked::Peer { session, id })
+    /// A peer cancels a request.
+    pub(super) fn cancelled(&mut self, session: Handle, id: Handle, peers: &mut Peers) {
+        if self.table.cancel(Parked::Peer { session, id })
             && let Some(with) = peers.session_mut(session)
         {
             with.unpark();
@@ -392,8 +392,8 @@ impl Exchange {
     }
 
     /// The link of a session is gone: its peer will repeat the requests it still waits for.
-    pub(super) fn withdraw_session(&mut self, session: Handle) {
-        self.table.withdraw_session(session);
+    pub(super) fn forget_session(&mut self, session: Handle) {
+        self.table.forget_session(session);
         self.forget_kept(session);
         self.there.forget_patience();
     }

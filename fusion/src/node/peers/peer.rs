@@ -11,7 +11,7 @@ use sealane_transport::{Handle, Link};
 use super::PeerSession;
 use super::calls::Calls;
 use crate::metrics::{PeerCounters, PeerMetrics, Way};
-use crate::node::exchange::{Asker, LastPair};
+use crate::node::exchange::{LastPair, Requester};
 
 /// The state of a peer's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,9 +77,9 @@ pub(in crate::node) struct Peer {
 }
 
 impl Peer {
-    /// The session, and the asker for its requests.
-    pub(in crate::node) fn asking(&mut self, handle: Handle) -> (&mut PeerSession, Asker<'_>) {
-        (&mut self.session, Asker { session: handle, traced_as: self.traced_as, last_pair: &mut self.last_pair })
+    /// The session, and the requester of its requests.
+    pub(in crate::node) fn requesting(&mut self, handle: Handle) -> (&mut PeerSession, Requester<'_>) {
+        (&mut self.session, Requester { session: handle, traced_as: self.traced_as, last_pair: &mut self.last_pair })
     }
 
     pub(super) fn new(

@@ -12,7 +12,7 @@ use super::{Peer, PeerSession, Peers};
 use crate::limits::TRANSMIT_BUDGET_BYTES;
 use crate::metrics::Way;
 use crate::node::counters::Counters;
-use crate::node::exchange::Asker;
+use crate::node::exchange::Requester;
 use crate::node::settings::{Fuse, NodeSettings};
 
 /// The result of a write.
@@ -89,15 +89,15 @@ impl Peers {
         &mut self,
         now: Instant,
         handle: Handle,
-        read: impl FnOnce(&mut dyn Link, &mut PeerSession, Way, Asker<'_>) -> Result<usize, LinkError>,
+        read: impl FnOnce(&mut dyn Link, &mut PeerSession, Way, Requester<'_>) -> Result<usize, LinkError>,
     ) -> Result<usize, LinkError> {
         let Some(peer) = self.arena.get_mut(handle) else { return Ok(0) };
         let Some(link) = &mut peer.link else { return Ok(0) };
         if !peer.session.can_receive() {
             return Ok(0);
         }
-        let asker = Asker { session: handle, traced_as: peer.traced_as, last_pair: &mut peer.last_pair };
-        let result = read(&mut **link, &mut peer.session, peer.way, asker);
+        let requester = Requester { session: handle, traced_as: peer.traced_as, last_pair: &mut peer.last_pair };
+        let result = read(&mut **link, &mut peer.session, peer.way, requester);
         if !matches!(result, Ok(0)) {
             peer.counters.bytes_received += *result.as_ref().unwrap_or(&0) as u64;
             touch(peer, handle, &mut self.lists.unshown);

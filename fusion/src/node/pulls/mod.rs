@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use sealane_runtime::Sweep;
 use sealane_transport::limits::LOCKS_SUFFIX;
-use sealane_transport::session::{Named, PullAsk, Store, Wait};
+use sealane_transport::session::{Named, PullParams, Store, Wait};
 use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, PullBuffer};
@@ -49,7 +49,7 @@ pub struct PullRequest {
 }
 
 /// A pull moving from one session to another.
-pub(super) type MovedPull = PullAsk<RecvWaiter>;
+pub(super) type MovedPull = PullParams<RecvWaiter>;
 
 /// A pull in progress.
 struct UnderWay {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealane_transport::session::PullAsk;
+use sealane_transport::session::PullParams;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle, Keys};
 
@@ -194,8 +194,8 @@ impl Pulls {
                 };
                 context.reporter.trace(handle, || Moment::PullQueued { tensors });
                 let waiter = RecvWaiter::Pull(handle);
-                let ask = PullAsk { set, min_version, deadline, fail_if_gone, pull_buffer, waiter };
-                self.pull_there(now, session, ask, context)
+                let params = PullParams { set, min_version, deadline, fail_if_gone, pull_buffer, waiter };
+                self.pull_there(now, session, params, context)
             }
         }
     }
@@ -205,17 +205,17 @@ impl Pulls {
         &mut self,
         now: Instant,
         session: Handle,
-        ask: PullAsk<RecvWaiter>,
+        params: PullParams<RecvWaiter>,
         context: &mut Context,
     ) -> Option<Handle> {
-        let (handle, deadline) = (named(&ask.waiter), ask.deadline);
+        let (handle, deadline) = (named(&params.waiter), params.deadline);
         let with = context.peers.session_mut(session).expect("agreed with a session that is there");
-        match with.pull(now, ask) {
+        match with.pull(now, params) {
             Ok(pull) => {
                 if let Some(under_way) = self.under_way.get_mut(handle) {
                     under_way.at = At::Peer { session, pull };
                 }
-                context.asked(now, session, deadline);
+                context.requested(now, session, deadline);
                 Some(handle)
             }
             Err((error, mut pull_buffer, _)) => {
@@ -236,7 +236,7 @@ impl Pulls {
     ) {
         let handle = named(&moved.waiter);
         if let Err(error) = agreed {
-            let PullAsk { mut pull_buffer, .. } = moved;
+            let PullParams { mut pull_buffer, .. } = moved;
             pull_buffer.fail_missing(|_| error.clone());
             return self.ended(handle, pull_buffer, &mut context.reporter);
         }
@@ -244,12 +244,12 @@ impl Pulls {
         let Plan { agreed, pair, .. } = self.plans.get(pull.plan).expect("just agreed");
         match agreed {
             &Agreed::Session(session, set) => {
-                self.pull_there(now, session, PullAsk { set, ..moved }, context);
+                self.pull_there(now, session, PullParams { set, ..moved }, context);
             }
             // The map has moved the producer to this node since the pull was requested.
             Agreed::Here(slots) => {
                 let consumer = context.pairs[*pair].local;
-                let PullAsk { min_version, deadline, fail_if_gone, pull_buffer, .. } = moved;
+                let PullParams { min_version, deadline, fail_if_gone, pull_buffer, .. } = moved;
                 let wish = Wish { consumer, min_version, views: false, fail_if_gone };
                 let local = LocalPull::new(slots.clone(), wish, now, deadline, pull_buffer);
                 pull.at = At::Here(Box::new(local));

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use sealane_runtime::Sweep;
-use sealane_transport::session::PushAsk;
+use sealane_transport::session::PushParams;
 use sealane_transport::tensor::IntoTensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::{Arena, Error, Handle, Meta, Payload};
@@ -143,15 +143,15 @@ impl Pushes {
             let with = context.peers.session_mut(session).expect("the caller found it");
             let Some(next) = with.push_together(now, (stream, deadline, &group), &mut tensors) else { break };
             let (meta, payload) = next.into_tensor().into_parts();
-            let ask = PushAsk { stream, meta: meta.into_wire(), payload, deadline, pending: group };
-            self.ask(now, session, ask, context);
+            let params = PushParams { stream, meta: meta.into_wire(), payload, deadline, pending: group };
+            self.push_one(now, session, params, context);
         }
-        context.asked(now, session, deadline);
+        context.requested(now, session, deadline);
     }
 
-    fn ask(&mut self, now: Instant, session: Handle, ask: PushAsk<Handle>, context: &mut Context) {
+    fn push_one(&mut self, now: Instant, session: Handle, params: PushParams<Handle>, context: &mut Context) {
         let with = context.peers.session_mut(session).expect("the caller found its stream");
-        if let Err((error, group)) = with.push(now, ask) {
+        if let Err((error, group)) = with.push(now, params) {
             self.ended(group, 1, Err(error), &mut context.reporter);
         }
     }
@@ -162,8 +162,8 @@ impl Pushes {
         let with = context.peers.session_mut(session).expect("the caller found it");
         match with.stream(from, to, &queue) {
             Ok(stream) => {
-                self.ask(now, session, PushAsk { stream, meta, payload, deadline, pending: group }, context);
-                context.asked(now, session, deadline);
+                self.push_one(now, session, PushParams { stream, meta, payload, deadline, pending: group }, context);
+                context.requested(now, session, deadline);
             }
             Err(error) => self.ended(group, 1, Err(error), &mut context.reporter),
         }

@@ -23,7 +23,7 @@ use hashbrown::HashMap;
 use sealane_runtime::Buffer;
 use sealane_transport::gathered_rows;
 use sealane_transport::named_rows::{NamedRows, NamedRowsBuf};
-use sealane_transport::session::{PeerQuota, RowsAsked};
+use sealane_transport::session::{PeerQuota, PeerRowRequest};
 use sealane_transport::shm::table_places;
 use sealane_transport::tensor::{Tensor, TensorMeta};
 use sealane_transport::{Arena, Error, Handle, Operation, Payload, Unreceived};
@@ -170,8 +170,14 @@ impl RowRequests {
     }
 
     /// A peer requests rows.
-    pub(super) fn requested(&mut self, session: Handle, asked: RowsAsked, pulls: &mut Pulls, context: &mut Context) {
-        let RowsAsked { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows } = asked;
+    pub(super) fn requested(
+        &mut self,
+        session: Handle,
+        request: PeerRowRequest,
+        pulls: &mut Pulls,
+        context: &mut Context,
+    ) {
+        let PeerRowRequest { id, consumer, producer, min_version, timeout_ms, fail_if_gone, rows } = request;
         if consumer == STRANGER {
             let reason = "the requesting task is not in the endpoint map of the producer's host".into();
             let error = Error::NotFound { task: "the requesting task".into(), reason };
@@ -181,7 +187,7 @@ impl RowRequests {
         let Some(with) = context.peers.session(session).filter(|with| with.is_attached()) else { return };
         let quota = with.quota().clone();
         // A hostile peer may use one id for two requests.
-        self.withdrawn(session, id, context);
+        self.cancelled(session, id, context);
         let (held, more) = (quota.rows.requests.get(), rows.as_rows().as_bytes().len());
         if held + more > ROW_REQUESTS_BYTES_MAX {
             let reason = format!("requests with {held} bytes wait already, at most {ROW_REQUESTS_BYTES_MAX}");
@@ -532,8 +538,8 @@ impl RowRequests {
         go_on
     }
 
-    /// A peer withdraws a request.
-    pub(super) fn withdrawn(&mut self, session: Handle, id: Handle, context: &mut Context) {
+    /// A peer cancels a request.
+    pub(super) fn cancelled(&mut self, session: Handle, id: Handle, context: &mut Context) {
         let Some(&handle) = self.of_peers.get(&(session, id)) else { return };
         if let Some(RowRequest { requester: Requester::Peer { is_parked: true, .. }, .. }) = self.remove(handle) {
             with_session(session, context, |with| with.unpark());
@@ -541,7 +547,7 @@ impl RowRequests {
     }
 
     /// The link of a session is gone: its peer will repeat the requests it still waits for.
-    pub(super) fn withdraw_session(&mut self, session: Handle) {
+    pub(super) fn forget_session(&mut self, session: Handle) {
         let of_session =
             |request: &RowRequest| matches!(request.requester, Requester::Peer { session: of, .. } if of == session);
         for handle in self.requests.select(of_session) {

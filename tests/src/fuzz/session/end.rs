@@ -9,7 +9,8 @@ use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX, TABLE_KEY_BYT
 use sealane_transport::link::{Landing, Receiver};
 use sealane_transport::pull_buffer::{Stored, StoredBytes};
 use sealane_transport::session::{
-    AheadAsk, Ask, Credit, Event, Manner, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Store, Wait,
+    AheadParams, Credit, Event, PullParams, PushParams, ReceiveMemory, RequestOptions, RequestParams, Roster, Session,
+    Store, Wait,
 };
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::wire::WireError;
@@ -261,9 +262,9 @@ impl<'s> End<'s> {
             0..=2 => {
                 let destination = script.yes().then(|| Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
                 let (step, key, waiter) = (script.below(STEPS) as i64, script.one_of(&KEYS), self.recvs.begin());
-                let ask = Ask { consumer, producer: peer_task, step, key, deadline, destination, waiter };
-                let manner = Manner { fused: script.yes(), fail_if_gone: script.yes() };
-                let asked = self.session.request_as(now, ask, manner);
+                let params = RequestParams { consumer, producer: peer_task, step, key, deadline, destination, waiter };
+                let options = RequestOptions { fused: script.yes(), fail_if_gone: script.yes() };
+                let asked = self.session.request_as(now, params, options);
                 if let Err((unanswered, waiter)) = asked {
                     assert!(!unanswered.error.to_string().is_empty());
                     self.recvs.end(waiter);
@@ -320,7 +321,7 @@ impl<'s> End<'s> {
                             false => tensors.next(),
                         };
                         let Some((meta, payload)) = next.map(Tensor::into_parts) else { break };
-                        let push = PushAsk { stream, meta: meta.into_wire(), payload, deadline, pending };
+                        let push = PushParams { stream, meta: meta.into_wire(), payload, deadline, pending };
                         if let Err((_, pending)) = self.session.push(now, push) {
                             self.pending_sends.end(pending);
                         }
@@ -342,7 +343,7 @@ impl<'s> End<'s> {
                     match sending.filter(|sending| sending.has_room(key.len() + meta.len(), bytes)) {
                         Some(mut sending) => {
                             self.ahead.push(sending.next());
-                            sending.add(AheadAsk { key, meta: &meta, payload: (&payload[..]).into(), pending });
+                            sending.add(AheadParams { key, meta: &meta, payload: (&payload[..]).into(), pending });
                         }
                         None => self.pending_sends.end(pending),
                     }
@@ -367,7 +368,7 @@ impl<'s> End<'s> {
         }
         let (min_version, waiter) = (script.below(STEPS) as i64, self.pulls.begin());
         if let Err((_, _, waiter)) =
-            self.session.pull(now, PullAsk { set, min_version, deadline, fail_if_gone: false, pull_buffer, waiter })
+            self.session.pull(now, PullParams { set, min_version, deadline, fail_if_gone: false, pull_buffer, waiter })
         {
             self.pulls.end(waiter);
         }
@@ -407,7 +408,7 @@ impl<'s> End<'s> {
     pub(super) fn settle(&mut self, script: &mut Script<'_>) {
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::Asked(asked) => {
+                Event::Requested(asked) => {
                     assert!(usize::from(asked.producer) < TASKS && self.session.key(&asked).len() <= KEY_BYTES_MAX);
                     match script.below(4) {
                         0 => self.session.refuse(asked.id, &Error::invalid("not here")),
@@ -418,7 +419,7 @@ impl<'s> End<'s> {
                         _ => self.answer(asked.id, script.one_of(&SIZES)),
                     }
                 }
-                Event::RowsAsked(asked) => {
+                Event::RowsRequested(asked) => {
                     let rows = asked.rows.as_rows();
                     assert!(usize::from(asked.producer) < TASKS);
                     assert!(rows.iter().all(|table| table.key.len() <= TABLE_KEY_BYTES_MAX));
@@ -431,7 +432,7 @@ impl<'s> End<'s> {
                         _ => self.answer(asked.id, rows.iter().map(|table| table.ids.len()).sum()),
                     }
                 }
-                Event::Withdrawn(id) => {
+                Event::Cancelled(id) => {
                     if let Some(at) = self.parked.iter().position(|parked| *parked == id) {
                         self.parked.swap_remove(at);
                         self.session.unpark();

@@ -4,14 +4,15 @@ use std::time::{Duration, Instant};
 
 use sealane_runtime::Buffer;
 
-use super::{Ask, HAS_WAITER, Manner, State, Wanted, not_served};
+use super::{HAS_WAITER, PendingRequest, RequestOptions, RequestParams, State, not_served};
 use crate::arena::Handle;
+use crate::call::Unreceived;
 use crate::error::Error;
 use crate::if_gone::IfGone;
 use crate::limits::KEY_BYTES_MAX;
 use crate::named_rows::{NamedRows, NamedRowsBuf};
+use crate::session::Session;
 use crate::session::control::Control;
-use crate::session::{Session, Unanswered};
 use crate::trace::{self, Moment};
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
@@ -22,8 +23,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// NotFound if the attached peer does not serve the task, Unavailable if the peer is going away. Each returns the waiter
     /// and the destination.
     #[inline]
-    pub fn request(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.request_as(now, ask, Manner::default())
+    pub fn request(&mut self, now: Instant, params: RequestParams<'_, W>) -> Result<Handle, (Unreceived, W)> {
+        self.request_as(now, params, RequestOptions::default())
     }
 
     /// As [`request`](Self::request), for one of many requested together: it does not count against the window.
@@ -31,8 +32,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// # Errors
     /// As [`request`](Self::request).
     #[inline]
-    pub fn request_fused(&mut self, now: Instant, ask: Ask<'_, W>) -> Result<Handle, (Unanswered, W)> {
-        self.request_as(now, ask, Manner { fused: true, ..Manner::default() })
+    pub fn request_fused(&mut self, now: Instant, params: RequestParams<'_, W>) -> Result<Handle, (Unreceived, W)> {
+        self.request_as(now, params, RequestOptions { fused: true, ..RequestOptions::default() })
     }
 
     /// Requests rows of tables that the peer has published. The key is a name for messages, the step the oldest version that
@@ -43,62 +44,67 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     pub fn request_rows(
         &mut self,
         now: Instant,
-        ask: Ask<'_, W>,
+        params: RequestParams<'_, W>,
         rows: NamedRows<'_>,
         fail_if_gone: bool,
-    ) -> Result<Handle, (Unanswered, W)> {
-        let handle = self.request_as(now, ask, Manner { fused: true, fail_if_gone })?;
-        self.consumer.wanted.get_mut(handle).expect("just asked for").rows = Some(rows.into());
+    ) -> Result<Handle, (Unreceived, W)> {
+        let handle = self.request_as(now, params, RequestOptions { fused: true, fail_if_gone })?;
+        self.consumer.requests.get_mut(handle).expect("just asked for").rows = Some(rows.into());
         Ok(handle)
     }
 
-    /// [`request`](Self::request) or [`request_fused`](Self::request_fused), according to `manner`.
+    /// [`request`](Self::request) or [`request_fused`](Self::request_fused), according to `options`.
     ///
     /// # Errors
     /// As [`request`](Self::request).
     #[inline]
-    pub fn request_as(&mut self, now: Instant, ask: Ask<'_, W>, manner: Manner) -> Result<Handle, (Unanswered, W)> {
-        if let Some(error) = self.refusal(&ask) {
-            return Err((Unanswered { error, destination: ask.destination }, ask.waiter));
+    pub fn request_as(
+        &mut self,
+        now: Instant,
+        params: RequestParams<'_, W>,
+        options: RequestOptions,
+    ) -> Result<Handle, (Unreceived, W)> {
+        if let Some(error) = self.refusal(&params) {
+            return Err((Unreceived { error, destination: params.destination }, params.waiter));
         }
-        let (consumer, Manner { fused, fail_if_gone }) = (&mut self.consumer, manner);
-        let (handle, wanted) = consumer.wanted.renew(Wanted::nothing).expect("there is room");
-        (wanted.consumer, wanted.producer, wanted.step) = (ask.consumer, ask.producer, ask.step);
-        wanted.key.push_str(ask.key);
-        (wanted.since, wanted.deadline, wanted.state) = (now, ask.deadline, State::Queued);
-        (wanted.asked, wanted.announced, wanted.fused) = (false, false, fused);
-        wanted.if_gone = IfGone::new(fail_if_gone);
-        wanted.brought = ask.destination.is_some();
-        wanted.destination = ask.destination;
-        wanted.waiter = Some(ask.waiter);
-        debug_assert!(!wanted.is_of_rows(), "the tensor would be asked for as rows");
-        let (step, key) = (ask.step, ask.key);
+        let (consumer, RequestOptions { fused, fail_if_gone }) = (&mut self.consumer, options);
+        let (handle, request) = consumer.requests.renew(PendingRequest::nothing).expect("there is room");
+        (request.consumer, request.producer, request.step) = (params.consumer, params.producer, params.step);
+        request.key.push_str(params.key);
+        (request.since, request.deadline, request.state) = (now, params.deadline, State::Queued);
+        (request.was_sent, request.announced, request.fused) = (false, false, fused);
+        request.if_gone = IfGone::new(fail_if_gone);
+        request.brought = params.destination.is_some();
+        request.destination = params.destination;
+        request.waiter = Some(params.waiter);
+        debug_assert!(!request.is_of_rows(), "the tensor would be asked for as rows");
+        let (step, key) = (params.step, params.key);
         trace::tell(consumer.recorder.as_ref(), handle, || Moment::RecvQueued { step, key: key.into() });
-        consumer.steps.add(handle, (u32::from(ask.consumer), ask.step));
+        consumer.steps.add(handle, (u32::from(params.consumer), params.step));
         consumer.queue(handle, fused);
-        consumer.deadlines.enter(ask.deadline);
+        consumer.deadlines.enter(params.deadline);
         Ok(handle)
     }
 
     /// Why a request cannot be made; `None` if it can.
     #[inline]
-    fn refusal(&mut self, ask: &Ask<'_, W>) -> Option<Error> {
-        if ask.key.len() > KEY_BYTES_MAX {
-            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", ask.key.len());
+    fn refusal(&mut self, params: &RequestParams<'_, W>) -> Option<Error> {
+        if params.key.len() > KEY_BYTES_MAX {
+            let reason = format!("the key has {} bytes, at most {KEY_BYTES_MAX} are accepted", params.key.len());
             return Some(Error::invalid(reason));
         }
         if let Some(reason) = &self.going_away {
             return Some(Error::unavailable(&self.peer, reason.clone()));
         }
         if let Some(attached) = &self.attached
-            && attached.roster.place_of(ask.producer).is_none()
+            && attached.roster.place_of(params.producer).is_none()
         {
             return Some(not_served(&self.peer));
         }
         let consumer = &mut self.consumer;
-        consumer.wanted.prune(&mut consumer.to_ask);
-        consumer.wanted.prune(&mut consumer.to_ask_fused);
-        consumer.wanted.is_full().then(|| {
+        consumer.requests.prune(&mut consumer.queued);
+        consumer.requests.prune(&mut consumer.queued_fused);
+        consumer.requests.is_full().then(|| {
             let reason = format!("{} requests to {} are already waiting", self.limits.queued_requests_max, self.peer);
             Error::full("fusion.queued_requests_max", reason)
         })
@@ -107,19 +113,19 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     /// Cancels a request: no answer is reported for it. Returns its waiter, and its destination unless the tensor is being
     /// written to it right now; `None` if the request has already ended.
     pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Buffer>)> {
-        let known = self.consumer.wanted.get(handle)?.state != State::Queued;
-        let wanted = self.consumer.remove(handle)?;
+        let known = self.consumer.requests.get(handle)?.state != State::Queued;
+        let request = self.consumer.remove(handle)?;
         if known && self.attached.is_some() {
             self.control.push(Control::Cancel(handle));
         }
-        Some((wanted.waiter?, wanted.destination))
+        Some((request.waiter?, request.destination))
     }
 
     /// Cancels a request whose tensor is not arriving right now, and returns its destination. `None` if it may be arriving, or
     /// if the request has ended.
     pub fn cancel_unanswered(&mut self, handle: Handle) -> Option<Option<Buffer>> {
-        let wanted = self.consumer.wanted.get(handle)?;
-        if wanted.announced || (wanted.brought && wanted.destination.is_none()) {
+        let request = self.consumer.requests.get(handle)?;
+        if request.announced || (request.brought && request.destination.is_none()) {
             return None;
         }
         self.cancel(handle).map(|(_, destination)| destination)
@@ -127,7 +133,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// True until this request has ended or was taken out.
     pub fn is_waiting(&self, handle: Handle) -> bool {
-        self.consumer.wanted.get(handle).is_some()
+        self.consumer.requests.get(handle).is_some()
     }
 
     /// Ends this side's requests of `step` between `consumer` and `producer` with `error`.
@@ -141,7 +147,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// Ends every request, pull and push of `consumer` with `error`.
     pub fn end_requests_of(&mut self, consumer: u16, error: &Error) {
-        for handle in self.consumer.end_those(|wanted| wanted.consumer == consumer, error, &mut self.events) {
+        for handle in self.consumer.end_those(|request| request.consumer == consumer, error, &mut self.events) {
             if self.attached.is_some() {
                 self.control.push(Control::Cancel(handle));
             }
@@ -162,34 +168,39 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     /// Removes the requests that `pick` (consumer, producer) chooses and that were not sent, to move them to another session:
-    /// their pair turned out to live on another of the peer's shards. Each comes with its manner, and with its
+    /// their pair turned out to live on another of the peer's shards. Each comes with its options, and with its
     /// [rows](Self::request_rows) if it is for rows.
     pub fn take_requests(
         &mut self,
         mut pick: impl FnMut(u16, u32) -> bool,
-        mut each: impl FnMut(Handle, Ask<'_, W>, Manner, Option<NamedRowsBuf>),
+        mut each: impl FnMut(Handle, RequestParams<'_, W>, RequestOptions, Option<NamedRowsBuf>),
     ) {
         debug_assert!(self.attached.is_none(), "requests move before a link is attached");
-        for handle in self.consumer.wanted.select(|wanted| pick(wanted.consumer, wanted.producer)) {
-            let mut wanted = self.consumer.wanted.remove(handle).expect("just selected");
+        for handle in self.consumer.requests.select(|request| pick(request.consumer, request.producer)) {
+            let mut request = self.consumer.requests.remove(handle).expect("just selected");
             self.consumer.steps.remove(handle);
-            let key = std::mem::take(&mut wanted.key);
-            let ask = Ask {
-                consumer: wanted.consumer,
-                producer: wanted.producer,
-                step: wanted.step,
+            let key = std::mem::take(&mut request.key);
+            let params = RequestParams {
+                consumer: request.consumer,
+                producer: request.producer,
+                step: request.step,
                 key: &key,
-                deadline: wanted.deadline,
-                destination: wanted.destination,
-                waiter: wanted.waiter.expect(HAS_WAITER),
+                deadline: request.deadline,
+                destination: request.destination,
+                waiter: request.waiter.expect(HAS_WAITER),
             };
-            each(handle, ask, Manner { fused: wanted.fused, fail_if_gone: wanted.if_gone.fails() }, wanted.rows);
+            each(
+                handle,
+                params,
+                RequestOptions { fused: request.fused, fail_if_gone: request.if_gone.fails() },
+                request.rows,
+            );
         }
     }
 
     /// The longest time that a request has waited at `now`; zero without requests.
     pub fn oldest_wait(&self, now: Instant) -> Duration {
-        let since = self.consumer.wanted.iter().map(|(_, wanted)| wanted.since).min();
+        let since = self.consumer.requests.iter().map(|(_, request)| request.since).min();
         since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 }

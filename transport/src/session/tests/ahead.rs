@@ -2,18 +2,18 @@
 
 use super::*;
 use crate::limits::{AHEAD_BYTES_MAX, CONTROL_QUEUE_MAX};
-use crate::session::AheadAsk;
+use crate::session::AheadParams;
 use crate::wire::{Ahead, AheadEnd, AheadRecordsBuf, Ends, Fate};
 
 const ENDS: Ends = Ends { step: 1, producer: 0, consumer: 0 };
 
 impl End {
     fn send_ahead(&mut self, key: &str, alone: bool) -> u64 {
-        let ask = AheadAsk { key, meta: b"meta", payload: (&b"bytes"[..]).into(), pending: "ahead" };
+        let params = AheadParams { key, meta: b"meta", payload: (&b"bytes"[..]).into(), pending: "ahead" };
         let mut sending = self.session.send_ahead((0, PEER_TASK), 1, alone).expect("there is a link");
         let number = sending.next();
         assert!(sending.has_room(key.len() + 4, 5), "it is small, and there is credit");
-        sending.add(ask);
+        sending.add(params);
         number
     }
 
@@ -135,11 +135,11 @@ fn a_number_is_found_after_the_frame_before_it_was_taken_back_unsent() {
 fn credit_is_a_bound_for_what_may_be_on_its_way() {
     let mut end = End::new();
     let payload = [7; 4096];
-    let ask = || AheadAsk { key: "w", meta: b"meta", payload: (&payload[..]).into(), pending: "ahead" };
+    let params = || AheadParams { key: "w", meta: b"meta", payload: (&payload[..]).into(), pending: "ahead" };
     let mut sending = end.session.send_ahead((0, PEER_TASK), 1, false).expect("there is a link");
     let mut count = 0;
     while sending.has_room(5, payload.len()) {
-        sending.add(ask());
+        sending.add(params());
         count += 1;
     }
     assert_eq!(count, AHEAD_BYTES_MAX / (4096 + 4 + 1 + 64));

@@ -70,8 +70,8 @@ fn any_byte_from_the_peer_puts_the_ping_off() {
 fn the_next_timeout_is_the_earliest_deadline() {
     let mut asking = End::new();
     for (key, seconds) in [("late", 30), ("soon", 2), ("later", 40)] {
-        let ask = Ask { deadline: asking.now + Duration::from_secs(seconds), ..asking.wanting(key, 1) };
-        asking.session.request(asking.now, ask).unwrap();
+        let params = RequestParams { deadline: asking.now + Duration::from_secs(seconds), ..asking.wanting(key, 1) };
+        asking.session.request(asking.now, params).unwrap();
     }
     let begun = asking.now;
     assert_eq!(asking.session.next_timeout(), Some(begun + Duration::from_secs(2)));

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::*;
+use crate::Unreceived;
 use crate::error::{Code, Error, Operation};
 use crate::limits::KEY_BYTES_MAX;
-use crate::session::Unanswered;
 
-fn refusal(outcome: Result<Handle, (Unanswered, u32)>) -> (Error, Option<usize>, u32) {
+fn refusal(outcome: Result<Handle, (Unreceived, u32)>) -> (Error, Option<usize>, u32) {
     let (unanswered, waiter) = outcome.expect_err("refused");
     (unanswered.error, unanswered.destination.map(|buffer| buffer.len()), waiter)
 }
@@ -40,7 +40,7 @@ fn the_window_holds_back_and_parked_requests_do_not_count() {
     let events = pair.answering.events();
     assert!(matches!(
         events[..],
-        [Event::Released { .. }, Event::Asked(_)] | [Event::Asked(_), Event::Released { .. }]
+        [Event::Released { .. }, Event::Requested(_)] | [Event::Requested(_), Event::Released { .. }]
     ));
 }
 
@@ -80,8 +80,12 @@ fn small_and_large_and_empty_tensors_arrive_whole() {
 fn a_deadline_ends_the_request_and_tells_the_peer() {
     let mut pair = Pair::new();
     let destination = Some(heap(64));
-    let ask = Ask { deadline: pair.asking.now + Duration::from_secs(2), destination, ..pair.asking.wanting("late", 4) };
-    pair.asking.session.request(pair.asking.now, ask).unwrap();
+    let params = RequestParams {
+        deadline: pair.asking.now + Duration::from_secs(2),
+        destination,
+        ..pair.asking.wanting("late", 4)
+    };
+    pair.asking.session.request(pair.asking.now, params).unwrap();
     assert_eq!(pair.asking.session.next_timeout(), Some(pair.asking.now + Duration::from_secs(2)));
     pair.talk();
     let id = pair.answering.asked_one();
@@ -101,7 +105,7 @@ fn a_deadline_ends_the_request_and_tells_the_peer() {
     assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), Some(64));
     assert_eq!(pair.asking.session.requests(), 0);
     pair.talk();
-    assert!(matches!(pair.answering.events()[..], [Event::Withdrawn(withdrawn)] if withdrawn == id));
+    assert!(matches!(pair.answering.events()[..], [Event::Cancelled(withdrawn)] if withdrawn == id));
     pair.answering.session.unpark();
     pair.nothing_is_left();
 }
@@ -109,8 +113,8 @@ fn a_deadline_ends_the_request_and_tells_the_peer() {
 #[test]
 fn a_deadline_within_the_payload_gives_the_tensor_back() {
     let mut pair = Pair::new();
-    let ask = Ask { deadline: pair.asking.now + Duration::from_secs(2), ..pair.asking.wanting("late", 4) };
-    pair.asking.session.request(pair.asking.now, ask).unwrap();
+    let params = RequestParams { deadline: pair.asking.now + Duration::from_secs(2), ..pair.asking.wanting("late", 4) };
+    pair.asking.session.request(pair.asking.now, params).unwrap();
     pair.talk();
     let id = pair.answering.asked_one();
     pair.answering.answer(id, pattern(100_000), "late");
@@ -122,7 +126,7 @@ fn a_deadline_within_the_payload_gives_the_tensor_back() {
     pair.asking.hear(&bytes[50_000..]).unwrap();
     pair.talk();
     let events = pair.answering.events();
-    let [Event::Released { pending: "late", taken: false, .. }, Event::Withdrawn(_)] = events[..] else {
+    let [Event::Released { pending: "late", taken: false, .. }, Event::Cancelled(_)] = events[..] else {
         panic!("{events:?}")
     };
     assert!(pair.asking.session.poll_event().is_none());
@@ -132,8 +136,8 @@ fn a_deadline_within_the_payload_gives_the_tensor_back() {
 #[test]
 fn only_a_request_that_went_out_is_cancelled_at_the_peer() {
     let mut pair = Pair::new();
-    let ask = Ask { destination: Some(heap(9)), ..pair.asking.wanting("never sent", 1) };
-    let queued = pair.asking.session.request(pair.asking.now, ask).unwrap();
+    let params = RequestParams { destination: Some(heap(9)), ..pair.asking.wanting("never sent", 1) };
+    let queued = pair.asking.session.request(pair.asking.now, params).unwrap();
     let (waiter, destination) = pair.asking.session.cancel(queued).unwrap();
     assert_eq!((waiter, destination.unwrap().len()), (1, 9));
     assert_eq!(words(&pair.asking.speak()), ["resumed"]);
@@ -151,7 +155,7 @@ fn only_a_request_that_went_out_is_cancelled_at_the_peer() {
     pair.answering.answer(id, vec![5; 10], "crossed");
     let answer = pair.answering.speak();
     pair.answering.hear(&cancel).unwrap();
-    assert!(matches!(pair.answering.events()[..], [Event::Withdrawn(withdrawn)] if withdrawn == id));
+    assert!(matches!(pair.answering.events()[..], [Event::Cancelled(withdrawn)] if withdrawn == id));
     pair.asking.hear(&answer).unwrap();
     pair.talk();
     assert_eq!(pair.answering.released(), [("crossed", 10, false)]);
@@ -178,8 +182,8 @@ fn requests_given_up_without_a_link_leave_nothing_behind() {
 fn a_tensor_lands_in_the_destination_that_was_brought() {
     let mut pair = Pair::new();
     for (room, bytes) in [(8, 8), (100, 8), (100, 0), (100_000, 90_000)] {
-        let ask = Ask { destination: Some(heap(room)), ..pair.asking.wanting("w", 1) };
-        pair.asking.session.request(pair.asking.now, ask).unwrap();
+        let params = RequestParams { destination: Some(heap(room)), ..pair.asking.wanting("w", 1) };
+        pair.asking.session.request(pair.asking.now, params).unwrap();
         pair.talk();
         let id = pair.answering.asked_one();
         pair.answering.answer(id, pattern(bytes), "w");
@@ -204,8 +208,8 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
     ];
     for (destination, bytes, message) in cases {
         let room = destination.as_ref().map(|buffer: &Buffer| buffer.len());
-        let ask = Ask { destination, ..pair.asking.wanting("w", 1) };
-        pair.asking.session.request(pair.asking.now, ask).unwrap();
+        let params = RequestParams { destination, ..pair.asking.wanting("w", 1) };
+        pair.asking.session.request(pair.asking.now, params).unwrap();
         pair.talk();
         let id = pair.answering.asked_one();
         pair.answering.answer(id, pattern(bytes), "w");
@@ -248,17 +252,17 @@ fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
 fn requests_over_a_limit_come_back_at_once() {
     let mut asking = End::with(SessionLimits { queued_requests_max: 2, ..SessionLimits::default() });
     let long = "k".repeat(KEY_BYTES_MAX + 1);
-    let ask = Ask { destination: Some(heap(3)), ..asking.wanting(&long, 1) };
-    let (error, room, waiter) = refusal(asking.session.request(asking.now, ask));
+    let params = RequestParams { destination: Some(heap(3)), ..asking.wanting(&long, 1) };
+    let (error, room, waiter) = refusal(asking.session.request(asking.now, params));
     assert_eq!((error.code(), room, waiter), (Code::InvalidArgument, Some(3), 1));
-    let ask = Ask { producer: PEER_TASK + 1, ..asking.wanting("w", 2) };
-    let (error, _, waiter) = refusal(asking.session.request(asking.now, ask));
+    let params = RequestParams { producer: PEER_TASK + 1, ..asking.wanting("w", 2) };
+    let (error, _, waiter) = refusal(asking.session.request(asking.now, params));
     assert_eq!((error.code(), waiter), (Code::NotFound, 2));
 
     asking.ask(&long[1..], 3);
     asking.ask("w", 4);
-    let ask = Ask { destination: Some(heap(3)), ..asking.wanting("w", 5) };
-    let (error, room, waiter) = refusal(asking.session.request(asking.now, ask));
+    let params = RequestParams { destination: Some(heap(3)), ..asking.wanting("w", 5) };
+    let (error, room, waiter) = refusal(asking.session.request(asking.now, params));
     assert_eq!(
         error.to_string(),
         "fusion.queued_requests_max is full: 2 requests to 10.0.0.2:7000 are already waiting"
@@ -271,7 +275,7 @@ fn requests_can_be_ended_by_step_and_all_at_once() {
     let mut pair = Pair::new();
     let error = Error::Aborted { step: 1, reason: "stop".into() };
     pair.asking.ask("w", 1);
-    let other_step = Ask { step: 2, ..pair.asking.wanting("w", 2) };
+    let other_step = RequestParams { step: 2, ..pair.asking.wanting("w", 2) };
     pair.asking.session.request(pair.asking.now, other_step).unwrap();
     pair.talk();
     assert_eq!(pair.answering.asked().len(), 2);

@@ -58,7 +58,7 @@ fn a_small_tensor_a_ping_and_a_request_pass_a_large_one() {
     assert_eq!(words(&bytes), ["response 100001", chunk, chunk, "pong", chunk, chunk, "response 64", "request back"]);
     pair.asking.hear(&bytes).unwrap();
     let heard = pair.asking.events();
-    assert!(matches!(heard[..], [Event::Answered { waiter: 1, .. }, Event::Asked(_)]), "{heard:?}");
+    assert!(matches!(heard[..], [Event::Answered { waiter: 1, .. }, Event::Requested(_)]), "{heard:?}");
 }
 
 #[test]
@@ -138,8 +138,8 @@ fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
         let mut pair = pair();
         let own = heap(LARGE);
         let address = own.as_ptr();
-        let ask = Ask { destination: Some(own), ..pair.asking.wanting("own", 0) };
-        pair.asking.session.request(pair.asking.now, ask).unwrap();
+        let params = RequestParams { destination: Some(own), ..pair.asking.wanting("own", 0) };
+        pair.asking.session.request(pair.asking.now, params).unwrap();
         let ids = {
             pair.asking.ask("slab", 1);
             pair.talk();
@@ -192,7 +192,7 @@ fn a_request_given_up_between_chunks_is_read_to_its_end_and_returned() {
     pair.asking.hear(&first).unwrap();
     assert!(pair.asking.session.cancel(id).is_some());
     pair.talk();
-    assert!(matches!(&pair.answering.events()[..], [Event::Withdrawn(_), Event::Released { taken: false, .. }]));
+    assert!(matches!(&pair.answering.events()[..], [Event::Cancelled(_), Event::Released { taken: false, .. }]));
     pair.nothing_is_left();
 }
 
@@ -248,8 +248,8 @@ fn a_tensor_sent_twice_at_once_ends_the_link_and_the_consumers_memory_stays() {
     let mut asking = End::with(limits());
     let own = heap(20);
     let address = own.as_ptr();
-    let ask = Ask { destination: Some(own), ..asking.wanting("w", 1) };
-    let id = asking.session.request(asking.now, ask).unwrap();
+    let params = RequestParams { destination: Some(own), ..asking.wanting("w", 1) };
+    let id = asking.session.request(asking.now, params).unwrap();
     let token = |number: u64| Handle::from_bits(1 << 32 | number);
     let begin = |transfer: u16| Response { id, token: token(transfer.into()), payload_bytes: 20, transfer, meta: &[] };
     asking.hear(&frames(|w| w.response(&begin(1)))).unwrap();

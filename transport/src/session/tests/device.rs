@@ -12,7 +12,7 @@ use crate::limits::INLINE_PAYLOAD_BYTES;
 use crate::link::{Place, Traits};
 use crate::outbox::Aside;
 use crate::pull_buffer::{Keys, PullBuffer};
-use crate::session::{Credit, Event as Told, PullAsk, PushAsk};
+use crate::session::{Credit, Event as Told, PullParams, PushParams};
 use crate::tensor::{DType, TensorMeta};
 
 const LARGE: usize = 100_000;
@@ -27,14 +27,14 @@ fn pair(copy_bytes: usize) -> (Pair, Slab, FakeDevice) {
 
 /// Asks for a tensor and returns once the other end has the request.
 fn ask_into(pair: &mut Pair, waiter: u32, destination: Option<Buffer>) -> Handle {
-    let ask = Ask { destination, ..pair.asking.wanting("w", waiter) };
-    pair.asking.session.request(pair.asking.now, ask).expect("accepted");
+    let params = RequestParams { destination, ..pair.asking.wanting("w", waiter) };
+    pair.asking.session.request(pair.asking.now, params).expect("accepted");
     pair.talk();
     pair.answering.asked_one()
 }
 
 /// The one answer that came.
-fn outcome(pair: &mut Pair) -> Result<Arrived, Unanswered> {
+fn outcome(pair: &mut Pair) -> Result<Arrived, Unreceived> {
     match pair.asking.events().pop() {
         Some(Event::Answered { answer, .. }) => answer,
         other => panic!("not an answer: {other:?}"),
@@ -66,7 +66,7 @@ fn a_tensor_for_which_there_is_never_memory_is_refused_by_the_setting() {
     let id = ask_into(&mut pair, 1, None);
     pair.answering.answer(id, device.with(&pattern(LARGE)), "w");
     pair.talk();
-    let Err(Unanswered { error, .. }) = outcome(&mut pair) else { panic!("there is no room for it") };
+    let Err(Unreceived { error, .. }) = outcome(&mut pair) else { panic!("there is no room for it") };
     assert_eq!(error.code(), Code::ResourceExhausted);
     assert!(error.to_string().contains("runtime.slab_send_bytes"), "{error}");
     let Some(Event::Released { tensor, taken: false, .. }) = pair.answering.events().pop() else {
@@ -106,12 +106,12 @@ fn a_destination_comes_back_with_whatever_ends_its_recv() {
         device.fail_after(0, 1);
         pair.answering.answer(id, pattern(bytes), "w");
         pair.talk();
-        let Err(Unanswered { error, destination: Some(place) }) = outcome(&mut pair) else { panic!("it cannot land") };
+        let Err(Unreceived { error, destination: Some(place) }) = outcome(&mut pair) else { panic!("it cannot land") };
         assert_eq!((error.code(), place.len()), (Code::Unavailable, LARGE));
         assert_eq!(pair.answering.released(), [("w", bytes, false)], "the producer has it back");
         // Given up while the tensor arrives.
-        let ask = Ask { destination: Some(place), ..pair.asking.wanting("w", 2) };
-        let request = pair.asking.session.request(pair.asking.now, ask).unwrap();
+        let params = RequestParams { destination: Some(place), ..pair.asking.wanting("w", 2) };
+        let request = pair.asking.session.request(pair.asking.now, params).unwrap();
         pair.talk();
         let id = pair.answering.asked_one();
         pair.answering.answer(id, pattern(bytes), "w");
@@ -123,7 +123,7 @@ fn a_destination_comes_back_with_whatever_ends_its_recv() {
         pair.talk();
         let told = pair.answering.events();
         assert!(
-            matches!(told[..], [Event::Released { taken: false, .. }, Event::Withdrawn(_)]),
+            matches!(told[..], [Event::Released { taken: false, .. }, Event::Cancelled(_)]),
             "whoever asks next gets it: {told:?}"
         );
         assert_eq!(device.in_use_bytes(), 0);
@@ -217,8 +217,8 @@ fn a_pull_buffer_in_device_memory_is_written_through_the_host() {
     lengths.iter().enumerate().for_each(|(index, len)| pull_buffer.set_destination(index, device.allocate(*len + 1)));
     for round in 0..3_u64 {
         let deadline = both.now + Duration::from_secs(60);
-        let ask = PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 };
-        both.here.pull(both.now, ask).map_err(|_| ()).unwrap();
+        let params = PullParams { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 };
+        both.here.pull(both.now, params).map_err(|_| ()).unwrap();
         both.forth();
         both.open_and_find();
         // In the second round the last copy into device memory fails, and no link is lost because of it.
@@ -258,7 +258,7 @@ fn pushes_leave_in_order_whatever_copies_fail() {
     for (number, len) in lengths.into_iter().enumerate() {
         let meta = Meta::from_slice(TensorMeta::new(DType::U8, &[len as u64]).unwrap().as_wire());
         let payload = device.with(&pattern(len)).into();
-        let push = PushAsk { stream, meta, payload, deadline, pending: number as u32 };
+        let push = PushParams { stream, meta, payload, deadline, pending: number as u32 };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
     }
     both.forth();

@@ -7,7 +7,7 @@ use crate::error::Code;
 use crate::if_gone::IfGone;
 use crate::limits::{CONTROL_QUEUE_MAX, RELEASE_LOG_MAX, SessionLimits};
 use crate::pull_buffer::{Keys, PullBuffer};
-use crate::session::{Event as Told, PullAsk, PushAsk};
+use crate::session::{Event as Told, PullParams, PushParams};
 use crate::tensor::{DType, TensorMeta};
 use crate::wire::{Abort, Part, PushFailure, PushFrame, PushGrant, PushOpen, Request, Response};
 
@@ -62,7 +62,7 @@ fn whoever_says_again_and_again_that_nobody_accepts_is_sent_the_rest_when_somebo
     for pending in ["a", "b", "c", "d", "e"] {
         let (meta, payload) = (TensorMeta::new(DType::U8, &[3]).unwrap().into_wire(), pattern(3).into());
         let deadline = pushing.now + Duration::from_secs(60);
-        let push = PushAsk { stream, meta, payload, deadline, pending };
+        let push = PushParams { stream, meta, payload, deadline, pending };
         pushing.session.push(pushing.now, push).map_err(|(error, _)| error).unwrap();
     }
     pushing.speak();
@@ -95,8 +95,8 @@ fn a_tensor_of_a_pull_comes_once_and_what_nobody_pulls_is_not_counted() {
         let keys = Keys::new(["none", "large", "kept back"]).unwrap();
         let set = pulling.session.add_set(0, PEER_TASK, Arc::new(keys)).unwrap();
         let (deadline, pull_buffer) = (pulling.now + Duration::from_secs(60), PullBuffer::new(3));
-        let ask = PullAsk { set, min_version: 0, deadline, fail_if_gone: false, pull_buffer, waiter: 1 };
-        let id = pulling.session.pull(pulling.now, ask).map_err(|(error, ..)| error).unwrap();
+        let params = PullParams { set, min_version: 0, deadline, fail_if_gone: false, pull_buffer, waiter: 1 };
+        let id = pulling.session.pull(pulling.now, params).map_err(|(error, ..)| error).unwrap();
         pulling.speak();
         let metas = frames(|w| {
             let mut metas = w.metas(set);
@@ -147,7 +147,7 @@ fn handles_that_name_nothing_change_nothing() {
         let before = pair.answering.session.producer.release_seen();
         pair.answering.hear(&frames(|w| w.release(before, [(unknown, true)].into_iter()))).unwrap();
         pair.answering.hear(&frames(|w| w.cancel(unknown))).unwrap();
-        assert!(matches!(pair.answering.events()[..], [Event::Withdrawn(_)]));
+        assert!(matches!(pair.answering.events()[..], [Event::Cancelled(_)]));
     }
     assert_eq!((pair.asking.session.requests(), pair.answering.session.unreleased()), (1, 1));
 }
@@ -239,8 +239,8 @@ fn after_its_farewell_a_peer_is_asked_for_nothing_until_the_next_link() {
     pair.asking.ask("queued", 1);
     pair.asking.hear(&farewell).unwrap();
     assert_eq!(pair.asking.session.farewell(), Some("maintenance"));
-    let ask = pair.asking.wanting("w", 2);
-    let (unanswered, waiter) = pair.asking.session.request(pair.asking.now, ask).unwrap_err();
+    let params = pair.asking.wanting("w", 2);
+    let (unanswered, waiter) = pair.asking.session.request(pair.asking.now, params).unwrap_err();
     assert_eq!(unanswered.error.to_string(), "10.0.0.2:7000 is unavailable: maintenance");
     assert_eq!(waiter, 2);
     assert_eq!(words(&pair.asking.speak()), ["resumed"], "what was queued waits too");

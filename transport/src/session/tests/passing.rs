@@ -9,7 +9,7 @@ use crate::error::{Code, Error};
 use crate::limits::{LOOKS_PER_TURN, TRANSFERS_MAX};
 use crate::pull_buffer::{Keys, PullBuffer};
 use crate::pull_buffer::{Stored, StoredBytes};
-use crate::session::{Credit, Event as Told, PullAsk, PushAsk, Store};
+use crate::session::{Credit, Event as Told, PullParams, PushParams, Store};
 use crate::tensor::{DType, Tensor, TensorMeta};
 use crate::wire::PullFrame;
 
@@ -168,7 +168,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
         let keys = Arc::new(Keys::new(keys).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys.clone()).unwrap();
         let deadline = both.now + Duration::from_secs(60);
-        let ask = PullAsk {
+        let params = PullParams {
             set,
             min_version: 1,
             deadline,
@@ -176,7 +176,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
             pull_buffer: PullBuffer::new(keys.len()),
             waiter: keys.len() as u32,
         };
-        both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+        both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
         both.forth();
         both.find_set();
     }
@@ -204,9 +204,15 @@ fn a_plan_of_tensors_without_bytes_or_that_are_missing_is_looked_at_in_many_turn
     let keys = Arc::new(Keys::new((0..KEYS).map(|key| key.to_string())).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     let deadline = both.now + Duration::from_secs(60);
-    let ask =
-        PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(KEYS), waiter: 1 };
-    both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+    let params = PullParams {
+        set,
+        min_version: 1,
+        deadline,
+        fail_if_gone: false,
+        pull_buffer: PullBuffer::new(KEYS),
+        waiter: 1,
+    };
+    both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
     both.forth();
     both.find_set();
     let (mut waits, mut turns) = (Vec::new(), 0);
@@ -246,9 +252,9 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     let keys = Arc::new(Keys::new(["large"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     for waiter in 0..PULLS as u32 {
-        let ask =
-            PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(1), waiter };
-        both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+        let params =
+            PullParams { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(1), waiter };
+        both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
     }
     both.forth();
     both.find_set();
@@ -257,9 +263,15 @@ fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
     let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
     both.store.push(Entry::new(1, 2, 64));
-    let ask =
-        PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(2), waiter: 1000 };
-    both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+    let params = PullParams {
+        set,
+        min_version: 1,
+        deadline,
+        fail_if_gone: false,
+        pull_buffer: PullBuffer::new(2),
+        waiter: 1000,
+    };
+    both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
     both.forth();
     both.find_set();
     let mut ended = Vec::new();
@@ -282,7 +294,7 @@ fn pushes_stay_in_order_in_their_stream_and_other_streams_pass() {
     let push = |both: &mut Both, stream: usize, length: usize, pending: u32| {
         let entry = Entry::new(0, 1, length);
         let meta = Meta::from_slice(entry.meta.as_wire());
-        let push = PushAsk { stream: streams[stream], meta, payload: pattern(length).into(), deadline, pending };
+        let push = PushParams { stream: streams[stream], meta, payload: pattern(length).into(), deadline, pending };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
     };
     // More than may be sent in chunks at the same time, a small one after each, and a stream of small ones.
@@ -334,13 +346,13 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         let address = own.as_ptr();
         pull_buffer.set_destination(0, own);
         both.here
-            .pull(both.now, PullAsk { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 })
+            .pull(both.now, PullParams { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 })
             .map_err(|_| ())
             .unwrap();
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
         for pending in 0..2 {
             let meta = Meta::from_slice(both.store[0].meta.as_wire());
-            let push = PushAsk { stream, meta, payload: pattern(LARGE).into(), deadline, pending };
+            let push = PushParams { stream, meta, payload: pattern(LARGE).into(), deadline, pending };
             both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
         }
         both.forth();
@@ -396,9 +408,9 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     let set = both.here.add_set(0, PEER_TASK, Arc::new(Keys::new(&names).unwrap())).unwrap();
     let deadline = both.now + Duration::from_secs(60);
     for (waiter, min_version) in [(1, 1), (2, 2)] {
-        let ask =
-            PullAsk { set, min_version, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(count), waiter };
-        both.here.pull(both.now, ask).map_err(|(error, ..)| error).unwrap();
+        let params =
+            PullParams { set, min_version, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(count), waiter };
+        both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
     }
     both.forth();
     both.find_set();
@@ -439,7 +451,7 @@ fn a_stream_that_ends_around_a_lost_link_ends_at_the_peer() {
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
         let (entry, deadline) = (Entry::new(0, 1, 64), both.now + Duration::from_secs(60));
         let (meta, payload) = (Meta::from_slice(entry.meta.as_wire()), pattern(64).into());
-        let push = PushAsk { stream, meta, payload, deadline, pending: 1 };
+        let push = PushParams { stream, meta, payload, deadline, pending: 1 };
         both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
         both.forth();
         let opened = both.open_and_find().expect("a stream was opened");

@@ -8,8 +8,8 @@ const BYTES: usize = 100_000;
 
 /// One request, answered with a tensor of [`BYTES`]; returns what the answering side then sends.
 fn answered(pair: &mut Pair, destination: Option<Buffer>) -> Vec<u8> {
-    let ask = Ask { destination, ..pair.asking.wanting("w", 1) };
-    pair.asking.session.request(pair.asking.now, ask).unwrap();
+    let params = RequestParams { destination, ..pair.asking.wanting("w", 1) };
+    pair.asking.session.request(pair.asking.now, params).unwrap();
     pair.talk();
     let id = pair.answering.asked_one();
     pair.answering.answer(id, pattern(BYTES), "w");
@@ -138,14 +138,14 @@ fn a_destination_is_filled_again_after_half_a_tensor() {
 #[test]
 fn a_request_given_up_without_a_link_gives_its_tensor_back() {
     let mut pair = Pair::new();
-    let ask = pair.asking.ask("w", 1);
+    let request = pair.asking.ask("w", 1);
     pair.talk();
     let id = pair.answering.asked_one();
     pair.answering.answer(id, pattern(BYTES), "w");
     pair.answering.speak();
     pair.asking.lose_link();
     pair.answering.lose_link();
-    pair.asking.session.cancel(ask).unwrap();
+    pair.asking.session.cancel(request).unwrap();
     pair.asking.attach();
     pair.answering.attach();
     assert_eq!(pair.answering.session.unreleased(), 1);
@@ -187,8 +187,10 @@ fn tensors_of_requests_that_the_window_holds_back_return_and_are_asked_for_later
     pair.talk();
     let events = pair.answering.events();
     let taken = |yes| events.iter().filter(|e| matches!(e, Event::Released { taken, .. } if *taken == yes)).count();
-    let asked: Vec<_> =
-        events.iter().filter_map(|event| if let Event::Asked(asked) = event { Some(asked.id) } else { None }).collect();
+    let asked: Vec<_> = events
+        .iter()
+        .filter_map(|event| if let Event::Requested(asked) = event { Some(asked.id) } else { None })
+        .collect();
     assert_eq!((taken(true), taken(false), asked.len()), (40, 2, 2), "taken, returned, asked as new");
     asked.into_iter().for_each(|id| pair.answering.answer(id, pattern(9_000), "w"));
     pair.talk();
@@ -242,13 +244,18 @@ fn requests_move_to_another_session_with_all_that_they_brought() {
     let mut asking = End::new();
     asking.lose_link();
     asking.ask("stays", 1);
-    let moves = Ask { consumer: 3, destination: Some(heap(5)), ..asking.wanting("moves", 2) };
+    let moves = RequestParams { consumer: 3, destination: Some(heap(5)), ..asking.wanting("moves", 2) };
     asking.session.request(asking.now, moves).unwrap();
     let mut moved = Vec::new();
     asking.session.take_requests(
         |consumer, producer| consumer == 3 && producer == PEER_TASK,
-        |_, ask, _, _| {
-            moved.push((ask.key.to_owned(), ask.waiter, ask.destination.map(|buffer| buffer.len()), ask.deadline))
+        |_, params, _, _| {
+            moved.push((
+                params.key.to_owned(),
+                params.waiter,
+                params.destination.map(|buffer| buffer.len()),
+                params.deadline,
+            ))
         },
     );
     assert_eq!(moved, [("moves".into(), 2, Some(5), asking.now + Duration::from_secs(60))]);

@@ -3,11 +3,11 @@
 use super::*;
 use crate::error::Error;
 use crate::named_rows::NamedRowsBuf;
-use crate::session::RowsAsked;
+use crate::session::PeerRowRequest;
 
 fn ask(end: &mut End, key: &str, ids: &[u64], waiter: u32) -> Handle {
-    let ask = Ask { step: 7, ..end.wanting(key, waiter) };
-    end.session.request_rows(end.now, ask, named(key, ids).as_rows(), false).unwrap()
+    let params = RequestParams { step: 7, ..end.wanting(key, waiter) };
+    end.session.request_rows(end.now, params, named(key, ids).as_rows(), false).unwrap()
 }
 
 fn named(key: &str, ids: &[u64]) -> NamedRowsBuf {
@@ -17,9 +17,9 @@ fn named(key: &str, ids: &[u64]) -> NamedRowsBuf {
 }
 
 /// The requests for rows that came, with the rows named of their first table.
-fn asked(end: &mut End) -> Vec<(RowsAsked, Vec<u64>)> {
+fn asked(end: &mut End) -> Vec<(PeerRowRequest, Vec<u64>)> {
     let of_rows = |event| match event {
-        Event::RowsAsked(asked) => {
+        Event::RowsRequested(asked) => {
             let mut ids = Vec::new();
             asked.rows.as_rows().iter().next().unwrap().ids.decode(&mut ids);
             Some((*asked, ids))
@@ -44,7 +44,8 @@ fn rows_are_asked_for_in_frames_of_their_own_and_answered_as_tensors_are() {
     assert_eq!(words(&said), ["request a", "request b", "rows 3 of user", "rows 1 of item"]);
     pair.answering.hear(&said).unwrap();
     let events = pair.answering.events();
-    let [Event::Asked(_), Event::Asked(_), Event::RowsAsked(rows), Event::RowsAsked(_)] = &events[..] else {
+    let [Event::Requested(_), Event::Requested(_), Event::RowsRequested(rows), Event::RowsRequested(_)] = &events[..]
+    else {
         panic!("{events:?}")
     };
     assert_eq!((rows.consumer, rows.producer, rows.min_version), (PEER_TASK, 0, 7));
@@ -98,7 +99,7 @@ fn rows_that_nobody_waits_for_are_cancelled_and_a_step_that_ends_is_not_theirs()
     let said = pair.asking.speak();
     assert!(words(&said).contains(&"cancel".to_string()), "{:?}", words(&said));
     pair.answering.hear(&said).unwrap();
-    assert!(matches!(pair.answering.events()[..], [Event::Withdrawn(withdrawn)] if withdrawn == id));
+    assert!(matches!(pair.answering.events()[..], [Event::Cancelled(withdrawn)] if withdrawn == id));
 }
 
 #[test]
@@ -109,8 +110,8 @@ fn rows_move_to_another_session_and_a_place_is_used_again_for_a_tensor() {
     let mut moved = Vec::new();
     asking.session.take_requests(
         |_, _| true,
-        |_, ask, manner, rows| {
-            moved.push((ask.key.to_owned(), manner.fused, rows));
+        |_, params, options, rows| {
+            moved.push((params.key.to_owned(), options.fused, rows));
         },
     );
     assert_eq!(moved, [("user".to_owned(), true, Some(named("user", &[5, 8])))]);

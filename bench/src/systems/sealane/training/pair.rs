@@ -12,7 +12,8 @@ use bytes::Bytes;
 use sealane_fusion::{Buffer, DType, Error, Keys, PullBuffer, TensorMeta};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{
-    Ask, Asked, CameAhead, Event, KeyOf, PullAsk, PushAsk, ReceiveMemory, Roster, Session, Sink, Untaken,
+    CameAhead, Event, KeyOf, PeerRequest, PullParams, PushParams, ReceiveMemory, RequestParams, Roster, Session, Sink,
+    Untaken,
 };
 use sealane_transport::tcp::TcpLink;
 use sealane_transport::wire::{Fate, WireError};
@@ -104,7 +105,7 @@ struct Taker<'a> {
 }
 
 impl Sink<usize, ()> for Taker<'_> {
-    fn asked(&mut self, _: &mut Session<usize, ()>, _: &Asked, _: &[u8]) -> Result<(), WireError> {
+    fn requested(&mut self, _: &mut Session<usize, ()>, _: &PeerRequest, _: &[u8]) -> Result<(), WireError> {
         Err(WireError::BadValue { what: "request to a worker that has nothing", found: 0 })
     }
 
@@ -259,9 +260,15 @@ impl Pair {
                 pull_buffer
             }
         };
-        let ask =
-            PullAsk { set: *set, min_version, deadline: now + PATIENCE, fail_if_gone: false, pull_buffer, waiter: 0 };
-        self.session.pull(now, ask).map_err(|(error, ..)| broken(error)).map(|_| 0)
+        let params = PullParams {
+            set: *set,
+            min_version,
+            deadline: now + PATIENCE,
+            fail_if_gone: false,
+            pull_buffer,
+            waiter: 0,
+        };
+        self.session.pull(now, params).map_err(|(error, ..)| broken(error)).map(|_| 0)
     }
 
     /// True if all tensors of the step have arrived.
@@ -325,7 +332,7 @@ impl Pair {
         let Places::Single(recvs) = &mut self.places else { unreachable!("a plan is pulled as a whole") };
         let recv = &mut recvs[number];
         let (Some(step), None) = (recv.wanted, recv.request) else { return Ok(()) };
-        let ask = Ask {
+        let params = RequestParams {
             consumer: THE_ONE,
             producer: self.ps,
             step,
@@ -335,8 +342,8 @@ impl Pair {
             waiter: number,
         };
         let asked = match self.variant.fuse {
-            Fuse::Receive | Fuse::ReceiveWaitAll => self.session.request_fused(now, ask),
-            _ => self.session.request(now, ask),
+            Fuse::Receive | Fuse::ReceiveWaitAll => self.session.request_fused(now, params),
+            _ => self.session.request(now, params),
         };
         recv.request = Some(asked.map_err(|(unanswered, _)| broken(unanswered.error))?);
         Ok(())
@@ -358,7 +365,7 @@ impl Pair {
             let (meta, bytes) = &self.share.gradients[self.next_push];
             let payload = Payload::Bytes(bytes.clone());
             let deadline = now + PATIENCE;
-            let push = PushAsk { stream: self.stream, meta: meta.clone(), payload, deadline, pending: () };
+            let push = PushParams { stream: self.stream, meta: meta.clone(), payload, deadline, pending: () };
             self.session.push(now, push).map_err(|(error, ())| broken(error))?;
             self.next_push += 1;
             self.pushing += 1;

@@ -84,8 +84,8 @@ impl Exchange {
             }
         };
         // Only if the pair has asked on this session: a task that has moved may still send from its old place.
-        let is_asked = pairs[pair].asked_there == Some(session) && pairs[pair].owned;
-        (is_asked && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
+        let is_requested = pairs[pair].requested_there == Some(session) && pairs[pair].owned;
+        (is_requested && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
     }
 
     /// True if tensors that come together may be for a call that reads in place, now or in future.
@@ -149,7 +149,7 @@ impl Exchange {
         let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
             return Ok((Some(Fate::Duplicate), None));
         };
-        if let Some((asked, request)) = place.asked {
+        if let Some((asked, request)) = place.request {
             if asked != of || !place.takes_ahead {
                 return returned;
             }

@@ -17,7 +17,7 @@ impl Exchange {
             assert_eq!(there.find(there.hash(at), at), Some(handle), "a recv and its tensor would not meet");
             assert!(there.of_step(place.pair, place.step).contains(&handle), "a recv would outlive its step");
             assert!(place.kept.is_some() != place.waiter.is_some(), "an empty place would wait for ever");
-            match (&place.kept, place.asked) {
+            match (&place.kept, place.request) {
                 (Some(kept), _) => {
                     kept_bytes += memory_of(kept.range.cost);
                     assert!(is_attached(kept.range.session), "its producer has it back by now");

@@ -21,7 +21,7 @@ use std::time::Instant;
 use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
 use sealane_runtime::{Buffer, earliest};
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
-use sealane_transport::session::{KeyOf, Manner};
+use sealane_transport::session::{KeyOf, RequestOptions};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::wire::Fate;
 use sealane_transport::{Arena, Chains, Handle, reuse_key};
@@ -69,13 +69,13 @@ struct Place {
     destination: Option<Buffer>,
     /// Set for a recv that waits.
     waiter: Option<RecvWaiter>,
-    manner: Manner,
+    options: RequestOptions,
     /// The patience with which it waited before it asked, and when it asked; `None` if it has not asked, or was told to.
     waited: Option<(Patience, Instant)>,
     /// It may get a tensor that comes ahead; those lie in host memory.
     takes_ahead: bool,
     /// The session that was asked, and the id of the request there.
-    asked: Option<(Handle, Handle)>,
+    request: Option<(Handle, Handle)>,
     kept: Option<Kept>,
 }
 
@@ -92,10 +92,10 @@ impl Place {
             deadline: now,
             destination: None,
             waiter: None,
-            manner: Manner::default(),
+            options: RequestOptions::default(),
             waited: None,
             takes_ahead: false,
-            asked: None,
+            request: None,
             kept: None,
         }
     }
@@ -312,7 +312,7 @@ impl There {
             true => self.of_step(pair, at.step),
             false => self.find(self.hash(at), at).into_iter().collect(),
         };
-        let is_to_ask = |place: &Place| place.waiter.is_some() && place.asked.is_none();
-        self.hurried.extend(waiting.into_iter().filter(|handle| self.places.get(*handle).is_some_and(is_to_ask)));
+        let is_to_request = |place: &Place| place.waiter.is_some() && place.request.is_none();
+        self.hurried.extend(waiting.into_iter().filter(|handle| self.places.get(*handle).is_some_and(is_to_request)));
     }
 }

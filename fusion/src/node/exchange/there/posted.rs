@@ -10,7 +10,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::Handle;
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
-use sealane_transport::session::Manner;
+use sealane_transport::session::RequestOptions;
 use sealane_transport::wire::AheadRecords;
 
 use super::super::batches::Batches;
@@ -63,7 +63,7 @@ struct Call {
 impl Call {
     /// When its recvs stop waiting and ask.
     #[inline]
-    fn asks_at(&self) -> Instant {
+    fn requests_at(&self) -> Instant {
         self.since + self.patience.time()
     }
 
@@ -122,7 +122,7 @@ impl Posted {
     /// When the recvs of the first call stop waiting and ask.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.calls.iter().map(Call::asks_at).min()
+        self.calls.iter().map(Call::requests_at).min()
     }
 
     /// True if any call waits longer than the shortest time.
@@ -266,21 +266,21 @@ impl There {
         &mut self,
         now: Instant,
         session: Handle,
-        ask: ToPost<'_, K, D>,
+        to_post: ToPost<'_, K, D>,
         context: &mut Context,
     ) -> Option<Vec<(usize, Option<Buffer>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
         D: Iterator<Item = Buffer>,
     {
-        let ToPost { pair, step, keys, count, destinations, deadline, batch } = ask;
+        let ToPost { pair, step, keys, count, destinations, deadline, batch } = to_post;
         let (posted, patience) = (&mut self.posted, self.quiet.patience(pair));
         let recvs_max = context.settings.session.queued_requests_max;
         let can_post = (1..=POSTED_KEYS_MAX).contains(&count)
             && self.places.len() + posted.recvs + count <= recvs_max
             && posted.calls.len() < POSTED_CALLS_MAX
             && deadline > now + patience.time()
-            && context.has_asked(pair, session);
+            && context.has_requested(pair, session);
         if !can_post {
             return None;
         }
@@ -334,7 +334,7 @@ impl There {
 
     /// Makes the recvs of calls that have waited long enough single.
     pub(super) fn unpost_due(&mut self, now: Instant, batches: &mut Batches) {
-        while let Some(index) = self.posted.calls.iter().position(|call| call.asks_at() <= now) {
+        while let Some(index) = self.posted.calls.iter().position(|call| call.requests_at() <= now) {
             self.unpost(index, batches);
         }
     }
@@ -356,10 +356,11 @@ impl There {
             let hash = self.hash(at.into());
             let (handle, place) = self.enter(hash, at);
             (place.since, place.deadline, place.takes_ahead) = (since, deadline, true);
-            (place.manner, place.asked, place.waited) = (Manner { fused: true, fail_if_gone: false }, None, None);
+            (place.options, place.request, place.waited) =
+                (RequestOptions { fused: true, fail_if_gone: false }, None, None);
             place.destination = destination;
             place.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
-            batches.asked(batch, number, Some(Ticket::There(handle)));
+            batches.set_ticket(batch, number, Some(Ticket::Remote(handle)));
             single.push(handle);
         }
         self.quiet.insert(patience, since, single);

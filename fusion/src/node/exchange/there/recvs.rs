@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use sealane_runtime::Buffer;
 use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
-use sealane_transport::session::{Ask, Manner, Unanswered};
+use sealane_transport::session::{RequestOptions, RequestParams};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::Fate;
@@ -19,7 +19,7 @@ use crate::metrics::Operation;
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
 use crate::node::pairs::Pairs;
-use crate::rendezvous::{MatchKey, asked_twice};
+use crate::rendezvous::{MatchKey, requested_twice};
 
 impl Exchange {
     /// Requests a tensor from another node's task. `session` serves the pair; if there is none, it is the reason.
@@ -36,7 +36,7 @@ impl Exchange {
         self.there.split_up(at.into());
         let hash = self.there.hash(at.into());
         let failed = match (self.there.find(hash, at.into()), session) {
-            (None, _) if self.there.posted.find(at.into()).is_some() => asked_twice(at),
+            (None, _) if self.there.posted.find(at.into()).is_some() => requested_twice(at),
             (None, Ok(_)) if key.len() > KEY_BYTES_MAX => {
                 let found = key.len();
                 Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted"))
@@ -50,23 +50,23 @@ impl Exchange {
                     && deadline > now + patience.time()
                     && self.there.places.len() + self.there.posted.recvs()
                         < context.settings.session.queued_requests_max
-                    && context.has_asked(pair, session)
+                    && context.has_requested(pair, session)
                     && !self.there.large.contains(pair, key);
                 let (handle, place) = self.there.enter(hash, at);
                 (place.since, place.deadline, place.takes_ahead) = (now, deadline, takes_ahead);
-                (place.manner, place.asked, place.waited) = (Manner { fused, fail_if_gone }, None, None);
+                (place.options, place.request, place.waited) = (RequestOptions { fused, fail_if_gone }, None, None);
                 place.destination = destination;
                 place.waiter = Some(waiter);
                 if is_quiet {
                     self.there.quiet.push(patience, handle, now);
-                    return Some(Ticket::There(handle));
+                    return Some(Ticket::Remote(handle));
                 }
-                return self.ask(now, handle, session, context).then_some(Ticket::There(handle));
+                return self.send_request(now, handle, session, context).then_some(Ticket::Remote(handle));
             }
             (None, Err(error)) => error,
             (Some(handle), _) => {
                 let Some(kept) = self.there.take_kept(handle) else {
-                    let unreceived = Unreceived { error: asked_twice(at), destination };
+                    let unreceived = Unreceived { error: requested_twice(at), destination };
                     context.reporter.finish_recv(waiter, Err(unreceived));
                     return None;
                 };
@@ -110,33 +110,33 @@ impl Exchange {
     }
 
     /// Sends the request of a recv to the peer of a session; false if that has ended the recv.
-    fn ask(&mut self, now: Instant, handle: Handle, session: Handle, context: &mut Context) -> bool {
+    fn send_request(&mut self, now: Instant, handle: Handle, session: Handle, context: &mut Context) -> bool {
         let Some(place) = self.there.places.get_mut(handle).filter(|place| place.waiter.is_some()) else {
             return false;
         };
         let known = &context.pairs[place.pair];
-        let ask = Ask {
+        let params = RequestParams {
             consumer: known.local,
             producer: known.peer,
             step: place.step,
             key: &place.key,
             deadline: place.deadline,
             destination: place.destination.take(),
-            waiter: RecvWaiter::Asked(handle),
+            waiter: RecvWaiter::Remote(handle),
         };
         let (pair, deadline) = (place.pair, place.deadline);
         let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_as(place.since, ask, place.manner) {
+        match with.request_as(place.since, params, place.options) {
             Ok(request) => {
-                place.asked = Some((session, request));
+                place.request = Some((session, request));
                 // While the session waits for a link, it is not yet known whether the request will go to that peer.
                 if with.is_attached() {
-                    context.pairs.note_asked(pair, session);
+                    context.pairs.note_requested(pair, session);
                 }
-                context.asked(now, session, deadline);
+                context.requested(now, session, deadline);
                 true
             }
-            Err((Unanswered { error, destination }, _)) => {
+            Err((Unreceived { error, destination }, _)) => {
                 if let Some(Some(waiter)) = self.there.remove(handle, |place| place.waiter.take()) {
                     context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                 }
@@ -146,9 +146,9 @@ impl Exchange {
     }
 
     /// The request of a recv was never sent: the recv may ask again, with the memory that it brought.
-    pub(in crate::node) fn unask(&mut self, handle: Handle, destination: Option<Buffer>) {
+    pub(in crate::node) fn forget_request(&mut self, handle: Handle, destination: Option<Buffer>) {
         if let Some(place) = self.there.places.get_mut(handle) {
-            (place.destination, place.asked) = (destination, None);
+            (place.destination, place.request) = (destination, None);
         }
     }
 
@@ -161,23 +161,23 @@ impl Exchange {
         producer_pair: u32,
         context: &mut Context,
     ) {
-        let Some(Place { pair, step, deadline, manner, key, .. }) = self.there.places.get(handle) else { return };
-        let (pair, step, deadline, Manner { fused, fail_if_gone }) = (*pair, *step, *deadline, *manner);
+        let Some(Place { pair, step, deadline, options, key, .. }) = self.there.places.get(handle) else { return };
+        let (pair, step, deadline, RequestOptions { fused, fail_if_gone }) = (*pair, *step, *deadline, *options);
         let key = key.clone();
         let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take()));
         let Some((Some(waiter), destination)) = taken else { return };
         let recv = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused, fail_if_gone };
         if let Some(ticket) = self.recv_here(now, recv, producer_pair, context) {
-            self.moved(Ticket::There(handle), ticket);
+            self.moved(Ticket::Remote(handle), ticket);
         }
     }
 
     /// The next recv that has waited long enough, or is to ask now, and its pair.
-    pub(in crate::node) fn next_to_ask(&mut self, now: Instant, batches: &mut Batches) -> Option<(Handle, u32)> {
+    pub(in crate::node) fn next_to_request(&mut self, now: Instant, batches: &mut Batches) -> Option<(Handle, u32)> {
         self.there.unpost_due(now, batches);
         let There { quiet, hurried, hurried_steps, places, .. } = &mut self.there;
         loop {
-            let has_ended = |handle| places.get(handle).is_none_or(|place| place.asked.is_some());
+            let has_ended = |handle| places.get(handle).is_none_or(|place| place.request.is_some());
             let (handle, patience) = match hurried.pop() {
                 Some(handle) => (handle, None),
                 None => {
@@ -185,15 +185,15 @@ impl Exchange {
                     quiet.pop(now, has_ended).map(|(handle, patience)| (handle, Some(patience)))?
                 }
             };
-            if let Some(Place { pair, waiter: Some(_), asked: None, waited, .. }) = places.get_mut(handle) {
+            if let Some(Place { pair, waiter: Some(_), request: None, waited, .. }) = places.get_mut(handle) {
                 *waited = patience.map(|patience| (patience, now));
                 return Some((handle, *pair));
             }
         }
     }
 
-    /// Sends the request of a recv that [waited](Self::next_to_ask).
-    pub(in crate::node) fn ask_at_last(
+    /// Sends the request of a recv that [waited](Self::next_to_request).
+    pub(in crate::node) fn send_due_request(
         &mut self,
         now: Instant,
         handle: Handle,
@@ -201,7 +201,7 @@ impl Exchange {
         context: &mut Context,
     ) {
         match session {
-            Ok(session) => _ = self.ask(now, handle, session, context),
+            Ok(session) => _ = self.send_request(now, handle, session, context),
             Err(error) => self.fail_there(handle, error, context),
         }
     }
@@ -211,12 +211,12 @@ impl Exchange {
         if !self.there.waits(handle) {
             return false;
         }
-        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.asked));
-        let Some((_, _, asked)) = taken else { return false };
-        if let Some((session, request)) = asked
+        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.request));
+        let Some((_, _, request)) = taken else { return false };
+        if let Some((session, id)) = request
             && let Some(with) = context.peers.session_mut(session)
         {
-            with.cancel(request);
+            with.cancel(id);
             context.peers.mark_dirty(session);
         }
         true
@@ -224,13 +224,13 @@ impl Exchange {
 
     /// Ends a recv with `error`.
     fn fail_there(&mut self, handle: Handle, error: Error, context: &mut Context) {
-        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.asked));
-        let Some((Some(waiter), destination, asked)) = taken else { return };
+        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.request));
+        let Some((Some(waiter), destination, request)) = taken else { return };
         let mut back = destination;
-        if let Some((session, request)) = asked
+        if let Some((session, id)) = request
             && let Some(with) = context.peers.session_mut(session)
         {
-            back = with.cancel(request).and_then(|(_, destination)| destination);
+            back = with.cancel(id).and_then(|(_, destination)| destination);
             context.peers.mark_dirty(session);
         }
         context.reporter.finish_recv(waiter, Err(Unreceived { error, destination: back }));
@@ -270,8 +270,8 @@ impl Exchange {
     /// A session has a new link, on which its open requests are repeated.
     pub(in crate::node) fn note_repeated(&self, session: Handle, pairs: &mut Pairs) {
         for (_, place) in self.there.places.iter() {
-            if place.asked.is_some_and(|(asked, _)| asked == session) {
-                pairs.note_asked(place.pair, session);
+            if place.request.is_some_and(|(asked, _)| asked == session) {
+                pairs.note_requested(place.pair, session);
             }
         }
     }

@@ -234,7 +234,7 @@ impl There {
         self.kept_bytes += memory;
         let (_, place) = self.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
         place.kept = Some(Kept { range, tensor });
-        place.asked = None;
+        place.request = None;
         Ok(None)
     }
 

@@ -9,7 +9,7 @@ use super::harness::{Fate, Into, LARGE, Manner, Pair};
 use super::stage::{Fixture, TURNS, place_in, response};
 use crate::error::{Code, LinkError};
 use crate::fake_device::{Copies, FakeDevice};
-use crate::session::Ask;
+use crate::session::RequestParams;
 use crate::verbs::device::{Remote, Status};
 use crate::verbs::fake::Verb;
 use crate::verbs::limits::PIECE_BYTES;
@@ -207,8 +207,9 @@ fn a_small_answer_to_an_announced_place_of_a_devices_is_told_when_that_is_closed
     for number in 0..20 {
         let (deadline, key) = (pair.now + Duration::from_secs(60), format!("{number} 100"));
         let destination = pair.sides[0].export.as_ref().and_then(|export| export.allocate(LARGE));
-        let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
-        pair.sides[0].session.request(pair.now, ask).expect("accepted");
+        let params =
+            RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
+        pair.sides[0].session.request(pair.now, params).expect("accepted");
         // The copy into device memory fails once.
         device.fail_after(1, u64::from(number == 7));
         pair.settle();

@@ -14,7 +14,7 @@ use crate::limits::SessionLimits;
 use crate::link::{Link, Spot};
 use crate::payload::Payload;
 use crate::provider::Told;
-use crate::session::{Ask, Event, Roster, Session};
+use crate::session::{Event, RequestParams, Roster, Session};
 use crate::verbs::device::Endpoint;
 use crate::verbs::fake::{Counters, Fabric, FakeSettings, Fault, Verb};
 use crate::verbs::limits::MESSAGE_BYTES;
@@ -197,7 +197,7 @@ impl Side {
     pub(super) fn handle_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::Asked(asked) => {
+                Event::Requested(asked) => {
                     let key = self.session.key(&asked).split_once(' ').expect("a number and a size");
                     let (number, size) = (key.0.parse().expect("a number"), key.1.parse().expect("a size"));
                     if self.parks {
@@ -207,7 +207,7 @@ impl Side {
                         self.answer(asked.id, number, size);
                     }
                 }
-                Event::Withdrawn(id) => {
+                Event::Cancelled(id) => {
                     if let Some(at) = self.parked.iter().position(|(parked, ..)| *parked == id) {
                         self.parked.swap_remove(at);
                         self.session.unpark();
@@ -263,8 +263,9 @@ impl Side {
         };
         let address = destination.as_mut().map_or(0, |destination| Spot::of(destination).address as usize);
         let (deadline, key) = (now + Duration::from_secs(60), format!("{number} {size}"));
-        let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
-        (self.session.request(now, ask).expect("accepted"), address)
+        let params =
+            RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
+        (self.session.request(now, params).expect("accepted"), address)
     }
 
     pub(super) fn lose(&mut self) {

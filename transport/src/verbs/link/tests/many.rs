@@ -6,7 +6,7 @@ use super::harness::{LARGE, Manner, NAMES, check_port, links};
 use crate::arena::Handle;
 use crate::limits::SessionLimits;
 use crate::link::Link;
-use crate::session::{Ask, Event, Roster, Session};
+use crate::session::{Event, RequestParams, Roster, Session};
 use crate::verbs::VerbsSettings;
 use crate::verbs::fake::{Fabric, FakeSettings};
 use crate::verbs::link::VerbsLink;
@@ -37,7 +37,7 @@ impl End {
         self.link.receive(&mut self.session.inbound(now, slab), usize::MAX).expect("a healthy link");
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::Asked(asked) => {
+                Event::Requested(asked) => {
                     let bytes = vec![7; self.session.key(&asked).parse().expect("a size")];
                     let answered = self.session.respond(asked.id, Default::default(), bytes.into(), 0);
                     assert!(answered.is_ok());
@@ -83,8 +83,9 @@ fn a_port_has_256_links_and_refuses_the_next_with_its_reason() {
             for (number, size) in [10, LARGE, 20_000].into_iter().enumerate() {
                 let destination = (number == 1).then(|| Buffer::from_vec(vec![0; size]));
                 let (deadline, key) = (now + Duration::from_secs(60), size.to_string());
-                let ask = Ask { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: 0 };
-                end.session.request(now, ask).expect("accepted");
+                let params =
+                    RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: 0 };
+                end.session.request(now, params).expect("accepted");
             }
         }
     }

@@ -140,7 +140,7 @@ fn a_small_answer_leaves_its_place_unused_and_closed() {
             // The destination is far larger than the tensor.
             let (deadline, key) = (pair.now + Duration::from_secs(60), format!("{number} 100"));
             let destination = Some(pair.sides[0].slab.allocate(LARGE).expect("room"));
-            let ask = crate::session::Ask {
+            let params = crate::session::RequestParams {
                 consumer: 0,
                 producer: 0,
                 step: 1,
@@ -149,7 +149,7 @@ fn a_small_answer_leaves_its_place_unused_and_closed() {
                 destination,
                 waiter: number,
             };
-            pair.sides[0].session.request(pair.now, ask).expect("accepted");
+            pair.sides[0].session.request(pair.now, params).expect("accepted");
             pair.settle();
         }
         assert_eq!(pair.sides[0].fates.len(), 1000);

@@ -144,10 +144,10 @@ pub(crate) const ROW_RETRIES_SLACK: usize = 16;
 
 /// How long a recv waits before it requests its tensor, where tensors usually come ahead and requests are still useful: longer than a round
 /// trip. An error that only a request would bring comes later by as much.
-pub(crate) const QUIET_TIME: Duration = Duration::from_millis(1);
+pub(crate) const REQUEST_DELAY: Duration = Duration::from_millis(1);
 
 /// How often that time doubles at most where asking was in vain: to 64 ms, after which a request for each recv is negligible.
-pub(crate) const QUIET_DOUBLINGS_MAX: u8 = 6;
+pub(crate) const REQUEST_DELAY_DOUBLINGS_MAX: u8 = 6;
 
 /// How long before its deadline a tensor that was sent ahead is recalled, but at most half its time: longer than an answer takes anywhere.
 /// So its sender hears at the deadline that nobody has asked for it, and not that its delivery is unknown.

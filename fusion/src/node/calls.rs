@@ -70,7 +70,7 @@ impl Node {
         batch
     }
 
-    /// Lets those recvs wait together that can: see `there::posted`.
+    /// Lets those recvs wait together that can: see `remote_recvs::posted`.
     fn post<'k, K, D>(&mut self, now: Instant, to_post: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Buffer>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
@@ -81,7 +81,7 @@ impl Node {
             return None;
         }
         let session = self.session_of(to_post.pair).ok()?;
-        self.exchange.there().post(now, session, to_post, &mut self.context)
+        self.exchange.remote().post(now, session, to_post, &mut self.context)
     }
 
     /// All outcomes, in the order of the keys, once all have come; this closes the batch.
@@ -101,7 +101,7 @@ impl Node {
 
     /// The batch's future is dropped: its outstanding recvs are cancelled.
     pub fn close_batch(&mut self, handle: Handle) {
-        self.exchange.there().close_posted(handle);
+        self.exchange.remote().close_posted(handle);
         for ticket in self.context.reporter.outcomes.batches.close(handle) {
             self.cancel(ticket);
         }

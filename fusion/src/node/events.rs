@@ -53,7 +53,7 @@ impl Node {
                 let waiter = match waiter {
                     RecvWaiter::Remote(recv) => {
                         let bytes = outcome.as_ref().ok().map(|tensor| tensor.payload().len());
-                        match exchange.there().answered(context.reporter.clock, recv, bytes) {
+                        match exchange.remote().answered(context.reporter.clock, recv, bytes) {
                             Some(waiter) => waiter,
                             None => return,
                         }

@@ -1,10 +1,10 @@
 //! One shard's share of the engine, without threads or sockets: sessions with peers, the rendezvous table, and the waiters of calls.
 //!
 //! A node only routes between its parts, each of which owns its state: `pairs` (tasks and their numbers), `peers` (sessions and their
-//! links), `exchange` (sends and recvs), `pulls` (published tensors), `row_requests` (rows of them), `pushes` (queues). The first two are lent
-//! to the others as the `context`, with the reporter that tells how calls end. Events of sessions go through `events.rs`.
+//! links), `exchange` (sends and recvs), `pulls` (published tensors), `row_requests` (rows of them), `pushes` (queues). The first two are
+//! lent to the others as the `context`, with the reporter that tells how calls end. Events of sessions go through `events.rs`.
 //!
-//! Recvs between two tasks of the same node need neither session nor link (`exchange/matches.rs`).
+//! Recvs between two tasks of the same node need neither session nor link (`exchange/local_recvs.rs`).
 //!
 //! Its owner supplies the links: TCP sockets in the engine, queues in the simulation in `tests/`. [`Node::turn`] moves whatever can move;
 //! [`Node::poll_order`] says which connections are wanted; time is an argument. Bounded by [`NodeSettings`] and by the limits of its
@@ -259,8 +259,9 @@ impl Node {
         self.pushes.replenish_all(&mut self.context);
     }
 
-    /// Tensors that peers have not released or that are being copied, requests that wait here, and tensors acknowledged to pushers in queues that have an acceptor.
-    /// Once the node [reads nothing](Self::stop_reading), only the last are counted: the end of the others can no longer arrive.
+    /// Tensors that peers have not released or that are being copied, requests that wait here, and tensors acknowledged to pushers in
+    /// queues that have an acceptor. Once the node [reads nothing](Self::stop_reading), only the last are counted: the end of the others
+    /// can no longer arrive.
     pub fn under_way(&self) -> usize {
         let taken = self.pushes.unaccepted(self.context.settings.shard);
         if self.context.deaf {

@@ -62,7 +62,7 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
     #[inline]
     fn arrived(&mut self, waiter: RecvWaiter, since: Instant, meta: &[u8], buffer: Buffer) -> bool {
         let waiter = match waiter {
-            RecvWaiter::Remote(recv) => match self.exchange.there().answered(self.now, recv, Some(buffer.len())) {
+            RecvWaiter::Remote(recv) => match self.exchange.remote().answered(self.now, recv, Some(buffer.len())) {
                 Some(waiter) => waiter,
                 None => return false,
             },
@@ -122,12 +122,12 @@ impl Sink<RecvWaiter, Handle> for Rx<'_> {
 
     fn revoked(&mut self, number: u64, of: KeyOf<'_>) -> Option<usize> {
         let pair = self.pair_of(of)?;
-        self.exchange.there().revoked(self.requester.session, number, pair, of)
+        self.exchange.remote().revoked(self.requester.session, number, pair, of)
     }
 
     fn held(&mut self, of: KeyOf<'_>) {
         if let Some(pair) = self.pair_of(of) {
-            self.exchange.there().held(pair, of, &mut self.reporter.outcomes.batches);
+            self.exchange.remote().held(pair, of, &mut self.reporter.outcomes.batches);
         }
     }
 

@@ -537,8 +537,8 @@ impl<S> Table<S> {
         earliest([self.deadlines.next(), self.parked_until.next()])
     }
 
-    /// Takes out the tensors that waited past their deadline. For those that are matched at that time, `tell` is called and makes their error:
-    /// they end when they are released, and do not wait again if they come back.
+    /// Takes out the tensors that waited past their deadline. For those that are matched at that time, `tell` is called and makes their
+    /// error: they end when they are released, and do not wait again if they come back.
     pub fn expire(&mut self, now: Instant, mut tell: impl FnMut(&mut S, Late<'_>) -> Error) -> Vec<Unsent<S>> {
         if !self.deadlines.is_due(now) {
             return Vec::new();

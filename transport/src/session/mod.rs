@@ -19,7 +19,8 @@
 //! 4. On a new link the consumer sends the unacknowledged releases, then repeats all outstanding requests under the same
 //!    ids, then sends *resumed*. Tensors neither released nor requested again by then go back to the table.
 //! 5. A session resumes only if each side remembers the other's incarnation. If a peer restarted, or dropped the session
-//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, and unreleased tensors are returned.
+//!    because a lease expired, both sides find out: outstanding requests end with Unavailable, and unreleased tensors are
+//!    returned.
 //!
 //! Small tensors that are sent ahead of their requests have a rule of their own: see `ahead.rs`.
 //!
@@ -85,7 +86,8 @@ pub use server::{EmptyStore, Named, Store, Wait};
 /// [`Sink`] gets tensors without events.
 #[derive(Debug)]
 pub enum Event<W, D> {
-    /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::respond`], [`Session::park`] or [`Session::refuse`].
+    /// The peer requests a tensor; a [`Sink`] hears of it at once if no event waits. Answer with [`Session::respond`],
+    /// [`Session::park`] or [`Session::refuse`].
     Requested(PeerRequest),
     /// The peer requests rows of a table; answer as for [`Requested`](Self::Requested).
     RowsRequested(Box<PeerRowRequest>),
@@ -283,7 +285,8 @@ pub struct Session<W, D> {
     /// Which is staged first at the next turn: answers, or parts of pulls.
     parts_first: bool,
     events: VecDeque<Event<W, D>>,
-    /// [`Requested`](Event::Requested) and [`RowsRequested`](Event::RowsRequested) events in the queue. The owner has not parked or answered them yet; they count as if it had.
+    /// [`Requested`](Event::Requested) and [`RowsRequested`](Event::RowsRequested) events in the queue. The owner has not
+    /// parked or answered them yet; they count as if it had.
     undecided: usize,
     /// [`Aborted`](Event::Aborted) events in the queue.
     aborts: usize,
@@ -424,8 +427,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         self.producer.unreleased() + self.ahead.len()
     }
 
-    /// True if the two sides do not yet agree on what was released: a tensor handed to the peer was not released, or a release of
-    /// one of the peer's tensors was not acknowledged.
+    /// True if the two sides do not yet agree on what was released: a tensor handed to the peer was not released, or a
+    /// release of one of the peer's tensors was not acknowledged.
     pub fn awaits_releases(&self) -> bool {
         self.unreleased() > 0 || self.consumer.has_releases()
     }

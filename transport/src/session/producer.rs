@@ -149,7 +149,8 @@ impl<D> Producer<D> {
         }
     }
 
-    /// Responds again with the same tensor to a request that this side has responded to on an earlier link; false if it has not.
+    /// Responds again with the same tensor to a request that this side has responded to on an earlier link; false if it has
+    /// not.
     #[inline]
     pub(super) fn respond_again(&mut self, request: Handle) -> bool {
         if self.stale.is_empty() {
@@ -486,8 +487,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(token)
     }
 
-    /// [`respond`](Self::respond) with rows in memory allocated for this response: it counts against the [peer's](PeerQuota::rows)
-    /// quota until they are released.
+    /// [`respond`](Self::respond) with rows in memory allocated for this response: it counts against the
+    /// [peer's](PeerQuota::rows) quota until they are released.
     ///
     /// # Errors
     /// As [`respond`](Self::respond).
@@ -506,7 +507,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         Ok(token)
     }
 
-    /// A tensor was not used for a response after all: reports it as [`Event::Released`], as if the consumer had returned it.
+    /// A tensor was not used for a response after all: reports it as [`Event::Released`], as if the consumer had returned
+    /// it.
     pub fn give_back(&mut self, meta: Meta, payload: Payload, pending: D) {
         self.events.push_back(Event::Released { pending, tensor: Box::new((meta, payload)), taken: false });
     }

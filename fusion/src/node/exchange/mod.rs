@@ -3,10 +3,10 @@
 mod ahead;
 pub(super) mod batches;
 mod large_keys;
-mod matches;
+mod local_recvs;
 mod received;
+mod remote_recvs;
 mod steps;
-mod there;
 
 use std::time::{Duration, Instant};
 
@@ -32,11 +32,11 @@ use crate::rendezvous::{EndedSteps, Found, Late, MatchKey, Parked, RawMatchKey, 
 use ahead::SentAhead;
 pub(super) use ahead::traced as traced_ahead;
 pub use batches::{BatchWaiter, FusedRequest};
-use matches::LocalRecvs;
+use local_recvs::LocalRecvs;
 pub use received::ReceivedBatch;
+use remote_recvs::RemoteRecvs;
+pub(super) use remote_recvs::ToPost;
 use sealane_transport::tensor::{IntoTensor, TensorMeta};
-use there::There;
-pub(super) use there::ToPost;
 
 /// A recv, as a task of this shard requests it.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(super) struct Exchange {
     table: Table<Sender>,
     ended: EndedSteps,
     local: LocalRecvs,
-    there: There,
+    remote: RemoteRecvs,
     ahead: SentAhead,
     /// Requests for rows that moved to another session than their tickets name.
     moved: HashMap<Ticket, Ticket>,
@@ -88,7 +88,7 @@ impl Exchange {
             table: Table::new(settings.pending_sends_max),
             ended: EndedSteps::default(),
             local: LocalRecvs::new(settings.session.queued_requests_max),
-            there: There::new(),
+            remote: RemoteRecvs::new(),
             ahead: SentAhead::new(),
             moved: HashMap::new(),
         }
@@ -110,8 +110,8 @@ impl Exchange {
     }
 
     /// Recvs from tasks of other nodes, and tensors that came before their recvs.
-    pub(super) fn there(&mut self) -> &mut There {
-        &mut self.there
+    pub(super) fn remote(&mut self) -> &mut RemoteRecvs {
+        &mut self.remote
     }
 
     /// What was sent ahead.
@@ -122,8 +122,8 @@ impl Exchange {
     /// When [`expire`](Self::expire) must be called at the latest, or a recv is to [send its request](Self::next_to_request).
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let (there, ahead) = (self.there.next_deadline(), self.ahead.next_deadline());
-        earliest([self.table.next_deadline(), self.local.next_deadline(), there, ahead])
+        let (remote, ahead) = (self.remote.next_deadline(), self.ahead.next_deadline());
+        earliest([self.table.next_deadline(), self.local.next_deadline(), remote, ahead])
     }
 
     /// True if a step of a pair has ended for its local task.
@@ -197,11 +197,11 @@ impl Exchange {
 
     /// Forgets moves of requests that have ended: what is kept is bounded by the open requests.
     pub(super) fn forget_ended_moves(&mut self, peers: &Peers) {
-        let Self { moved, local, there, .. } = self;
+        let Self { moved, local, remote, .. } = self;
         let is_open = |ticket: &Ticket| match *ticket {
             Ticket::Peer { session, request } => peers.session(session).is_some_and(|with| with.is_waiting(request)),
             Ticket::Local(handle) => local.is_there(handle),
-            Ticket::Remote(handle) => there.waits(handle),
+            Ticket::Remote(handle) => remote.waits(handle),
             Ticket::Rows(_) => false,
         };
         let ended = |mut ticket: Ticket| {
@@ -395,7 +395,7 @@ impl Exchange {
     pub(super) fn forget_session(&mut self, session: Handle) {
         self.table.forget_session(session);
         self.forget_kept(session);
-        self.there.forget_patience();
+        self.remote.forget_delays();
     }
 
     /// Hands a tensor to the parked request that it was matched with.

@@ -146,7 +146,8 @@ impl Peers {
         peer.metrics.change(PathState::Connecting, |_| ());
     }
 
-    /// This side drops the session: requests sent to the peer end, and tensors that it has not released are returned. False if there is none.
+    /// This side drops the session: requests sent to the peer end, and tensors that it has not released are returned. False if there is
+    /// none.
     pub(in crate::node) fn give_up(&mut self, handle: Handle, reason: &str) -> bool {
         let Some(peer) = self.arena.get_mut(handle) else { return false };
         peer.remembers = false;

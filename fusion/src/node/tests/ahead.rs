@@ -5,7 +5,7 @@ use sealane_transport::limits::AHEAD_BYTES_MAX;
 
 use super::super::{ClientCall, ClientOutcome};
 use super::*;
-use crate::limits::{QUIET_TIME, REVOKE_TIME};
+use crate::limits::{REQUEST_DELAY, REVOKE_TIME};
 use std::collections::VecDeque;
 
 pub(super) const PS: (usize, &str) = (0, "ps:1");
@@ -16,7 +16,7 @@ pub(super) fn met() -> Net {
     let mut net = Net::pair();
     for _ in 0..2 {
         let (sent, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
     }
     net
@@ -79,11 +79,11 @@ fn many_tensors_share_a_message_and_keep_their_bytes() {
 fn a_recv_asks_when_nothing_has_come_for_a_while_and_whichever_comes_first_is_taken() {
     let mut net = met();
     let asked = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!(net.nodes[0].counters().parked, 1);
     // The tensor answers the request, or was sent ahead while the request was on its way.
     let crossing = net.recv(WORKER, "ps:1", "v");
-    net.now += QUIET_TIME;
+    net.now += REQUEST_DELAY;
     let sends = (net.send(PS, "worker:1", "w", &[7]), net.send(PS, "worker:1", "v", &[8]));
     net.rest();
     assert_eq!((asked.bytes(), crossing.bytes()), (vec![7], vec![8]));
@@ -123,7 +123,7 @@ fn what_is_sent_again_behind_an_abort_is_not_for_a_recv_that_the_abort_ends() {
     let local = net.nodes[1].local_task("worker:1").unwrap();
     net.nodes[1].cleanup(local, 1);
     let asked = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!((asked.bytes(), sent.outcome()), (vec![8], Ok(())));
     net.nothing_is_left();
 }
@@ -138,7 +138,7 @@ fn past_the_credit_tensors_wait_for_their_requests() {
     let asked: Vec<_> = (0..count).map(|number| net.recv(WORKER, "ps:1", &format!("w{number}"))).collect();
     net.rest();
     assert!(asked.last().unwrap().waits(), "it has not been asked for");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     for (number, asked) in asked.iter().enumerate() {
         assert_eq!(asked.bytes(), [number as u8; 4096]);
     }
@@ -157,7 +157,7 @@ fn a_send_that_nobody_wants_comes_back_at_its_deadline() {
     let whom = "worker:1 at 10.0.0.2:7000: connected, and nobody there has asked for it";
     assert_eq!(error.to_string(), format!("send of step 1 key 'w' waited 5s and its deadline passed: {whom}"));
     let asked = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert!(asked.waits(), "it is no more");
     assert!(net.send(PS, "worker:1", "w", &[8]).waits());
     net.rest();
@@ -229,11 +229,11 @@ fn a_lost_link_loses_nothing_and_doubles_nothing() {
             (0..turns).for_each(|turn| _ = net.nodes[turn % 2].turn(net.now));
             net.cut();
             let asked = asked.unwrap_or_else(|| net.recv(WORKER, "ps:1", "w"));
-            net.pass(QUIET_TIME);
+            net.pass(REQUEST_DELAY);
             net.pass(Duration::from_secs(1));
             assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())), "{turns} {recv_first}");
             let again = net.recv(WORKER, "ps:1", "w");
-            net.pass(QUIET_TIME);
+            net.pass(REQUEST_DELAY);
             assert!(again.waits(), "it came once: {turns} {recv_first}");
         }
     }
@@ -250,7 +250,7 @@ fn what_a_recv_has_taken_counts_though_the_link_is_lost_before_its_sender_hears(
     net.pass(Duration::from_secs(1));
     assert_eq!(sent.outcome(), Ok(()));
     let again = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert!(again.waits());
 }
 
@@ -270,7 +270,7 @@ fn a_step_that_ends_on_either_side_frees_what_was_sent_ahead() {
             }
             net.rest();
             let asked = net.recv(WORKER, "ps:1", "w");
-            net.pass(QUIET_TIME);
+            net.pass(REQUEST_DELAY);
             match (by_sender, cleaned) {
                 (false, true) => assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())), "it was sent"),
                 (true, true) => {
@@ -304,7 +304,7 @@ fn what_a_process_has_sent_goes_with_it() {
     assert!([kept, unsent].iter().all(|sent| sent.outcome().is_err()));
     for (key, sent) in ["w", "v"].iter().zip(anew) {
         let asked = net.recv(WORKER, "ps:1", key);
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![8], Ok(())));
     }
     net.nothing_is_left();
@@ -323,7 +323,7 @@ fn what_came_for_a_process_waits_with_its_sender_for_the_next() {
     net.nodes[1].meet_client(local);
     net.rest();
     let asked = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
     net.nothing_is_left();
 }
@@ -338,7 +338,7 @@ fn draining_takes_back_what_nobody_has_taken() {
     net.rest();
     assert_eq!((net.nodes[0].under_way(), sent.waits()), (0, true));
     let asked = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
 }
 
@@ -356,7 +356,7 @@ fn memory_that_is_too_short_comes_back_and_so_does_the_tensor() {
         assert_eq!(unreceived.error.to_string(), "the destination has 9 bytes, the tensor needs 10");
         assert_eq!((unreceived.destination.unwrap().len(), sent.waits()), (9, true));
         let asked = net.recv(WORKER, "ps:1", "w");
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![6; 10], Ok(())));
     }
 }
@@ -397,7 +397,7 @@ fn moving() -> Net {
     let mut net = Net::new([ps(), worker(), settings("10.0.0.3:7000", &["worker:1"])]);
     for _ in 0..2 {
         let (sent, asked) = (net.send(PS, "worker:1", "warm", &[1]), net.recv(WORKER, "ps:1", "warm"));
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
     }
     net
@@ -426,7 +426,7 @@ fn a_task_that_moves_gets_its_tensors_where_it_is_now() {
     net.rest();
     for (key, sent, byte) in [("before", before, 6), ("after", after, 7)] {
         let asked = net.recv(NEXT, "ps:1", key);
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![byte], Ok(())), "{key}");
     }
 }
@@ -436,7 +436,7 @@ fn a_recv_takes_nothing_from_where_its_sender_was_before() {
     let mut net = moving();
     for _ in 0..2 {
         let (sent, asked) = (net.send(WORKER, "ps:1", "warm", &[1]), net.recv(PS, "worker:1", "warm"));
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![1], Ok(())));
     }
     let kept = net.send(WORKER, "ps:1", "w", &[6]);
@@ -447,7 +447,7 @@ fn a_recv_takes_nothing_from_where_its_sender_was_before() {
     for key in ["w", "w2"] {
         let sent = net.send(NEXT, "ps:1", key, &[7]);
         let asked = net.recv(PS, "worker:1", key);
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())), "{key}");
     }
     assert!(kept.waits() && late.waits(), "nobody asks them any more");
@@ -466,14 +466,14 @@ fn a_send_whose_frame_has_not_left_hears_at_once_though_the_link_takes_nothing()
     assert_eq!(sent.error().code(), Code::Aborted);
 }
 
-/// A pair whose recvs have asked in vain after [`QUIET_TIME`] so often that they now wait longer.
+/// A pair whose recvs have asked in vain after [`REQUEST_DELAY`] so often that they now wait longer.
 fn patient() -> Net {
     let mut net = met();
     for round in 0.. {
         let key = format!("patient {round}");
         let before = (net.said(0), net.said(1));
         let asked = net.recv(WORKER, "ps:1", &key);
-        (0..11).for_each(|_| net.pass(QUIET_TIME));
+        (0..11).for_each(|_| net.pass(REQUEST_DELAY));
         let sent = net.send(PS, "worker:1", &key, &[7]);
         net.rest();
         assert_eq!((asked.bytes(), sent.outcome()), (vec![7], Ok(())));
@@ -492,9 +492,9 @@ fn recvs_that_ask_in_vain_wait_longer_the_next_time() {
     // A recv that waits even longer still asks in the end.
     let asked = net.recv(WORKER, "ps:1", "late");
     let before = net.said(1);
-    net.pass(10 * QUIET_TIME);
+    net.pass(10 * REQUEST_DELAY);
     assert_eq!(net.said(1), before);
-    net.pass(100 * QUIET_TIME);
+    net.pass(100 * REQUEST_DELAY);
     assert!(net.said(1) > before);
     let sent = net.send(PS, "worker:1", "late", &[8]);
     net.rest();
@@ -515,7 +515,7 @@ fn what_is_kept_for_want_of_credit_is_asked_for_at_once_however_long_recvs_wait(
         let asked = asked.take().unwrap_or_else(|| recv(&mut net));
         net.rest();
         // Tensors that arrive after the notice have the shortest time.
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         for (asked, sent) in asked.iter().zip(&sent) {
             assert_eq!((asked.bytes(), sent.outcome()), (vec![9; 4000], Ok(())));
         }

@@ -2,7 +2,7 @@
 
 use super::super::{ClientCall, ClientOutcome};
 use super::*;
-use crate::limits::QUIET_TIME;
+use crate::limits::REQUEST_DELAY;
 use crate::metrics::Operation;
 use std::collections::VecDeque;
 
@@ -149,7 +149,7 @@ fn a_tensor_that_is_given_up_on_its_way_waits_again() {
     net.rest();
     assert!(sent.waits());
     let asked = net.recv(WORKER, "ps:1", "w");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!((asked.bytes(), sent.outcome()), (vec![8; 50_000], Ok(())));
 }
 
@@ -319,7 +319,7 @@ fn a_tensor_for_whom_nobody_listens_any_more_goes_back() {
         net.rest();
         assert!(sent.waits());
         let asked = net.recv(WORKER, "ps:1", "w");
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         assert_eq!((asked.bytes(), sent.outcome()), (vec![8; bytes], Ok(())));
     }
     net.nothing_is_left();

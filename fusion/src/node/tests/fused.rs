@@ -123,6 +123,6 @@ fn one_that_is_given_up_gives_back_what_comes() {
     assert!(sent.waits());
     assert_eq!(net.nodes[1].counters().slab_receive_bytes, 0);
     let again = net.recv((1, "worker:1"), "ps:1", "b");
-    net.pass(crate::limits::QUIET_TIME);
+    net.pass(crate::limits::REQUEST_DELAY);
     assert_eq!((again.bytes(), sent.outcome()), (vec![2; 1000], Ok(())));
 }

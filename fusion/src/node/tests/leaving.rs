@@ -55,7 +55,7 @@ fn a_recv_ends_with_its_producer_whether_it_was_asked_before_or_after() {
         assert!(waiting.waits(), "either side may start first");
         net.come();
         let (plain, marked) = (net.recv(at, "ps:1", "plain"), net.recv_or_fail(at, "marked"));
-        net.pass(crate::limits::QUIET_TIME);
+        net.pass(crate::limits::REQUEST_DELAY);
         assert!(plain.waits() && marked.waits() && waiting.waits());
         net.leave();
         net.rest();
@@ -63,7 +63,7 @@ fn a_recv_ends_with_its_producer_whether_it_was_asked_before_or_after() {
             assert_eq!(asked.error(), left());
         }
         let (plain, late) = (net.recv(at, "ps:1", "plain"), net.recv_or_fail(at, "marked"));
-        net.pass(crate::limits::QUIET_TIME);
+        net.pass(crate::limits::REQUEST_DELAY);
         assert_eq!(late.error().to_string(), "ps:1 has left (its process ended)");
         assert!(plain.waits(), "it may come back");
         net.come();

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::*;
-use crate::limits::QUIET_TIME;
+use crate::limits::REQUEST_DELAY;
 use crate::metrics::Operation;
 use crate::node::{ClientCall, ClientOutcome, Pool};
 
@@ -300,11 +300,11 @@ fn draining_lets_what_is_under_way_finish_and_nothing_else_begin() {
     client_send(&mut net, 3, "too late");
     client_recv(&mut net, 4, "worker:1", "too late");
     let refused = net.recv(WORKER, "ps:1", "too late");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert!(refused.error().to_string().contains("draining"));
     let fetched = net.recv(WORKER, "ps:1", "pending");
     let _sent = net.send(WORKER, "ps:1", "asked", &[5]);
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!(fetched.bytes(), [1]);
     let mut ended: Vec<_> = outcomes(&mut net).into_iter().map(|(number, outcome)| (number, outcome.is_ok())).collect();
     ended.sort();

@@ -14,7 +14,7 @@ use sealane_transport::{Keys, PullBuffer};
 
 use super::pushing::{WORKER, accept_at, push_to, taken_from};
 use super::*;
-use crate::limits::{LATE_PER_TURN, PARKED_GRACE, PROMISE_TIME, QUIET_TIME};
+use crate::limits::{LATE_PER_TURN, PARKED_GRACE, PROMISE_TIME, REQUEST_DELAY};
 use crate::node::{PullRequest, PullWaiter, PushRequest};
 use crate::queue::{AcceptOptions, AcceptQueue};
 
@@ -144,7 +144,7 @@ fn a_peer_that_sends_more_ahead_than_its_credit_loses_its_link() {
     let mut net = Net::new([small_ps()]);
     let mut peer = intruder(&mut net, PEER, (0, 1));
     let asked = net.recv((0, "ps:1"), "worker:1", "never sent");
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert!(asked.waits(), "and was asked for: what comes ahead is kept from now on");
     let (bytes, meta) =
         (vec![1; AHEAD_TENSOR_BYTES], TensorMeta::new(DType::U8, &[AHEAD_TENSOR_BYTES as u64]).unwrap());

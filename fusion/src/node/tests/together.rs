@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 
 use super::ahead::{WORKER, met};
 use super::*;
-use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, QUIET_TIME, UNEXPECTED_CALLS_MAX};
+use crate::limits::{KEY_LISTS_MAX, POSTED_CALLS_MAX, REQUEST_DELAY, UNEXPECTED_CALLS_MAX};
 use crate::node::{BatchWaiter, FusedRequest, ReceivedBatch};
 
 /// The recvs of one call.
@@ -116,11 +116,11 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
     let mut net = met();
     let asked = net.recv_many(&["a", "b", "c"]);
     let first = net.send_many(&[("b", &[2])]);
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!((first.outcome(), net.nodes[0].counters().parked), (Ok(()), 2));
     net.cut();
     let rest = net.send_many(&[("a", &[1]), ("c", &[3])]);
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     net.pass(Duration::from_millis(500));
     assert_eq!((asked.outcomes(&mut net), rest.outcome()), (vec![Ok(vec![1]), Ok(vec![2]), Ok(vec![3])], Ok(())));
     // The same for tensors on their way when the link is cut.
@@ -129,7 +129,7 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
     net.cut();
     let asked = net.recv_many(&["b", "a"]);
     net.pass(Duration::from_millis(500));
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert_eq!((asked.outcomes(&mut net), sent.outcome()), (vec![Ok(vec![5]), Ok(vec![4])], Ok(())));
     net.nothing_is_left();
 }
@@ -138,14 +138,14 @@ fn they_ask_when_nothing_has_come_for_a_while_and_come_over_the_next_link() {
 fn a_recv_asks_in_time_whatever_becomes_of_a_later_call() {
     let mut net = met();
     let first = net.recv(WORKER, "ps:1", "first");
-    net.pass(QUIET_TIME / 2);
+    net.pass(REQUEST_DELAY / 2);
     let _large = net.send_many(&[("large", &[7; 5000])]);
     let asked = net.recv_many(&["small", "large"]);
     net.rest();
     assert_eq!(net.nodes[0].counters().parked, 0, "the large one has come, the others wait without a word");
-    net.pass(QUIET_TIME / 2);
+    net.pass(REQUEST_DELAY / 2);
     assert_eq!((net.nodes[0].counters().parked, first.waits(), asked.waits(&mut net)), (1, true, true));
-    net.pass(QUIET_TIME / 2);
+    net.pass(REQUEST_DELAY / 2);
     assert_eq!(net.nodes[0].counters().parked, 2);
 }
 
@@ -221,7 +221,7 @@ fn what_is_read_where_it_lies_is_what_was_sent_however_it_came() {
         };
         net.rest();
         let asked = *asked.get_or_insert_with(|| net.recv_views(&keys));
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         let received = views(&mut net, asked).expect("all have come");
         assert_eq!(bytes(&received), sent.map(|(_, bytes)| Ok(bytes.to_vec())), "way {way}");
         assert_eq!(received.get(2).unwrap().meta.shape().as_slice(), [2]);
@@ -251,7 +251,7 @@ fn frames_stay_as_they_came_but_for_what_is_large_or_came_before() {
             false => net.send_many(&tensors),
         };
         net.rest();
-        net.pass(QUIET_TIME);
+        net.pass(REQUEST_DELAY);
         let received = views(&mut net, asked).expect("all have come");
         let expected: Vec<_> = tensors.iter().map(|(_, bytes)| Ok(bytes.to_vec())).collect();
         assert_eq!((bytes(&received), sent.outcome()), (expected, Ok(())));
@@ -417,7 +417,7 @@ fn what_came_before_its_call_comes_again_over_the_next_link() {
     net.cut();
     let asked = net.recv_views(&["a", "b"]);
     net.pass(Duration::from_millis(500));
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     let received = views(&mut net, asked).expect("all have come");
     assert_eq!((bytes(&received), sent.outcome()), (vec![Ok(vec![1]), Ok(vec![2])], Ok(())));
     net.nothing_is_left();
@@ -449,7 +449,7 @@ fn calls_of_a_step_that_have_no_key_in_common_do_not_disturb_each_other() {
     let _sent = net.send_many(&tensors[4..]);
     net.rest();
     let waits = net.recv_views(&lists[0]);
-    net.pass(QUIET_TIME);
+    net.pass(REQUEST_DELAY);
     assert!(views(&mut net, waits).is_none());
     let asked = net.recv_views(&lists[2]);
     let received = views(&mut net, asked).expect("all have come");

@@ -1,8 +1,8 @@
-//! Recvs of one call that wait together. They are matched in the order in which they were asked, in which their tensors usually come: an
+//! Recvs of one call that wait together. They are matched in the order in which they were made, in which their tensors usually come: an
 //! arriving tensor costs one comparison with the next key, and no hash.
 //!
-//! They wait together for as long as a single recv waits before it asks. Before anything else can happen to one of them, the recvs of its
-//! call [become single](There::unpost).
+//! They wait together for as long as a single recv waits before its request. Before anything else can happen to one of them, the recvs of
+//! its call [become single](RemoteRecvs::unpost).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,9 +15,9 @@ use sealane_transport::wire::AheadRecords;
 
 use super::super::batches::Batches;
 use super::super::received::Brought;
-use super::There;
+use super::RemoteRecvs;
+use super::delayed_requests::RequestDelay;
 use super::key_lists::{KeyList, KeyLists};
-use super::quiet::Patience;
 use crate::limits::{POSTED_CALLS_MAX, POSTED_KEYS_MAX};
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
@@ -47,7 +47,7 @@ struct Call {
     pair: u32,
     step: i64,
     since: Instant,
-    patience: Patience,
+    delay: RequestDelay,
     deadline: Instant,
     /// The batch that waits for all of them.
     batch: Handle,
@@ -61,10 +61,10 @@ struct Call {
 }
 
 impl Call {
-    /// When its recvs stop waiting and ask.
+    /// When its recvs stop waiting and send their requests.
     #[inline]
     fn requests_at(&self) -> Instant {
-        self.since + self.patience.time()
+        self.since + self.delay.time()
     }
 
     #[inline]
@@ -119,15 +119,15 @@ impl Posted {
         self.recvs
     }
 
-    /// When the recvs of the first call stop waiting and ask.
+    /// When the recvs of the first call stop waiting and send their requests.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.calls.iter().map(Call::requests_at).min()
     }
 
     /// True if any call waits longer than the shortest time.
-    pub(super) fn is_patient(&self) -> bool {
-        self.calls.iter().any(|call| call.patience != Patience::default())
+    pub(super) fn is_long(&self) -> bool {
+        self.calls.iter().any(|call| call.delay != RequestDelay::default())
     }
 
     /// The recv that waits for a tensor.
@@ -247,7 +247,7 @@ impl Posted {
     }
 }
 
-/// Recvs that one call asks for together.
+/// Recvs that one call makes together.
 pub(in crate::node) struct ToPost<'a, K, D> {
     pub(in crate::node) pair: u32,
     pub(in crate::node) step: i64,
@@ -259,7 +259,7 @@ pub(in crate::node) struct ToPost<'a, K, D> {
     pub(in crate::node) batch: Handle,
 }
 
-impl There {
+impl RemoteRecvs {
     /// Lets those recvs wait together that can, or gives them what came before them; returns the numbers of the others, and their memory.
     /// `None` if none can; then no memory was taken.
     pub(in crate::node) fn post<'k, K, D>(
@@ -274,12 +274,12 @@ impl There {
         D: Iterator<Item = Buffer>,
     {
         let ToPost { pair, step, keys, count, destinations, deadline, batch } = to_post;
-        let (posted, patience) = (&mut self.posted, self.quiet.patience(pair));
+        let (posted, delay) = (&mut self.posted, self.delayed.delay_of(pair));
         let recvs_max = context.settings.session.queued_requests_max;
         let can_post = (1..=POSTED_KEYS_MAX).contains(&count)
-            && self.places.len() + posted.recvs + count <= recvs_max
+            && self.entries.len() + posted.recvs + count <= recvs_max
             && posted.calls.len() < POSTED_CALLS_MAX
-            && deadline > now + patience.time()
+            && deadline > now + delay.time()
             && context.has_requested(pair, session);
         if !can_post {
             return None;
@@ -319,7 +319,7 @@ impl There {
             context.reporter.outcomes.batches.begin_with(batch, come);
         }
         let next = slots.iter().position(|slot| matches!(slot, Slot::Open(_))).unwrap_or(count);
-        let call = Call { pair, step, since: now, patience, deadline, batch, keys: list, slots, next, left };
+        let call = Call { pair, step, since: now, delay, deadline, batch, keys: list, slots, next, left };
         if left > 0 {
             self.posted.recvs += left;
             self.posted.calls.push(call);
@@ -348,21 +348,21 @@ impl There {
 
     /// Makes the recvs of a call single; they count as waiting since the call was made.
     fn unpost(&mut self, index: usize, batches: &mut Batches) {
-        let Call { pair, step, since, patience, deadline, batch, keys, slots, .. } = self.posted.remove(index);
+        let Call { pair, step, since, delay, deadline, batch, keys, slots, .. } = self.posted.remove(index);
         let mut single = Vec::new();
         for (number, slot) in slots.into_iter().enumerate() {
             let Slot::Open(destination) = slot else { continue };
             let at = MatchKey { pair, step, key: keys.key(number) };
             let hash = self.hash(at.into());
-            let (handle, place) = self.enter(hash, at);
-            (place.since, place.deadline, place.takes_ahead) = (since, deadline, true);
-            (place.options, place.request, place.waited) =
+            let (handle, entry) = self.enter(hash, at);
+            (entry.since, entry.deadline, entry.takes_ahead) = (since, deadline, true);
+            (entry.options, entry.request, entry.waited) =
                 (RequestOptions { fused: true, fail_if_gone: false }, None, None);
-            place.destination = destination;
-            place.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
+            entry.destination = destination;
+            entry.waiter = Some(RecvWaiter::Batch { batch, index: number as u32 });
             batches.set_ticket(batch, number, Some(Ticket::Remote(handle)));
             single.push(handle);
         }
-        self.quiet.insert(patience, since, single);
+        self.delayed.insert(delay, since, single);
     }
 }

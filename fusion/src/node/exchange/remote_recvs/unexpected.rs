@@ -1,8 +1,8 @@
 //! Small tensors that came before the call that will receive them (the unexpected messages of MPI and UCX), with keys that an earlier call
 //! has read in place: they stay in their frames, and the call reads them there.
 //!
-//! If one of them needs any other treatment, all that came for its call are [split up](There::split_up) into tensors that are kept one by
-//! one.
+//! If one of them needs any other treatment, all that came for its call are [split up](RemoteRecvs::split_up) into tensors that are kept
+//! one by one.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sealane_transport::wire::{self, AheadRecords, Fate, WireError};
 
 use super::super::received::ReceivedBatch;
 use super::key_lists::KeyList;
-use super::{AheadRange, Kept, There, find, hash, memory_of};
+use super::{AheadRange, Kept, RemoteRecvs, find, hash, memory_of};
 use crate::limits::{KEPT_AHEAD_BYTES_MAX, UNEXPECTED_CALLS_MAX};
 use crate::metrics::Operation;
 use crate::node::context::Context;
@@ -53,7 +53,7 @@ fn memory_of_frame(cost: usize) -> usize {
     cost + ReceivedBatch::FRAME_BYTES + size_of::<AheadRange>()
 }
 
-impl There {
+impl RemoteRecvs {
     /// Keeps the first tensors of a frame together, if a call that reads in place is likely to ask for them.
     pub(super) fn keep_together(
         &mut self,
@@ -72,7 +72,7 @@ impl There {
             None => self.open_unexpected(session, of, keys, came.records)?,
         };
         let is_crowded = self.steps.may_have(of);
-        let Self { unexpected, posted, kept_bytes, places, index: names, hasher, .. } = self;
+        let Self { unexpected, posted, kept_bytes, entries, index: names, hasher, .. } = self;
         let Unexpected { session: from, keys, received, next, frames, came: (count, bytes), .. } =
             &mut unexpected[index];
         if *from != session {
@@ -82,7 +82,7 @@ impl There {
             let is_next = *next < keys.len() && keys.key(*next).as_bytes() == key;
             let number = if is_next { *next } else { posted.lists.number_of(keys, key)? };
             let at = RawMatchKey { pair, step: came.step, key };
-            if is_crowded && find(names, places, hash(hasher, at), at).is_some() {
+            if is_crowded && find(names, entries, hash(hasher, at), at).is_some() {
                 return None;
             }
             *next = number + 1;
@@ -232,9 +232,9 @@ impl There {
             return Ok(Some(Fate::Returned));
         };
         self.kept_bytes += memory;
-        let (_, place) = self.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
-        place.kept = Some(Kept { range, tensor });
-        place.request = None;
+        let (_, entry) = self.enter(hash, MatchKey { pair: at.pair, step: at.step, key });
+        entry.kept = Some(Kept { range, tensor });
+        entry.request = None;
         Ok(None)
     }
 
@@ -243,10 +243,10 @@ impl There {
     pub(super) fn check_unexpected(&self, is_attached: impl Fn(Handle) -> bool) -> usize {
         for it in &self.unexpected {
             let (of, (count, _)) = ((it.pair, it.step), it.came);
-            let places = self.of_step(it.pair, it.step);
-            let mut places = places.iter().filter_map(|handle| self.places.get(*handle));
-            let is_twice = places.any(|place| {
-                let number = self.posted.lists.number_of(&it.keys, place.key.as_bytes());
+            let entries = self.of_step(it.pair, it.step);
+            let mut entries = entries.iter().filter_map(|handle| self.entries.get(*handle));
+            let is_twice = entries.any(|entry| {
+                let number = self.posted.lists.number_of(&it.keys, entry.key.as_bytes());
                 number.is_some_and(|number| !it.received.waits(number))
             });
             assert!(!is_twice && !self.posted.may_have(of, &it.keys), "a recv and its tensor would not meet");

@@ -1,17 +1,17 @@
 //! Where recvs whose producer is a task of another node meet their tensors, small ones of which may come before their recvs.
 //!
-//! A recv of a pair that has made a request on this link before first waits for a [while](quiet): usually its tensor comes ahead of any
-//! request. If not, it asks its peer, which is how it learns everything else: that the producer has left, that the step has ended, that the
-//! tensor is large. Until then recvs of one call wait [together](posted), and tensors that came before their call wait
+//! A recv of a pair that has made a request on this link before first waits for a [while](delayed_requests): usually its tensor comes ahead
+//! of any request. If not, it sends its request, which is how it learns everything else: that the producer has left, that the step has
+//! ended, that the tensor is large. Until then recvs of one call wait [together](posted), and tensors that came before their call wait
 //! [together](unexpected) as well. Bounded by `fusion.queued_requests_max`, and what is kept by the peers' credit and
 //! [`KEPT_AHEAD_BYTES_MAX`](crate::limits::KEPT_AHEAD_BYTES_MAX).
 
 mod arrivals;
+mod delayed_requests;
 #[cfg(any(test, feature = "fuzzing"))]
 mod invariants;
 mod key_lists;
 mod posted;
-mod quiet;
 mod recvs;
 mod unexpected;
 
@@ -28,13 +28,13 @@ use sealane_transport::{Arena, Chains, Handle, reuse_key};
 
 use super::batches::Batches;
 use super::large_keys::LargeKeys;
-use crate::limits::QUIET_TIME;
+use crate::limits::REQUEST_DELAY;
 use crate::node::cells::RecvWaiter;
 use crate::rendezvous::{MatchKey, RawMatchKey};
 
+use delayed_requests::{DelayedRequests, RequestDelay};
 use posted::Posted;
 pub(in crate::node) use posted::ToPost;
-use quiet::{Patience, Quiet};
 use unexpected::Unexpected;
 
 /// Consecutive tensors that came ahead, by their numbers in the session.
@@ -53,13 +53,13 @@ struct Kept {
     tensor: Tensor,
 }
 
-/// Memory of a kept tensor that costs `cost` credit: its place, its share of index and chains, and what it allocates.
+/// Memory of a kept tensor that costs `cost` credit: its entry, its share of index and chains, and what it allocates.
 fn memory_of(cost: usize) -> usize {
-    cost + 3 * size_of::<Handle>() + size_of::<Place>()
+    cost + 3 * size_of::<Handle>() + size_of::<Entry>()
 }
 
 /// A recv that waits, or a tensor that came before its recv.
-struct Place {
+struct Entry {
     pair: u32,
     step: i64,
     key: String,
@@ -70,21 +70,21 @@ struct Place {
     /// Set for a recv that waits.
     waiter: Option<RecvWaiter>,
     options: RequestOptions,
-    /// The patience with which it waited before it asked, and when it asked; `None` if it has not asked, or was told to.
-    waited: Option<(Patience, Instant)>,
+    /// The delay before its request, and when it was sent; `None` if it was not sent, or at once.
+    waited: Option<(RequestDelay, Instant)>,
     /// It may get a tensor that comes ahead; those lie in host memory.
     takes_ahead: bool,
-    /// The session that was asked, and the id of the request there.
+    /// The session by which its request was sent, and the id of the request there.
     request: Option<(Handle, Handle)>,
     kept: Option<Kept>,
 }
 
-impl Place {
-    /// An unused place.
+impl Entry {
+    /// An unused entry.
     #[cold]
     fn nothing() -> Self {
         let now = Instant::now();
-        Place {
+        Entry {
             pair: 0,
             step: 0,
             key: String::new(),
@@ -107,25 +107,25 @@ impl Place {
 }
 
 /// Recvs from, and early tensors of, other nodes; see the module.
-pub(in crate::node) struct There {
-    places: Arena<Place>,
+pub(in crate::node) struct RemoteRecvs {
+    entries: Arena<Entry>,
     index: HashTable<Handle>,
     hasher: DefaultHashBuilder,
-    /// `places` by pair and step, for ending a step.
+    /// `entries` by pair and step, for ending a step.
     steps: Chains,
     /// Recvs of one call that wait together.
     posted: Posted,
-    /// Recvs that have not asked yet.
-    quiet: Quiet,
-    /// Recvs that are to ask now.
+    /// Recvs that have not sent their requests yet.
+    delayed: DelayedRequests,
+    /// Recvs that are to send their requests now.
     hurried: Vec<Handle>,
-    /// Pairs and steps whose recvs were all hurried since recvs last asked: done once, whatever a peer says.
+    /// Pairs and steps whose recvs were all hurried since requests were last sent: done once, whatever a peer says.
     hurried_steps: HashSet<(u32, i64)>,
     /// Tensors that came before the call that will have them.
     unexpected: Vec<Unexpected>,
     /// Memory of all kept tensors.
     kept_bytes: usize,
-    /// Keys whose recvs ask at once.
+    /// Keys whose recvs send their requests at once.
     large: LargeKeys,
     /// Kept tensors that have ended in this turn. They are released later: those that a client took must be in its ring before their
     /// producers hear of it.
@@ -138,19 +138,19 @@ fn hash(hasher: &DefaultHashBuilder, at: RawMatchKey<'_>) -> u64 {
 }
 
 #[inline]
-fn find(index: &HashTable<Handle>, places: &Arena<Place>, hash: u64, at: RawMatchKey<'_>) -> Option<Handle> {
-    index.find(hash, |handle| places.get(*handle).is_some_and(|place| place.is(at))).copied()
+fn find(index: &HashTable<Handle>, entries: &Arena<Entry>, hash: u64, at: RawMatchKey<'_>) -> Option<Handle> {
+    index.find(hash, |handle| entries.get(*handle).is_some_and(|entry| entry.is(at))).copied()
 }
 
-impl There {
+impl RemoteRecvs {
     pub(super) fn new() -> Self {
         Self {
-            places: Arena::new(usize::MAX),
+            entries: Arena::new(usize::MAX),
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             steps: Chains::default(),
             posted: Posted::default(),
-            quiet: Quiet::default(),
+            delayed: DelayedRequests::default(),
             hurried: Vec::new(),
             hurried_steps: HashSet::new(),
             unexpected: Vec::new(),
@@ -160,10 +160,10 @@ impl There {
         }
     }
 
-    /// When the next recv is to ask its peer.
+    /// When the next recv is to send its request.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.quiet.next_deadline(), self.posted.next_deadline()])
+        earliest([self.delayed.next_deadline(), self.posted.next_deadline()])
     }
 
     #[inline]
@@ -173,72 +173,72 @@ impl There {
 
     #[inline]
     fn find(&self, hash: u64, at: RawMatchKey<'_>) -> Option<Handle> {
-        find(&self.index, &self.places, hash, at)
+        find(&self.index, &self.entries, hash, at)
     }
 
-    /// Adds a place for a match key under which nothing waits, to be filled.
+    /// Adds an entry for a match key under which nothing waits, to be filled.
     #[inline]
-    fn enter(&mut self, hash: u64, at: MatchKey<'_>) -> (Handle, &mut Place) {
-        let Self { places, index, hasher, steps, .. } = self;
-        let (handle, place) = places.renew(Place::nothing).expect("2^32 recvs do not fit in memory");
-        (place.pair, place.step) = (at.pair, at.step);
-        place.key.push_str(at.key);
+    fn enter(&mut self, hash: u64, at: MatchKey<'_>) -> (Handle, &mut Entry) {
+        let Self { entries, index, hasher, steps, .. } = self;
+        let (handle, entry) = entries.renew(Entry::nothing).expect("2^32 recvs do not fit in memory");
+        (entry.pair, entry.step) = (at.pair, at.step);
+        entry.key.push_str(at.key);
         let rehash = |handle: &Handle| {
-            let place = places.get(*handle).expect("the index holds live places");
-            hasher.hash_one((place.pair, place.step, place.key.as_bytes()))
+            let entry = entries.get(*handle).expect("the index holds live entries");
+            hasher.hash_one((entry.pair, entry.step, entry.key.as_bytes()))
         };
         index.insert_unique(hash, handle, rehash);
         steps.add(handle, (at.pair, at.step));
-        (handle, places.get_mut(handle).expect("just entered"))
+        (handle, entries.get_mut(handle).expect("just entered"))
     }
 
-    /// Removes a place, whose hash is known, and returns what `f` makes of it.
+    /// Removes an entry, whose hash is known, and returns what `f` makes of it.
     #[inline]
-    fn take<R>(&mut self, hash: u64, handle: Handle, f: impl FnOnce(&mut Place) -> R) -> Option<R> {
+    fn take<R>(&mut self, hash: u64, handle: Handle, f: impl FnOnce(&mut Entry) -> R) -> Option<R> {
         if let Ok(slot) = self.index.find_entry(hash, |other| *other == handle) {
             slot.remove();
         }
         self.steps.remove(handle);
-        let taken = self.places.retire(handle, |place| {
-            reuse_key(&mut place.key);
-            f(place)
+        let taken = self.entries.retire(handle, |entry| {
+            reuse_key(&mut entry.key);
+            f(entry)
         });
-        if self.places.is_empty() {
-            self.quiet.clear();
+        if self.entries.is_empty() {
+            self.delayed.clear();
         }
         taken
     }
 
     /// Like [`take`](Self::take), by the handle alone.
-    fn remove<R>(&mut self, handle: Handle, f: impl FnOnce(&mut Place) -> R) -> Option<R> {
-        let Place { pair, step, key, .. } = self.places.get(handle)?;
+    fn remove<R>(&mut self, handle: Handle, f: impl FnOnce(&mut Entry) -> R) -> Option<R> {
+        let Entry { pair, step, key, .. } = self.entries.get(handle)?;
         let hash = self.hash(RawMatchKey { pair: *pair, step: *step, key: key.as_bytes() });
         self.take(hash, handle, f)
     }
 
-    /// Removes a place and returns the tensor kept in it.
+    /// Removes an entry and returns the tensor kept in it.
     fn take_kept(&mut self, handle: Handle) -> Option<Kept> {
-        self.places.get(handle)?.kept.as_ref()?;
-        let kept = self.remove(handle, |place| place.kept.take())??;
+        self.entries.get(handle)?.kept.as_ref()?;
+        let kept = self.remove(handle, |entry| entry.kept.take())??;
         self.kept_bytes -= memory_of(kept.range.cost);
         Some(kept)
     }
 
     #[inline]
     pub(super) fn waits(&self, handle: Handle) -> bool {
-        self.places.get(handle).is_some_and(|place| place.waiter.is_some())
+        self.entries.get(handle).is_some_and(|entry| entry.waiter.is_some())
     }
 
     fn of_step(&self, pair: u32, step: i64) -> Vec<Handle> {
         let mut handles = self.steps.of((pair, step));
-        handles.retain(|&handle| self.places.get(handle).is_some_and(|it| (it.pair, it.step) == (pair, step)));
+        handles.retain(|&handle| self.entries.get(handle).is_some_and(|it| (it.pair, it.step) == (pair, step)));
         handles
     }
 
     /// Remembers whether an answer's tensor is large.
     #[inline]
     fn note_size(&mut self, handle: Handle, bytes: usize) {
-        let Some(Place { pair, key, .. }) = self.places.get(handle) else { return };
+        let Some(Entry { pair, key, .. }) = self.entries.get(handle) else { return };
         if bytes > AHEAD_TENSOR_BYTES {
             self.large.insert(*pair, key);
         } else {
@@ -246,14 +246,14 @@ impl There {
         }
     }
 
-    /// Notes whether it was useful that a recv asked: if the answer comes at once, the tensor was already there.
+    /// Notes whether the request of a recv was useful: if the answer comes at once, the tensor was already there.
     #[inline]
     fn note_use(&mut self, now: Instant, handle: Handle) {
-        let Some(&Place { pair, waited: Some((patience, asked)), .. }) = self.places.get(handle) else { return };
-        if now > asked + 2 * QUIET_TIME {
-            self.quiet.was_vain(pair, patience);
+        let Some(&Entry { pair, waited: Some((delay, sent)), .. }) = self.entries.get(handle) else { return };
+        if now > sent + 2 * REQUEST_DELAY {
+            self.delayed.was_in_vain(pair, delay);
         } else {
-            self.quiet.is_of_use(pair);
+            self.delayed.was_useful(pair);
         }
     }
 
@@ -272,7 +272,7 @@ impl There {
         if !self.waits(handle) {
             return None;
         }
-        self.remove(handle, |place| place.waiter.take())?
+        self.remove(handle, |entry| entry.waiter.take())?
     }
 
     /// The peer recalls a tensor: returns what it cost if it was kept here; it no longer is.
@@ -280,7 +280,7 @@ impl There {
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
         self.split_up(at);
         let handle = self.find(self.hash(at), at)?;
-        let kept = self.places.get(handle)?.kept.as_ref()?;
+        let kept = self.entries.get(handle)?.kept.as_ref()?;
         if (kept.range.session, kept.range.first) != (session, number) {
             return None;
         }
@@ -288,8 +288,8 @@ impl There {
     }
 
     /// A link is lost: future recvs wait for the shortest time again.
-    pub(in crate::node) fn forget_patience(&mut self) {
-        self.quiet.forget();
+    pub(in crate::node) fn forget_delays(&mut self) {
+        self.delayed.forget();
     }
 
     /// The caller of recvs that wait together no longer waits.
@@ -297,13 +297,13 @@ impl There {
         self.posted.close(batch);
     }
 
-    /// The peer keeps a tensor until it is requested: its recv asks at once, now or when it is made.
+    /// The peer keeps a tensor until it is requested: its recv sends the request at once, now or when it is made.
     pub(in crate::node) fn held(&mut self, pair: u32, of: KeyOf<'_>, batches: &mut Batches) {
         self.large.insert(pair, of.key);
-        self.quiet.is_of_use(pair);
+        self.delayed.was_useful(pair);
         let at = RawMatchKey { pair, step: of.step, key: of.key.as_bytes() };
         // Other recvs of the step may also wait for kept tensors, and for long.
-        let is_long = self.quiet.is_patient() || self.posted.is_patient();
+        let is_long = self.delayed.is_long() || self.posted.is_long();
         let hurries_all = is_long && self.hurried_steps.insert((pair, of.step));
         if hurries_all || self.posted.find(at).is_some() {
             self.unpost_those(batches, |pair, step| (pair, step) == (at.pair, at.step));
@@ -312,7 +312,7 @@ impl There {
             true => self.of_step(pair, at.step),
             false => self.find(self.hash(at), at).into_iter().collect(),
         };
-        let is_to_request = |place: &Place| place.waiter.is_some() && place.request.is_none();
-        self.hurried.extend(waiting.into_iter().filter(|handle| self.places.get(*handle).is_some_and(is_to_request)));
+        let is_to_request = |entry: &Entry| entry.waiter.is_some() && entry.request.is_none();
+        self.hurried.extend(waiting.into_iter().filter(|handle| self.entries.get(*handle).is_some_and(is_to_request)));
     }
 }

@@ -9,7 +9,7 @@ use sealane_transport::wire::{Fate, WireError};
 use sealane_transport::{Error, Handle, Unreceived};
 
 use super::super::{Exchange, LastPair};
-use super::{AheadRange, Place};
+use super::{AheadRange, Entry};
 use crate::node::cells::RecvWaiter;
 use crate::node::context::Context;
 use crate::node::memory::Memory;
@@ -24,8 +24,8 @@ impl Exchange {
     /// the number of ranges.
     #[inline]
     pub(in crate::node) fn release_ended(&mut self, context: &mut Context) -> usize {
-        let count = self.there.to_release.len();
-        for (of, fate) in self.there.to_release.drain(..) {
+        let count = self.remote.to_release.len();
+        for (of, fate) in self.remote.to_release.drain(..) {
             release(of, fate, context);
         }
         count
@@ -33,34 +33,34 @@ impl Exchange {
 
     /// True if producers are still to be told the fate of kept tensors.
     pub(in crate::node) fn has_to_release(&self) -> bool {
-        !self.there.to_release.is_empty()
+        !self.remote.to_release.is_empty()
     }
 
     /// Gives back everything that came from the peer of a pair.
     pub(in crate::node::exchange) fn give_back_of_pair(&mut self, pair: u32, context: &mut Context) {
-        self.there.split_up_pairs(|of| of == pair);
-        for handle in self.there.places.select(|place| place.pair == pair && place.kept.is_some()) {
-            self.end_place(handle, None, context);
+        self.remote.split_up_pairs(|of| of == pair);
+        for handle in self.remote.entries.select(|entry| entry.pair == pair && entry.kept.is_some()) {
+            self.end_entry(handle, None, context);
         }
     }
 
     /// Gives back everything that came for a pair in `step`.
     pub(in crate::node::exchange) fn give_back_of(&mut self, pair: u32, step: i64, context: &mut Context) {
-        self.there.split_up_step((pair, step));
-        for handle in self.there.of_step(pair, step) {
-            self.end_place(handle, None, context);
+        self.remote.split_up_step((pair, step));
+        for handle in self.remote.of_step(pair, step) {
+            self.end_entry(handle, None, context);
         }
     }
 
     /// The link of a session is gone: its peer takes back what no recv has taken.
     pub(in crate::node::exchange) fn forget_kept(&mut self, session: Handle) {
-        self.there.forget_unexpected(session);
-        let is_of = |place: &Place| place.kept.as_ref().is_some_and(|kept| kept.range.session == session);
-        for handle in self.there.places.select(is_of) {
-            self.there.take_kept(handle);
+        self.remote.forget_unexpected(session);
+        let is_of = |entry: &Entry| entry.kept.as_ref().is_some_and(|kept| kept.range.session == session);
+        for handle in self.remote.entries.select(is_of) {
+            self.remote.take_kept(handle);
         }
         debug_assert!(
-            self.there.to_release.iter().all(|(of, _)| of.session != session),
+            self.remote.to_release.iter().all(|(of, _)| of.session != session),
             "its producer would send it again"
         );
     }
@@ -83,7 +83,7 @@ impl Exchange {
                 pair
             }
         };
-        // Only if the pair has asked on this session: a task that has moved may still send from its old place.
+        // Only if the pair has sent requests on this session: a task that has moved may still send from its old place.
         let is_requested = pairs[pair].requested_there == Some(session) && pairs[pair].owned;
         (is_requested && self.ended.reason(consumer, pair, step).is_none()).then_some(pair)
     }
@@ -91,7 +91,7 @@ impl Exchange {
     /// True if tensors that come together may be for a call that reads in place, now or in future.
     #[inline]
     pub(in crate::node) fn looks_at_frames(&self) -> bool {
-        self.there.posted.lists.reads_in_place()
+        self.remote.posted.lists.reads_in_place()
     }
 
     /// Small tensors of a peer have come ahead of their requests in one frame: takes the first of them for a call that reads them in place,
@@ -105,9 +105,9 @@ impl Exchange {
     ) -> Option<(TakenTogether, Option<Instant>)> {
         let of = session.0;
         let pair = self.pair_ahead(session, (came.consumer, came.producer, came.step), pairs)?;
-        let posted = &mut self.there.posted;
+        let posted = &mut self.remote.posted;
         let Some((brought, since)) = posted.take_frame((pair, came.step), came.records, &mut reporter.outcomes) else {
-            return self.there.keep_together(of, pair, came).map(|kept| (kept, None));
+            return self.remote.keep_together(of, pair, came).map(|kept| (kept, None));
         };
         let count = brought.count as u32;
         reporter.count_received(count, brought.bytes);
@@ -129,38 +129,38 @@ impl Exchange {
         let ends = (came.consumer, came.producer, came.step);
         let Some(pair) = self.pair_ahead((of, last_pair), ends, pairs) else { return returned };
         let at = RawMatchKey { pair, step: came.step, key: came.key };
-        let there = &mut self.there;
-        if let Some(found) = there.posted.find(at) {
-            let (waiter, since, destination) = there.posted.at(found);
+        let remote = &mut self.remote;
+        if let Some(found) = remote.posted.find(at) {
+            let (waiter, since, destination) = remote.posted.at(found);
             let received = receive(came, (waiter, since), destination, (reporter, memory));
-            there.posted.over(found);
+            remote.posted.over(found);
             return Ok(received);
         }
-        there.split_up(at);
-        let hash = there.hash(at);
-        let Some(handle) = there.find(hash, at) else {
+        remote.split_up(at);
+        let hash = remote.hash(at);
+        let Some(handle) = remote.find(hash, at) else {
             let range = AheadRange { session: of, first: came.number, count: 1, cost: came.cost() };
-            let fate = there.keep(hash, at, range, (came.meta, came.payload))?;
+            let fate = remote.keep(hash, at, range, (came.meta, came.payload))?;
             if fate == Some(Fate::Returned) {
-                there.quiet.is_of_use(pair);
+                remote.delayed.was_useful(pair);
             }
             return Ok((fate, None));
         };
-        let Some(place) = there.places.get_mut(handle).filter(|place| place.kept.is_none()) else {
+        let Some(entry) = remote.entries.get_mut(handle).filter(|entry| entry.kept.is_none()) else {
             return Ok((Some(Fate::Duplicate), None));
         };
-        if let Some((asked, request)) = place.request {
-            if asked != of || !place.takes_ahead {
+        if let Some((by, request)) = entry.request {
+            if by != of || !entry.takes_ahead {
                 return returned;
             }
             // The recv's answer may be arriving already: then this tensor goes back to wait at its producer.
             let Some(destination) = with.cancel_unanswered(request) else { return returned };
-            place.destination = destination;
-            if let Some((patience, _)) = place.waited {
-                there.quiet.was_vain(pair, patience);
+            entry.destination = destination;
+            if let Some((delay, _)) = entry.waited {
+                remote.delayed.was_in_vain(pair, delay);
             }
         }
-        let taken = there.take(hash, handle, |place| (place.waiter.take(), place.destination.take(), place.since));
+        let taken = remote.take(hash, handle, |entry| (entry.waiter.take(), entry.destination.take(), entry.since));
         let Some((Some(waiter), mut destination, since)) = taken else {
             unreachable!("who has no tensor waits for one")
         };

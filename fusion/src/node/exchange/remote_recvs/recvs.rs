@@ -1,4 +1,4 @@
-//! Recvs from other nodes: made, cancelled and ended; and which ones ask their peers, and when.
+//! Recvs from other nodes: made, cancelled and ended; and which ones send requests, and when.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use sealane_transport::wire::Fate;
 use sealane_transport::{Error, Handle, Unreceived};
 
 use super::super::batches::Batches;
-use super::super::matches::place;
+use super::super::local_recvs::place;
 use super::super::{Exchange, RecvRequest};
 use super::arrivals::release;
-use super::{Kept, Place, There};
+use super::{Entry, Kept, RemoteRecvs};
 use crate::metrics::Operation;
 use crate::node::cells::{RecvWaiter, Ticket};
 use crate::node::context::Context;
@@ -33,39 +33,39 @@ impl Exchange {
     ) -> Option<Ticket> {
         let RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone } = recv;
         let at = MatchKey { pair, step, key };
-        self.there.split_up(at.into());
-        let hash = self.there.hash(at.into());
-        let failed = match (self.there.find(hash, at.into()), session) {
-            (None, _) if self.there.posted.find(at.into()).is_some() => requested_twice(at),
+        self.remote.split_up(at.into());
+        let hash = self.remote.hash(at.into());
+        let failed = match (self.remote.find(hash, at.into()), session) {
+            (None, _) if self.remote.posted.find(at.into()).is_some() => requested_twice(at),
             (None, Ok(_)) if key.len() > KEY_BYTES_MAX => {
                 let found = key.len();
                 Error::invalid(format!("the key has {found} bytes, at most {KEY_BYTES_MAX} are accepted"))
             }
             (None, Ok(session)) => {
                 let takes_ahead = destination.as_ref().is_none_or(|to| to.device().is_none());
-                let patience = self.there.quiet.patience(pair);
-                let is_quiet = takes_ahead
+                let delay = self.remote.delayed.delay_of(pair);
+                let is_delayed = takes_ahead
                     && !fail_if_gone
                     && destination.as_ref().is_none_or(|to| to.len() <= AHEAD_TENSOR_BYTES)
-                    && deadline > now + patience.time()
-                    && self.there.places.len() + self.there.posted.recvs()
+                    && deadline > now + delay.time()
+                    && self.remote.entries.len() + self.remote.posted.recvs()
                         < context.settings.session.queued_requests_max
                     && context.has_requested(pair, session)
-                    && !self.there.large.contains(pair, key);
-                let (handle, place) = self.there.enter(hash, at);
-                (place.since, place.deadline, place.takes_ahead) = (now, deadline, takes_ahead);
-                (place.options, place.request, place.waited) = (RequestOptions { fused, fail_if_gone }, None, None);
-                place.destination = destination;
-                place.waiter = Some(waiter);
-                if is_quiet {
-                    self.there.quiet.push(patience, handle, now);
+                    && !self.remote.large.contains(pair, key);
+                let (handle, entry) = self.remote.enter(hash, at);
+                (entry.since, entry.deadline, entry.takes_ahead) = (now, deadline, takes_ahead);
+                (entry.options, entry.request, entry.waited) = (RequestOptions { fused, fail_if_gone }, None, None);
+                entry.destination = destination;
+                entry.waiter = Some(waiter);
+                if is_delayed {
+                    self.remote.delayed.push(delay, handle, now);
                     return Some(Ticket::Remote(handle));
                 }
                 return self.send_request(now, handle, session, context).then_some(Ticket::Remote(handle));
             }
             (None, Err(error)) => error,
             (Some(handle), _) => {
-                let Some(kept) = self.there.take_kept(handle) else {
+                let Some(kept) = self.remote.take_kept(handle) else {
                     let unreceived = Unreceived { error: requested_twice(at), destination };
                     context.reporter.finish_recv(waiter, Err(unreceived));
                     return None;
@@ -94,7 +94,7 @@ impl Exchange {
         let bytes = payload.len();
         match placed.and_then(|place| place.fill(payload)) {
             Ok(payload) => {
-                self.there.to_release.push((range, Fate::Taken));
+                self.remote.to_release.push((range, Fate::Taken));
                 let reporter = &mut context.reporter;
                 reporter.count_received(1, bytes);
                 reporter.record(Operation::Recv, way, now);
@@ -111,24 +111,24 @@ impl Exchange {
 
     /// Sends the request of a recv to the peer of a session; false if that has ended the recv.
     fn send_request(&mut self, now: Instant, handle: Handle, session: Handle, context: &mut Context) -> bool {
-        let Some(place) = self.there.places.get_mut(handle).filter(|place| place.waiter.is_some()) else {
+        let Some(entry) = self.remote.entries.get_mut(handle).filter(|entry| entry.waiter.is_some()) else {
             return false;
         };
-        let known = &context.pairs[place.pair];
+        let known = &context.pairs[entry.pair];
         let params = RequestParams {
             consumer: known.local,
             producer: known.peer,
-            step: place.step,
-            key: &place.key,
-            deadline: place.deadline,
-            destination: place.destination.take(),
+            step: entry.step,
+            key: &entry.key,
+            deadline: entry.deadline,
+            destination: entry.destination.take(),
             waiter: RecvWaiter::Remote(handle),
         };
-        let (pair, deadline) = (place.pair, place.deadline);
+        let (pair, deadline) = (entry.pair, entry.deadline);
         let with = context.peers.session_mut(session).expect("the caller found it");
-        match with.request_as(place.since, params, place.options) {
+        match with.request_as(entry.since, params, entry.options) {
             Ok(request) => {
-                place.request = Some((session, request));
+                entry.request = Some((session, request));
                 // While the session waits for a link, it is not yet known whether the request will go to that peer.
                 if with.is_attached() {
                     context.pairs.note_requested(pair, session);
@@ -137,7 +137,7 @@ impl Exchange {
                 true
             }
             Err((Unreceived { error, destination }, _)) => {
-                if let Some(Some(waiter)) = self.there.remove(handle, |place| place.waiter.take()) {
+                if let Some(Some(waiter)) = self.remote.remove(handle, |entry| entry.waiter.take()) {
                     context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
                 }
                 false
@@ -145,14 +145,14 @@ impl Exchange {
         }
     }
 
-    /// The request of a recv was never sent: the recv may ask again, with the memory that it brought.
+    /// The request of a recv was never sent: the recv may send another, with the memory that it brought.
     pub(in crate::node) fn forget_request(&mut self, handle: Handle, destination: Option<Buffer>) {
-        if let Some(place) = self.there.places.get_mut(handle) {
-            (place.destination, place.request) = (destination, None);
+        if let Some(entry) = self.remote.entries.get_mut(handle) {
+            (entry.destination, entry.request) = (destination, None);
         }
     }
 
-    /// The producer of a recv that has not asked is a task of this node by now.
+    /// The producer of a recv that has sent no request is a task of this node by now.
     #[cold]
     pub(in crate::node) fn receive_here(
         &mut self,
@@ -161,10 +161,10 @@ impl Exchange {
         producer_pair: u32,
         context: &mut Context,
     ) {
-        let Some(Place { pair, step, deadline, options, key, .. }) = self.there.places.get(handle) else { return };
+        let Some(Entry { pair, step, deadline, options, key, .. }) = self.remote.entries.get(handle) else { return };
         let (pair, step, deadline, RequestOptions { fused, fail_if_gone }) = (*pair, *step, *deadline, *options);
         let key = key.clone();
-        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take()));
+        let taken = self.remote.remove(handle, |entry| (entry.waiter.take(), entry.destination.take()));
         let Some((Some(waiter), destination)) = taken else { return };
         let recv = RecvRequest { pair, step, key: &key, deadline, destination, waiter, fused, fail_if_gone };
         if let Some(ticket) = self.recv_here(now, recv, producer_pair, context) {
@@ -172,21 +172,21 @@ impl Exchange {
         }
     }
 
-    /// The next recv that has waited long enough, or is to ask now, and its pair.
+    /// The next recv that has waited long enough, or is to send its request now, and its pair.
     pub(in crate::node) fn next_to_request(&mut self, now: Instant, batches: &mut Batches) -> Option<(Handle, u32)> {
-        self.there.unpost_due(now, batches);
-        let There { quiet, hurried, hurried_steps, places, .. } = &mut self.there;
+        self.remote.unpost_due(now, batches);
+        let RemoteRecvs { delayed, hurried, hurried_steps, entries, .. } = &mut self.remote;
         loop {
-            let has_ended = |handle| places.get(handle).is_none_or(|place| place.request.is_some());
-            let (handle, patience) = match hurried.pop() {
+            let has_ended = |handle| entries.get(handle).is_none_or(|entry| entry.request.is_some());
+            let (handle, delay) = match hurried.pop() {
                 Some(handle) => (handle, None),
                 None => {
                     hurried_steps.clear();
-                    quiet.pop(now, has_ended).map(|(handle, patience)| (handle, Some(patience)))?
+                    delayed.pop(now, has_ended).map(|(handle, delay)| (handle, Some(delay)))?
                 }
             };
-            if let Some(Place { pair, waiter: Some(_), request: None, waited, .. }) = places.get_mut(handle) {
-                *waited = patience.map(|patience| (patience, now));
+            if let Some(Entry { pair, waiter: Some(_), request: None, waited, .. }) = entries.get_mut(handle) {
+                *waited = delay.map(|delay| (delay, now));
                 return Some((handle, *pair));
             }
         }
@@ -208,10 +208,10 @@ impl Exchange {
 
     /// Cancels a recv; false if it has ended.
     pub(in crate::node::exchange) fn cancel_there(&mut self, handle: Handle, context: &mut Context) -> bool {
-        if !self.there.waits(handle) {
+        if !self.remote.waits(handle) {
             return false;
         }
-        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.request));
+        let taken = self.remote.remove(handle, |entry| (entry.waiter.take(), entry.destination.take(), entry.request));
         let Some((_, _, request)) = taken else { return false };
         if let Some((session, id)) = request
             && let Some(with) = context.peers.session_mut(session)
@@ -224,7 +224,7 @@ impl Exchange {
 
     /// Ends a recv with `error`.
     fn fail_there(&mut self, handle: Handle, error: Error, context: &mut Context) {
-        let taken = self.there.remove(handle, |place| (place.waiter.take(), place.destination.take(), place.request));
+        let taken = self.remote.remove(handle, |entry| (entry.waiter.take(), entry.destination.take(), entry.request));
         let Some((Some(waiter), destination, request)) = taken else { return };
         let mut back = destination;
         if let Some((session, id)) = request
@@ -239,10 +239,10 @@ impl Exchange {
     /// Ends the recvs of a pair in `step` with `error`, and gives back what came for them.
     pub(in crate::node) fn end_there_of(&mut self, pair: u32, step: i64, error: &Error, context: &mut Context) {
         let batches = &mut context.reporter.outcomes.batches;
-        self.there.unpost_those(batches, |of, at| (of, at) == (pair, step));
-        self.there.split_up_step((pair, step));
-        for handle in self.there.of_step(pair, step) {
-            self.end_place(handle, Some(error), context);
+        self.remote.unpost_those(batches, |of, at| (of, at) == (pair, step));
+        self.remote.split_up_step((pair, step));
+        for handle in self.remote.of_step(pair, step) {
+            self.end_entry(handle, Some(error), context);
         }
     }
 
@@ -250,17 +250,17 @@ impl Exchange {
     pub(in crate::node) fn end_there(&mut self, local: Option<u16>, error: &Error, context: &mut Context) {
         let pairs = &context.pairs;
         let is_of = |pair: u32| local.is_none_or(|local| pairs[pair].local == local);
-        self.there.unpost_those(&mut context.reporter.outcomes.batches, |pair, _| is_of(pair));
-        self.there.split_up_pairs(is_of);
-        let handles = self.there.places.select(|place| is_of(place.pair));
+        self.remote.unpost_those(&mut context.reporter.outcomes.batches, |pair, _| is_of(pair));
+        self.remote.split_up_pairs(is_of);
+        let handles = self.remote.entries.select(|entry| is_of(entry.pair));
         for handle in handles {
-            self.end_place(handle, Some(error), context);
+            self.end_entry(handle, Some(error), context);
         }
     }
 
     /// Ends a recv with `error`, if one is given, or gives back a kept tensor.
-    pub(super) fn end_place(&mut self, handle: Handle, error: Option<&Error>, context: &mut Context) {
-        if let Some(Kept { range, .. }) = self.there.take_kept(handle) {
+    pub(super) fn end_entry(&mut self, handle: Handle, error: Option<&Error>, context: &mut Context) {
+        if let Some(Kept { range, .. }) = self.remote.take_kept(handle) {
             release(range, Fate::Returned, context);
         } else if let Some(error) = error {
             self.fail_there(handle, error.clone(), context);
@@ -269,9 +269,9 @@ impl Exchange {
 
     /// A session has a new link, on which its open requests are repeated.
     pub(in crate::node) fn note_repeated(&self, session: Handle, pairs: &mut Pairs) {
-        for (_, place) in self.there.places.iter() {
-            if place.request.is_some_and(|(asked, _)| asked == session) {
-                pairs.note_requested(place.pair, session);
+        for (_, entry) in self.remote.entries.iter() {
+            if entry.request.is_some_and(|(by, _)| by == session) {
+                pairs.note_requested(entry.pair, session);
             }
         }
     }

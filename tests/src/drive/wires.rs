@@ -12,7 +12,7 @@ use sealane_transport::outbox::Outbox;
 use sealane_transport::provider::Told;
 use sealane_transport::tcp::{TcpLink, TcpSettings};
 use sealane_transport::verbs::fake::{Fabric, FakeSettings};
-use sealane_transport::verbs::{Depths, Port, SettledLink, VerbsSettings};
+use sealane_transport::verbs::{Depths, NegotiatedLink, Port, VerbsSettings};
 use sealane_transport::wire::WireError;
 use sealane_transport::{Handle, Link, LinkKind};
 use socket2::Socket;
@@ -124,14 +124,14 @@ impl Wire for Rdma {
 
 /// A link that polls its port itself, in place of a shard that does so once a turn.
 struct Polled {
-    link: SettledLink,
+    link: NegotiatedLink,
     port: Rc<Port>,
     told: Vec<Told>,
 }
 
 impl Polled {
     fn new(port: &Rc<Port>, peer: &str, tcp: TcpLink) -> Polled {
-        let mut link = SettledLink::new(port.clone(), peer, tcp, true);
+        let mut link = NegotiatedLink::new(port.clone(), peer, tcp, true);
         link.adopt(Handle::from_bits(1 << 32));
         Polled { link, port: port.clone(), told: Vec::new() }
     }

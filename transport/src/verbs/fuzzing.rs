@@ -1,7 +1,7 @@
 //! Entry points to the parsers of verbs messages, for the fuzz targets: input is parsed, then serialized again for comparison.
 
 use super::message::{BadMessage, Writer, open};
-use super::settle::Said;
+use super::negotiation::Said;
 use crate::wire::WireError;
 
 /// The first negotiation message in `bytes`: its length, and its bytes as this side would write them. `None` if it is

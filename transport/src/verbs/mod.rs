@@ -3,7 +3,7 @@
 //! `device.rs` is the device interface; `fake/` implements it in memory, `ibverbs/` on real devices. Everything above it is
 //! tested on both. `docs/security.md` says what a hostile peer can do.
 //!
-//! - **Negotiation** (`settle.rs`). The handshake runs over TCP and has a feature bit; then each side offers a queue pair or
+//! - **Negotiation** (`negotiation.rs`). The handshake runs over TCP and has a feature bit; then each side offers a queue pair or
 //!   says why not. Frames begin when both are connected; otherwise they continue over the same TCP connection, with the reason
 //!   in both logs. The connection stays open next to the queue pair: it reports the exit of a process immediately, while RC
 //!   notices nothing until something is sent and all retries have failed. New links to a peer whose verbs links fail three
@@ -54,17 +54,17 @@ pub mod ibverbs;
 mod limits;
 mod link;
 mod message;
+mod negotiation;
 mod port;
 mod provider;
 mod regions;
 mod settings;
-mod settle;
 mod windows;
 
+pub use negotiation::NegotiatedLink;
 pub use port::{Depths, Port, PortCounters};
 pub use provider::{KIND, PLAINTEXT_REFUSED, Verbs};
 pub use settings::{Registration, Transfer, VerbsSettings};
-pub use settle::SettledLink;
 
 /// Opens the device that `settings` name, using the system's library.
 ///

@@ -9,7 +9,7 @@ use sealane_runtime::RuntimeError;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::device::{Attributes, Device, VerbsError};
-use super::{Port, PortCounters, SettledLink, VerbsSettings};
+use super::{NegotiatedLink, Port, PortCounters, VerbsSettings};
 use crate::limits::FIGURES_MAX;
 use crate::link::{Link, LinkKind};
 use crate::provider::{Figure, LinkInterface, LinkProvider, OpenOn, Opened, Told};
@@ -142,8 +142,8 @@ impl LinkInterface for Interface {
 
     fn link(&self, tcp: TcpLink, peer: &str) -> Box<dyn Link> {
         Box::new(match &self.port {
-            Some(port) => SettledLink::new(port.clone(), peer, tcp, self.is_required),
-            None => SettledLink::declining(PLAINTEXT_REFUSED, peer, tcp),
+            Some(port) => NegotiatedLink::new(port.clone(), peer, tcp, self.is_required),
+            None => NegotiatedLink::declining(PLAINTEXT_REFUSED, peer, tcp),
         })
     }
 

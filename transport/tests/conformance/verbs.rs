@@ -19,7 +19,7 @@ use sealane_transport::provider::Told;
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::verbs::device::Status;
 use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind, Strike, Weather};
-use sealane_transport::verbs::{Depths, KIND, Port, Registration, SettledLink, Transfer, VerbsSettings};
+use sealane_transport::verbs::{Depths, KIND, NegotiatedLink, Port, Registration, Transfer, VerbsSettings};
 use sealane_transport::wire::WireError;
 use sealane_transport::{Handle, Link, LinkKind};
 
@@ -239,7 +239,7 @@ pub fn pair(manner: &Manner, seed: u64) -> [Polled; 2] {
         let mut ends = connected(&TcpSettings::default()).map(|tcp| {
             let (port, peer) = (world.ports[number].clone(), HOSTS[1 - number]);
             number += 1;
-            let mut link = SettledLink::new(port.clone(), peer, tcp, true);
+            let mut link = NegotiatedLink::new(port.clone(), peer, tcp, true);
             link.adopt(Handle::from_bits(1 << 32));
             Polled { link, port, told: Vec::new(), is_real: world.fabric.is_none() }
         });
@@ -319,7 +319,7 @@ pub fn wait(descriptors: &[BorrowedFd<'_>]) -> bool {
 
 /// A link that polls its port at every call, in place of a shard.
 pub struct Polled {
-    link: SettledLink,
+    link: NegotiatedLink,
     port: Rc<Port>,
     told: Vec<Told>,
     is_real: bool,

@@ -201,7 +201,7 @@ impl Peers {
         debug_assert!(peer.link.is_none(), "the link before would be counted for ever");
         let has_strangers = roster.numbers.contains(&STRANGER);
         (peer.incarnation, peer.remembers) = (Some(hello.incarnation), true);
-        peer.settling = !link.traits().open;
+        peer.is_negotiating = !link.traits().open;
         peer.metrics.set_shard(hello.shard);
         peer.session.attach(now, epoch, roster, hello.tensor_bytes_max);
         link.adopt(handle);
@@ -259,7 +259,7 @@ impl Peers {
         debug_assert_eq!(peer.connection, Connection::Attached, "a call under way would be taken for a link");
         tracing::info!(peer = peer.session.peer(), link = link.kind().name(), %error, "link lost");
         let kind = link.kind();
-        if let Some(place) = settings.kinds.iter().position(|other| *other == kind && !peer.settling) {
+        if let Some(place) = settings.kinds.iter().position(|other| *other == kind && !peer.is_negotiating) {
             counters.kinds[place].links -= 1;
         }
         let landings = link.abandon(peer.session.outbox());
@@ -278,7 +278,7 @@ impl Peers {
 
     /// False if the link of a session does not accept frames yet.
     pub(in crate::node) fn had_opened(&self, handle: Handle) -> bool {
-        self.arena.get(handle).is_some_and(|peer| !peer.settling)
+        self.arena.get(handle).is_some_and(|peer| !peer.is_negotiating)
     }
 
     /// After a loss: dials the next link; after a wait if the last one never opened, as after a failed dial.
@@ -302,9 +302,9 @@ impl Peers {
 
     /// One link that fell back because of this side, and would no longer do so. `None` if no link fell back.
     pub(in crate::node) fn find_fallback(&self, now: Instant) -> Option<Option<Handle>> {
-        // A link that is settling may still fall back.
+        // A link that is being negotiated may still fall back.
         let can = |peer: &Peer| match &peer.link {
-            _ if peer.settling => Some(false),
+            _ if peer.is_negotiating => Some(false),
             link => link.as_ref()?.can_do_better(now),
         };
         let mut fallbacks = self.arena.iter().filter_map(|(handle, peer)| Some((handle, can(peer)?))).peekable();

@@ -44,7 +44,7 @@ pub(in crate::node) struct Peer {
     pub(super) link: Option<Box<dyn Link>>,
     pub(in crate::node) session: PeerSession,
     /// The link does not accept frames yet.
-    pub(super) settling: bool,
+    pub(super) is_negotiating: bool,
     pub(in crate::node) connection: Connection,
     pub(super) calls: Calls,
     /// When the last link was lost.
@@ -100,7 +100,7 @@ impl Peer {
             life: 0,
             session,
             link: None,
-            settling: false,
+            is_negotiating: false,
             connection: Connection::Idle,
             calls: Calls::default(),
             lost_at: None,
@@ -163,7 +163,7 @@ impl Peer {
 
     /// The state of its connection, in words.
     pub(in crate::node) fn standing(&self, now: Instant) -> String {
-        standing(self.link.as_deref(), self.settling, &self.calls, now)
+        standing(self.link.as_deref(), self.is_negotiating, &self.calls, now)
     }
 
     /// Handles timeouts of its session; `name_of` names the peer's tasks.
@@ -175,8 +175,8 @@ impl Peer {
         now: Instant,
         name_of: impl Fn(u32) -> &'a TaskName,
     ) -> Result<(), LinkError> {
-        let Self { session, link, settling, calls, address, .. } = self;
-        let standing = || standing(link.as_deref(), *settling, calls, now);
+        let Self { session, link, is_negotiating, calls, address, .. } = self;
+        let standing = || standing(link.as_deref(), *is_negotiating, calls, now);
         session.handle_timeout_of(now, &|task| format!("{} at {address}: {}", name_of(task), standing()))
     }
 
@@ -186,7 +186,7 @@ impl Peer {
             Connection::Waiting(until) => Some(until),
             _ => None,
         };
-        // A link that is settling ends that state by itself, one way or the other.
+        // A link that is being negotiated ends that state by itself, one way or the other.
         let has_none = self.link.is_none();
         let give_up = self.calls.wanted_for(connect_timeout).filter(|_| has_none);
         let lease_over = self.lost_at.filter(|_| has_none && self.session.awaits_releases()).map(|lost| lost + lease);
@@ -194,9 +194,9 @@ impl Peer {
     }
 }
 
-fn standing(link: Option<&dyn Link>, settling: bool, calls: &Calls, now: Instant) -> String {
+fn standing(link: Option<&dyn Link>, is_negotiating: bool, calls: &Calls, now: Instant) -> String {
     match link {
-        Some(_) if settling => "its link is being set up".into(),
+        Some(_) if is_negotiating => "its link is being set up".into(),
         Some(_) => "connected".into(),
         None => calls.standing(now),
     }

@@ -116,7 +116,7 @@ impl Peers {
         counters: &mut Counters,
     ) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
-        if peer.settling {
+        if peer.is_negotiating {
             // The link may have something of its own to send.
             self.mark_dirty(handle);
             self.look_whether_open(now, handle, settings, counters);
@@ -129,15 +129,15 @@ impl Peers {
     /// A link that has just opened can be written to, and may already have been notified of data to read.
     #[inline]
     fn look_whether_open(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
-        if self.arena.get(handle).is_some_and(|peer| peer.settling) {
-            self.look_whether_settled(now, handle, settings, counters);
+        if self.arena.get(handle).is_some_and(|peer| peer.is_negotiating) {
+            self.check_negotiation(now, handle, settings, counters);
         }
     }
 
-    fn look_whether_settled(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
+    fn check_negotiation(&mut self, now: Instant, handle: Handle, settings: &NodeSettings, counters: &mut Counters) {
         let Some(peer) = self.arena.get_mut(handle) else { return };
         if peer.link.as_ref().is_some_and(|link| link.traits().open) {
-            peer.settling = false;
+            peer.is_negotiating = false;
             self.link_opened(now, handle, settings, counters);
             self.mark_dirty(handle);
             self.mark_hot(handle);
@@ -160,8 +160,8 @@ fn write_to(
     peer.session.outbox().set_traits(traits);
     loop {
         let filled = traits.open && peer.session.fill_from(store, now, one_message);
-        // If each message is a write, a last call tells the link that nothing follows. A link that is settling, or that moves payloads
-        // beside the frames, has things of its own to send.
+        // If each message is a write, a last call tells the link that nothing follows. A link that is being negotiated, or that moves
+        // payloads beside the frames, has things of its own to send.
         if peer.session.outbox().is_empty() && !one_message && traits == Traits::STREAM {
             return;
         }

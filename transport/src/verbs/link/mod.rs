@@ -113,7 +113,7 @@ impl VerbsLink {
     ) -> Self {
         let Connected { link, queue_pair, credits } = connected;
         let has_news = port.state().entry(link).has_news.clone();
-        // What came before the link was settled must still be handled.
+        // What came before the link was negotiated must still be handled.
         has_news.set(true);
         let (depth, reads, reacher) = {
             let state = port.state();
@@ -153,7 +153,7 @@ impl VerbsLink {
     }
 
     /// Handles the device's completions of this link's work requests.
-    fn settle_completions(&mut self, state: &mut State) -> Result<(), LinkError> {
+    fn handle_completions(&mut self, state: &mut State) -> Result<(), LinkError> {
         loop {
             let entry = state.entry(self.side.link);
             let Some((id, status)) = entry.completed.pop_front() else { break };
@@ -226,7 +226,7 @@ impl VerbsLink {
     fn try_transmit(&mut self, outbox: &mut Outbox, budget: usize) -> Result<usize, LinkError> {
         let port = self.port.clone();
         let state = &mut *port.state();
-        self.settle_completions(state)?;
+        self.handle_completions(state)?;
         let total = self.side.say(state, outbox, budget)?;
         for (owner, payload) in self.side.returned.drain(..) {
             outbox.give_back(owner, payload);
@@ -248,10 +248,10 @@ impl VerbsLink {
         let port = self.port.clone();
         let mut total = {
             let state = &mut *port.state();
-            let settled = self.settle_completions(state);
+            let handled = self.handle_completions(state);
             // What came before the end of a link counts.
-            let heard = self.side.hear(state, receiver, if settled.is_ok() { budget } else { usize::MAX })?;
-            if let Err(error) = settled {
+            let heard = self.side.hear(state, receiver, if handled.is_ok() { budget } else { usize::MAX })?;
+            if let Err(error) = handled {
                 self.deliver(receiver);
                 return Err(error);
             }

@@ -1,4 +1,4 @@
-//! Two ends that settle over a real TCP connection, and one end whose peer is played by the test, which writes the words itself.
+//! Two ends that negotiate over a real TCP connection, and one end whose peer is played by the test, which writes the words itself.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use socket2::Socket;
 
-use super::{Record, Said, SettledLink};
+use super::{NegotiatedLink, Record, Said};
 use crate::arena::Handle;
 use crate::error::LinkError;
 use crate::limits::REASON_BYTES_MAX;
@@ -53,8 +53,8 @@ impl World {
         assert!(self.fabric.inject(NAMES[side], Fault::Verb { verb, reason: "as the test wants".into(), skip: 0 }));
     }
 
-    fn link(&self, side: usize, socket: Socket, is_required: bool) -> SettledLink {
-        SettledLink::new(self.ports[side].clone(), NAMES[1 - side], TcpLink::new(socket, &[]), is_required)
+    fn link(&self, side: usize, socket: Socket, is_required: bool) -> NegotiatedLink {
+        NegotiatedLink::new(self.ports[side].clone(), NAMES[1 - side], TcpLink::new(socket, &[]), is_required)
     }
 
     /// Checks that nothing is left of any link once all are gone.
@@ -103,13 +103,13 @@ impl Receiver for Ear {
 
 /// One end, with what it is to say and what it has received.
 struct End {
-    link: SettledLink,
+    link: NegotiatedLink,
     outbox: Outbox,
     ear: Ear,
 }
 
 impl End {
-    fn new(link: SettledLink) -> Self {
+    fn new(link: NegotiatedLink) -> Self {
         Self { link, outbox: Outbox::default(), ear: Ear::default() }
     }
 
@@ -140,8 +140,8 @@ impl End {
     }
 }
 
-/// Lets two ends settle; returns each one's result.
-fn settle(world: &World, ends: &mut [End; 2]) -> [Result<LinkKind, LinkError>; 2] {
+/// Lets two ends negotiate; returns each one's result.
+fn negotiate(world: &World, ends: &mut [End; 2]) -> [Result<LinkKind, LinkError>; 2] {
     let mut over: [Option<LinkError>; 2] = [None, None];
     for _ in 0..TURNS {
         for side in 0..2 {
@@ -154,7 +154,7 @@ fn settle(world: &World, ends: &mut [End; 2]) -> [Result<LinkKind, LinkError>; 2
         }
         std::thread::yield_now();
     }
-    panic!("they do not settle");
+    panic!("they do not agree");
 }
 
 /// Each end says something, and the other receives it.
@@ -182,13 +182,13 @@ fn ends(world: &World, required: [bool; 2]) -> [End; 2] {
 }
 
 #[test]
-fn two_that_can_settle_upon_verbs() {
+fn two_that_can_agree_upon_verbs() {
     let world = World::new();
     let mut ends = ends(&world, [false, true]);
     for end in &ends {
         assert!(!end.link.traits().open && end.link.kind() == LinkKind::TCP);
     }
-    assert_eq!(settle(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
+    assert_eq!(negotiate(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
     talk(&world, &mut ends);
     for (name, port) in NAMES.into_iter().zip(&world.ports) {
         assert!(world.fabric.counters_of(name).of(RequestKind::Send).requests > 0);
@@ -200,15 +200,15 @@ fn two_that_can_settle_upon_verbs() {
 }
 
 #[test]
-fn two_that_hear_before_they_speak_settle_too() {
+fn two_that_hear_before_they_speak_agree_too() {
     let world = World::new();
     let [mut one, mut other] = ends(&world, [true, true]);
     other.transmit().expect("healthy");
-    while matches!(one.link.state, super::State::Settling(ref settling) if settling.talk.to_say.len() == 1) {
+    while matches!(one.link.state, super::State::Negotiating(ref negotiating) if negotiating.talk.to_say.len() == 1) {
         one.receive().expect("healthy");
     }
     let mut ends = [one, other];
-    assert_eq!(settle(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
+    assert_eq!(negotiate(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
     talk(&world, &mut ends);
 }
 
@@ -234,7 +234,7 @@ fn a_side_that_cannot_makes_it_tcp() {
                 let world = World::new();
                 broken.iter().for_each(|&side| breaks(&world, side));
                 let mut ends = ends(&world, required);
-                let outcome = settle(&world, &mut ends);
+                let outcome = negotiate(&world, &mut ends);
                 for side in 0..2 {
                     let refused = world.ports[side].counters().links_refused;
                     match &outcome[side] {
@@ -271,7 +271,7 @@ fn a_port_without_room_says_so() {
         others.push(world.link(0, sockets().into_iter().next().expect("one of two"), false));
     }
     let mut ends = ends(&world, [false, true]);
-    let [one, other] = settle(&world, &mut ends);
+    let [one, other] = negotiate(&world, &mut ends);
     assert_eq!(one, Ok(LinkKind::TCP));
     let reason = other.expect_err("it is required").to_string();
     assert!(reason.contains("the peer cannot: all 16 receive buffers"), "{reason}");
@@ -537,7 +537,7 @@ fn the_last_word_is_written_before_verbs_begin() {
 }
 
 #[test]
-fn a_peer_that_ends_before_it_is_settled_leaves_nothing_behind() {
+fn a_peer_that_ends_before_they_agree_leaves_nothing_behind() {
     let world = World::new();
     let whole = |peer: &Peer| [peer.offer(), Said::Ready.to_bytes()].concat();
     for cut in [0, 1, 39, 40, 79] {
@@ -554,7 +554,7 @@ fn a_peer_that_ends_before_it_is_settled_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_peer_that_never_settles_is_left_to_tcp() {
+fn a_peer_that_never_answers_is_left_to_tcp() {
     let world = World::retrying_after(Duration::from_secs(30));
     for _ in 0..FAILURES_MAX {
         let [socket, _silent] = sockets();
@@ -563,8 +563,8 @@ fn a_peer_that_never_settles_is_left_to_tcp() {
         assert_eq!(link.abandon(&mut Outbox::default()).len(), 0);
     }
     let mut ends = ends(&world, [false; 2]);
-    let settled = settle(&world, &mut ends);
-    assert_eq!(settled, [Ok(LinkKind::TCP), Ok(LinkKind::TCP)]);
+    let outcome = negotiate(&world, &mut ends);
+    assert_eq!(outcome, [Ok(LinkKind::TCP), Ok(LinkKind::TCP)]);
     drop(ends);
     world.check();
 }

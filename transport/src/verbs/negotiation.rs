@@ -125,9 +125,9 @@ enum TalkState {
     Offers,
     /// Both have offered; the peer has yet to say that it is ready.
     Ready,
-    /// Settled: TCP, with the reason.
+    /// Over: TCP, with the reason.
     Tcp(String),
-    /// Settled: verbs.
+    /// Over: verbs.
     Verbs,
 }
 
@@ -155,8 +155,8 @@ impl Drop for Held {
     }
 }
 
-/// A link whose kind is not settled.
-struct Settling {
+/// A link whose kind is still negotiated.
+struct Negotiating {
     tcp: TcpLink,
     talk: Talk,
 }
@@ -238,7 +238,7 @@ impl Talk {
     }
 
     /// True if the negotiation is over on both sides.
-    fn is_settled(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.is_written && matches!(self.state, TalkState::Tcp(_) | TalkState::Verbs)
     }
 
@@ -292,7 +292,7 @@ impl Talk {
 }
 
 impl Receiver for Talk {
-    /// Takes messages until the link is settled; what follows is not part of the negotiation.
+    /// Takes messages until the negotiation is over; what follows is not part of the negotiation.
     fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
         let mut consumed = 0;
         while !matches!(self.state, TalkState::Tcp(_) | TalkState::Verbs)
@@ -310,7 +310,7 @@ impl Receiver for Talk {
 }
 
 /// A link over verbs or TCP, whichever both sides agree on; see the module's documentation.
-pub struct SettledLink {
+pub struct NegotiatedLink {
     state: State,
     /// Why it became what it is.
     reason: String,
@@ -319,34 +319,34 @@ pub struct SettledLink {
 }
 
 enum State {
-    Settling(Box<Settling>),
+    Negotiating(Box<Negotiating>),
     Verbs(Box<VerbsLink>),
     Tcp(Box<TcpLink>),
     /// It has ended.
     Over,
 }
 
-impl SettledLink {
+impl NegotiatedLink {
     /// A link to the peer at transport address `peer`, for which to try verbs. `tcp` is the connection on which both greetings
     /// were sent, or the welcome is about to be. With `is_required` it never becomes TCP.
     pub fn new(port: Rc<Port>, peer: &str, tcp: TcpLink, is_required: bool) -> Self {
         let talk = Talk::new(port, peer, is_required);
-        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), fallback: None }
+        Self { state: State::Negotiating(Box::new(Negotiating { tcp, talk })), reason: String::new(), fallback: None }
     }
 
     /// A link of a side that declines verbs, to a peer that may want them: the peer is told the reason, and the link is TCP.
     pub fn declining(reason: &str, peer: &str, tcp: TcpLink) -> Self {
         let talk = Talk::declining(reason, peer);
-        Self { state: State::Settling(Box::new(Settling { tcp, talk })), reason: String::new(), fallback: None }
+        Self { state: State::Negotiating(Box::new(Negotiating { tcp, talk })), reason: String::new(), fallback: None }
     }
 
-    /// Becomes what was settled on, once it is settled.
-    fn settle(&mut self) -> Result<(), LinkError> {
-        if !matches!(&self.state, State::Settling(settling) if settling.talk.is_settled()) {
+    /// Becomes what was negotiated, once that is over.
+    fn conclude(&mut self) -> Result<(), LinkError> {
+        if !matches!(&self.state, State::Negotiating(negotiating) if negotiating.talk.is_over()) {
             return Ok(());
         }
-        let State::Settling(settling) = std::mem::replace(&mut self.state, State::Over) else { return Ok(()) };
-        let Settling { tcp, talk: Talk { port, peer, mine, message_bytes, state, is_required, .. } } = *settling;
+        let State::Negotiating(negotiating) = std::mem::replace(&mut self.state, State::Over) else { return Ok(()) };
+        let Negotiating { tcp, talk: Talk { port, peer, mine, message_bytes, state, is_required, .. } } = *negotiating;
         match (state, mine) {
             (TalkState::Verbs, Some(mine)) => {
                 let port = mine.port.clone();
@@ -386,21 +386,21 @@ impl SettledLink {
                 self.fallback = port.filter(|_| mine.is_none()).map(|port| (port, peer));
                 (self.state, self.reason) = (State::Tcp(Box::new(tcp)), reason);
             }
-            (TalkState::Offers | TalkState::Ready | TalkState::Verbs, _) => unreachable!("it is settled"),
+            (TalkState::Offers | TalkState::Ready | TalkState::Verbs, _) => unreachable!("it is over"),
         }
         Ok(())
     }
 
     fn inner(&self) -> Option<&dyn Link> {
         match &self.state {
-            State::Settling(_) | State::Over => None,
+            State::Negotiating(_) | State::Over => None,
             State::Verbs(link) => Some(&**link),
             State::Tcp(link) => Some(&**link),
         }
     }
 }
 
-impl Link for SettledLink {
+impl Link for NegotiatedLink {
     fn kind(&self) -> LinkKind {
         self.inner().map_or(LinkKind::TCP, Link::kind)
     }
@@ -423,8 +423,8 @@ impl Link for SettledLink {
 
     fn adopt(&mut self, name: Handle) {
         match &mut self.state {
-            State::Settling(settling) => {
-                if let Some(mine) = &mut settling.talk.mine {
+            State::Negotiating(negotiating) => {
+                if let Some(mine) = &mut negotiating.talk.mine {
                     let link = mine.get().link;
                     mine.port.state().adopt(link, name);
                 }
@@ -445,14 +445,14 @@ impl Link for SettledLink {
             State::Verbs(link) => link.transmit(outbox, budget, more_follows),
             State::Tcp(link) => link.transmit(outbox, budget, more_follows),
             State::Over => Err(LinkError::Closed),
-            State::Settling(settling) => {
+            State::Negotiating(negotiating) => {
                 // Behind the welcome, if this is the called side.
-                for said in settling.talk.to_say.drain(..) {
+                for said in negotiating.talk.to_say.drain(..) {
                     outbox.stage(|writer| writer.0.extend_from_slice(&said.to_bytes()));
                 }
-                let written = settling.tcp.transmit(outbox, budget, false)?;
-                settling.talk.is_written = outbox.is_empty();
-                self.settle()?;
+                let written = negotiating.tcp.transmit(outbox, budget, false)?;
+                negotiating.talk.is_written = outbox.is_empty();
+                self.conclude()?;
                 Ok(written)
             }
         }
@@ -463,10 +463,10 @@ impl Link for SettledLink {
             State::Verbs(link) => link.receive(receiver, budget),
             State::Tcp(link) => link.receive(receiver, budget),
             State::Over => Err(LinkError::Closed),
-            State::Settling(settling) => {
-                let Settling { tcp, talk } = &mut **settling;
+            State::Negotiating(negotiating) => {
+                let Negotiating { tcp, talk } = &mut **negotiating;
                 let read = tcp.receive(talk, budget)?;
-                self.settle()?;
+                self.conclude()?;
                 Ok(read)
             }
         }
@@ -474,7 +474,7 @@ impl Link for SettledLink {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Settling(settling) => settling.tcp.descriptor(),
+            State::Negotiating(negotiating) => negotiating.tcp.descriptor(),
             State::Verbs(link) => link.descriptor(),
             State::Tcp(link) => link.descriptor(),
             State::Over => None,
@@ -483,9 +483,9 @@ impl Link for SettledLink {
 
     fn abandon(&mut self, outbox: &mut Outbox) -> Vec<Landing> {
         match std::mem::replace(&mut self.state, State::Over) {
-            State::Settling(settling) => {
+            State::Negotiating(negotiating) => {
                 // A peer with which negotiation never completes is reached over TCP, like one whose links fail.
-                let Talk { peer, mine, .. } = &settling.talk;
+                let Talk { peer, mine, .. } = &negotiating.talk;
                 if let Some(mine) = mine {
                     mine.port.state().failures.note(
                         peer,

@@ -111,7 +111,7 @@ pub(crate) enum Kept {
     Memory(Buffer),
     /// An answer in that memory that did not come as announced, to be handed to the receiver then. An honest peer sends nothing
     /// more to it.
-    Answer(Landing),
+    Response(Landing),
 }
 
 /// A payload that is sent outside the stream of frames.

@@ -113,8 +113,8 @@ fn the_example_is_what_is_said() {
     server.session.respond(asked.id, meta.clone(), payload.clone().into(), ()).unwrap();
     let response = server.says(now);
     assert_says("response", &response);
-    let Some(Event::Answered { answer, .. }) = worker.hears(now, &response) else { panic!("no answer") };
-    let arrived = answer.expect("a tensor");
+    let Some(Event::RequestEnded { outcome, .. }) = worker.hears(now, &response) else { panic!("no answer") };
+    let arrived = outcome.expect("a tensor");
     assert_eq!((arrived.meta, &arrived.buffer[..]), (meta, &payload[..]));
 
     let release = worker.says(now);

@@ -179,8 +179,8 @@ fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
     answering.fill(now, false);
     answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
     answering.collect_written();
-    let Event::Answered { waiter: 8, answer } = event(&mut asking, &mut link, &slab) else { panic!("no answer") };
-    let arrived = answer.expect("a tensor");
+    let Event::RequestEnded { waiter: 8, outcome } = event(&mut asking, &mut link, &slab) else { panic!("no answer") };
+    let arrived = outcome.expect("a tensor");
     assert_eq!((&arrived.meta[..], &arrived.buffer[..]), (&b"meta"[..], &[5; 20_000][..]));
     asking.fill(now, false);
     link.transmit(asking.outbox(), usize::MAX, false).unwrap();

@@ -39,8 +39,8 @@ impl Node {
                 exchange.cancelled(handle, id, &mut context.peers);
                 row_requests.cancelled(handle, id, context);
             }
-            Event::Answered { waiter, answer } => {
-                let outcome = match *answer {
+            Event::RequestEnded { waiter, outcome } => {
+                let outcome = match *outcome {
                     Ok(arrived) => {
                         context.reporter.count_received(1, arrived.buffer.len());
                         Tensor::from_wire(&arrived.meta, arrived.buffer).map_err(|error| {

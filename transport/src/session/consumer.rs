@@ -395,9 +395,9 @@ impl<W> Consumer<W> {
     /// Removes a request and tells its waiter why; false if it has already ended.
     fn end<D>(&mut self, handle: Handle, error: Error, events: &mut VecDeque<Event<W, D>>) -> bool {
         let Some(request) = self.remove(handle) else { return false };
-        let answer = Err(Unreceived { error, destination: request.destination });
+        let outcome = Err(Unreceived { error, destination: request.destination });
         if let Some(waiter) = request.waiter {
-            events.push_back(Event::Answered { waiter, answer: Box::new(answer) });
+            events.push_back(Event::RequestEnded { waiter, outcome: Box::new(outcome) });
         }
         true
     }
@@ -600,7 +600,7 @@ impl<W> Consumer<W> {
         if let Some(request) = self.requests.get_mut(landing.request) {
             request.announced = false;
         }
-        self.revoked.push(Revocation { request: landing.request, kept: Kept::Answer(landing) });
+        self.revoked.push(Revocation { request: landing.request, kept: Kept::Response(landing) });
     }
 
     /// A tensor has fully arrived: its waiter gets it, and its producer the release. If places are announced, the peer must
@@ -797,7 +797,7 @@ fn deliver<W, D>(
         Some(sink) => sink.arrived(waiter, since, meta, buffer),
         None => {
             let arrived = Arrived { meta: Meta::from_slice(meta), buffer };
-            events.push_back(Event::Answered { waiter, answer: Box::new(Ok(arrived)) });
+            events.push_back(Event::RequestEnded { waiter, outcome: Box::new(Ok(arrived)) });
             true
         }
     }

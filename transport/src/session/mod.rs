@@ -94,11 +94,11 @@ pub enum Event<W, D> {
     /// The peer no longer waits for a request that was parked.
     Cancelled(Handle),
     /// A request of this side ended.
-    Answered {
+    RequestEnded {
         /// The waiter of its [`RequestParams`].
         waiter: W,
         /// The tensor, or why there is none.
-        answer: Box<Result<Arrived, Unreceived>>,
+        outcome: Box<Result<Arrived, Unreceived>>,
     },
     /// A tensor of this side was released.
     Released {
@@ -464,7 +464,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         // Without the link, nobody can write to announced places any more.
         self.consumer.stage_revoked(&mut self.outbox);
         waiting.extend(self.outbox.revoked().drain(..).filter_map(|revocation| match revocation.kept {
-            Kept::Answer(landing) => Some(landing),
+            Kept::Response(landing) => Some(landing),
             Kept::Memory(_) => None,
         }));
         self.outbox.clear();

@@ -36,7 +36,7 @@ enum Event {
     Requested(PeerRequest),
     RowsRequested(Box<super::PeerRowRequest>),
     Cancelled(Handle),
-    Answered { waiter: u32, answer: Result<Arrived, Unreceived> },
+    RequestEnded { waiter: u32, outcome: Result<Arrived, Unreceived> },
     Released { pending: &'static str, tensor: (Meta, Payload), taken: bool },
     Aborted { step: i64, peer_task: u32, reason: Box<str> },
 }
@@ -48,7 +48,7 @@ impl From<super::Event<u32, &'static str>> for Event {
             Told::Requested(asked) => Event::Requested(asked),
             Told::RowsRequested(asked) => Event::RowsRequested(asked),
             Told::Cancelled(id) => Event::Cancelled(id),
-            Told::Answered { waiter, answer } => Event::Answered { waiter, answer: *answer },
+            Told::RequestEnded { waiter, outcome } => Event::RequestEnded { waiter, outcome: *outcome },
             Told::Released { pending, tensor, taken } => Event::Released { pending, tensor: *tensor, taken },
             Told::Aborted { step, peer_task, reason } => Event::Aborted { step, peer_task, reason },
             other => panic!("nobody pulls or pushes: {other:?}"),
@@ -178,10 +178,10 @@ impl End {
     /// Answers that came: waiter, and bytes or the error's text.
     fn answers(&mut self) -> Vec<(u32, Result<Vec<u8>, String>)> {
         let answered = |event: Event| match event {
-            Event::Answered { waiter, answer } => {
-                (waiter, answer.map(|arrived| arrived.buffer.to_vec()).map_err(|why| why.error.to_string()))
+            Event::RequestEnded { waiter, outcome } => {
+                (waiter, outcome.map(|arrived| arrived.buffer.to_vec()).map_err(|why| why.error.to_string()))
             }
-            other => panic!("not an answer: {other:?}"),
+            other => panic!("not an outcome: {other:?}"),
         };
         self.events().into_iter().map(answered).collect()
     }

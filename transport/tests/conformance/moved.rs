@@ -78,8 +78,8 @@ impl Wanting {
     fn receive(&mut self, link: &mut dyn Link, budget: usize) -> Result<usize, LinkError> {
         let result = link.receive(&mut self.session.inbound(Instant::now(), &self.slab), budget);
         while let Some(event) = self.session.poll_event() {
-            let Event::Answered { waiter, answer } = event else { panic!("{event:?}") };
-            self.arrived.push((waiter, answer.expect("a tensor").buffer.to_vec()));
+            let Event::RequestEnded { waiter, outcome } = event else { panic!("{event:?}") };
+            self.arrived.push((waiter, outcome.expect("a tensor").buffer.to_vec()));
         }
         result
     }

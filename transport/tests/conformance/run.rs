@@ -230,10 +230,10 @@ impl Side {
                         self.session.unpark();
                     }
                 }
-                Event::Answered { waiter, answer } => {
+                Event::RequestEnded { waiter, outcome } => {
                     let fate = &mut self.asked[waiter as usize];
                     assert!(matches!(fate, Fate::Waits(_)), "request {waiter} ended twice: {fate:?}");
-                    *fate = match *answer {
+                    *fate = match *outcome {
                         Ok(arrived) => {
                             let length = arrived.buffer.len();
                             assert_eq!(arrived.meta[..], (length as u64).to_le_bytes());

@@ -438,9 +438,9 @@ impl<'s> End<'s> {
                         self.session.unpark();
                     }
                 }
-                Event::Answered { waiter, answer } => {
+                Event::RequestEnded { waiter, outcome } => {
                     self.recvs.end(waiter);
-                    match *answer {
+                    match *outcome {
                         Ok(arrived) => assert!(arrived.buffer.len() as u64 <= TENSOR_BYTES_MAX),
                         Err(unanswered) => assert!(!unanswered.error.to_string().is_empty()),
                     }

@@ -16,7 +16,7 @@ use crate::session::control::Control;
 use crate::trace::{self, Moment};
 
 impl<W, D: PartialEq + Clone> Session<W, D> {
-    /// Requests a tensor from the peer; the answer comes as [`Event::Answered`](crate::session::Event::Answered).
+    /// Requests a tensor from the peer; the answer comes as [`Event::RequestEnded`](crate::session::Event::RequestEnded).
     ///
     /// # Errors
     /// ResourceExhausted if `fusion.queued_requests_max` requests exist, InvalidArgument if the key is too long,
@@ -37,7 +37,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
     }
 
     /// Requests rows of tables that the peer has published. The key is a name for messages, the step the oldest version that
-    /// will do. Answered as for [`request_fused`](Self::request_fused).
+    /// will do. Ends as for [`request_fused`](Self::request_fused).
     ///
     /// # Errors
     /// As [`request`](Self::request).

@@ -97,7 +97,7 @@ fn a_deadline_ends_the_request_and_tells_the_peer() {
     assert!(pair.asking.session.poll_event().is_none());
     pair.asking.now += Duration::from_millis(1);
     pair.asking.session.handle_timeout(pair.asking.now).unwrap();
-    let [Event::Answered { waiter: 4, answer: Err(unanswered) }] = &pair.asking.events()[..] else {
+    let [Event::RequestEnded { waiter: 4, outcome: Err(unanswered) }] = &pair.asking.events()[..] else {
         panic!("no answer")
     };
     let late = "recv of step 1 key 'late' waited 2s and its deadline passed: 10.0.0.2:7000: connected, but nobody there has sent it";
@@ -188,7 +188,9 @@ fn a_tensor_lands_in_the_destination_that_was_brought() {
         let id = pair.answering.asked_one();
         pair.answering.answer(id, pattern(bytes), "w");
         pair.talk();
-        let [Event::Answered { answer: Ok(arrived), .. }] = &mut pair.asking.events()[..] else { panic!("no tensor") };
+        let [Event::RequestEnded { outcome: Ok(arrived), .. }] = &mut pair.asking.events()[..] else {
+            panic!("no tensor")
+        };
         assert_eq!((&arrived.buffer[..], &arrived.meta[..]), (&pattern(bytes)[..], &b"w"[..]));
         assert!(std::mem::take(&mut arrived.buffer).into_vec().is_ok(), "it is the heap buffer, not the slab's");
         assert_eq!(pair.answering.released().len(), 1);
@@ -214,7 +216,9 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
         let id = pair.answering.asked_one();
         pair.answering.answer(id, pattern(bytes), "w");
         pair.talk();
-        let [Event::Answered { answer: Err(unanswered), .. }] = &pair.asking.events()[..] else { panic!("a tensor") };
+        let [Event::RequestEnded { outcome: Err(unanswered), .. }] = &pair.asking.events()[..] else {
+            panic!("a tensor")
+        };
         assert!(unanswered.error.to_string().starts_with(message), "{}", unanswered.error);
         assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), room);
         assert_eq!(pair.answering.released(), [("w", bytes, false)]);
@@ -240,7 +244,7 @@ fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
         let id = pair.answering.asked_one();
         pair.answering.session.refuse(id, &error);
         pair.talk();
-        let [Event::Answered { waiter: 3, answer: Err(unanswered) }] = &pair.asking.events()[..] else {
+        let [Event::RequestEnded { waiter: 3, outcome: Err(unanswered) }] = &pair.asking.events()[..] else {
             panic!("none")
         };
         assert_eq!((unanswered.error.code(), unanswered.error.to_string().as_str()), (code, text));

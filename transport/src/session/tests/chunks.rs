@@ -58,7 +58,7 @@ fn a_small_tensor_a_ping_and_a_request_pass_a_large_one() {
     assert_eq!(words(&bytes), ["response 100001", chunk, chunk, "pong", chunk, chunk, "response 64", "request back"]);
     pair.asking.hear(&bytes).unwrap();
     let heard = pair.asking.events();
-    assert!(matches!(heard[..], [Event::Answered { waiter: 1, .. }, Event::Requested(_)]), "{heard:?}");
+    assert!(matches!(heard[..], [Event::RequestEnded { waiter: 1, .. }, Event::Requested(_)]), "{heard:?}");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
         pair.talk();
         let mut arrived = 0;
         for event in pair.asking.events() {
-            let Event::Answered { waiter, answer: Ok(tensor) } = event else { panic!("not a tensor: {event:?}") };
+            let Event::RequestEnded { waiter, outcome: Ok(tensor) } = event else { panic!("not a tensor: {event:?}") };
             assert_eq!(tensor.buffer[..], pattern(LARGE));
             assert!(waiter != 0 || tensor.buffer.as_ptr() == address, "in the consumer's own memory");
             arrived += 1;
@@ -262,6 +262,6 @@ fn a_tensor_sent_twice_at_once_ends_the_link_and_the_consumers_memory_stays() {
     asking.hear(&frames(|w| w.response(&Response { transfer: 0, ..begin(0) }))).unwrap();
     asking.hear(&pattern(20)).unwrap();
     let events = asking.events();
-    let [Event::Answered { answer: Ok(arrived), .. }] = &events[..] else { panic!("{events:?}") };
+    let [Event::RequestEnded { outcome: Ok(arrived), .. }] = &events[..] else { panic!("{events:?}") };
     assert_eq!(arrived.buffer.as_ptr(), address);
 }

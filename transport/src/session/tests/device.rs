@@ -36,8 +36,8 @@ fn ask_into(pair: &mut Pair, waiter: u32, destination: Option<Buffer>) -> Handle
 /// The one answer that came.
 fn outcome(pair: &mut Pair) -> Result<Arrived, Unreceived> {
     match pair.asking.events().pop() {
-        Some(Event::Answered { answer, .. }) => answer,
-        other => panic!("not an answer: {other:?}"),
+        Some(Event::RequestEnded { outcome, .. }) => outcome,
+        other => panic!("not an outcome: {other:?}"),
     }
 }
 

@@ -118,7 +118,9 @@ fn memory_that_was_brought_survives_the_link_and_the_slabs_goes_back() {
         pair.asking.lose_link();
         assert_eq!(pair.asking.slab.in_use_bytes(), 0, "a request that waits for a link holds no slab memory");
         pair.asking.session.end_all_requests(&gone);
-        let [Event::Answered { answer: Err(unanswered), .. }] = &pair.asking.events()[..] else { panic!("an answer") };
+        let [Event::RequestEnded { outcome: Err(unanswered), .. }] = &pair.asking.events()[..] else {
+            panic!("an answer")
+        };
         assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), room);
     }
 }
@@ -130,7 +132,7 @@ fn a_destination_is_filled_again_after_half_a_tensor() {
     pair.asking.hear(&bytes[..BYTES / 2]).unwrap();
     pair.new_link();
     pair.talk();
-    let [Event::Answered { answer: Ok(arrived), .. }] = &mut pair.asking.events()[..] else { panic!("no tensor") };
+    let [Event::RequestEnded { outcome: Ok(arrived), .. }] = &mut pair.asking.events()[..] else { panic!("no tensor") };
     assert_eq!(arrived.buffer[..], pattern(BYTES)[..]);
     assert!(std::mem::take(&mut arrived.buffer).into_vec().is_ok(), "it is the memory that was brought");
 }
@@ -234,7 +236,9 @@ fn requests_for_a_task_that_the_peer_no_longer_serves_end() {
     asking.ask("w", 1);
     asking.lose_link();
     asking.session.attach(asking.now, 2, Roster { numbers: vec![PEER_TASK + 1] }, 1 << 20);
-    let [Event::Answered { waiter: 1, answer: Err(unanswered) }] = &asking.events()[..] else { panic!("no answer") };
+    let [Event::RequestEnded { waiter: 1, outcome: Err(unanswered) }] = &asking.events()[..] else {
+        panic!("no answer")
+    };
     assert_eq!(unanswered.error.code(), Code::NotFound);
     assert_eq!(words(&asking.speak()), ["resumed"]);
 }

@@ -184,7 +184,7 @@ impl Places {
 fn let_go(kept: Kept, landed: &mut Vec<Landing>) {
     match kept {
         Kept::Memory(memory) => drop(memory),
-        Kept::Answer(mut landing) => {
+        Kept::Response(mut landing) => {
             landing.is_closed = true;
             landed.push(landing);
         }

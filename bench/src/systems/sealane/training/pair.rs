@@ -393,9 +393,9 @@ impl Pair {
         ended.pull = self.look_at_what_came()? > 0 && self.to_pull == 0;
         while let Some(event) = self.session.poll_event() {
             match event {
-                Event::Answered { answer, .. } => {
+                Event::RequestEnded { outcome, .. } => {
                     let failed =
-                        answer.err().map_or_else(|| "an answer came twice".into(), |failed| failed.error.to_string());
+                        outcome.err().map_or_else(|| "an answer came twice".into(), |failed| failed.error.to_string());
                     return Err(broken(failed));
                 }
                 Event::Pulled { pull_buffer, .. } => {

@@ -213,8 +213,8 @@ impl Side {
                         self.session.unpark();
                     }
                 }
-                Event::Answered { waiter, answer } => {
-                    let fate = match *answer {
+                Event::RequestEnded { waiter, outcome } => {
+                    let fate = match *outcome {
                         Ok(arrived) => {
                             let (bytes, place) = (arrived.buffer.len(), arrived.buffer.direct());
                             let address =

@@ -42,8 +42,8 @@ impl End {
                     let answered = self.session.respond(asked.id, Default::default(), bytes.into(), 0);
                     assert!(answered.is_ok());
                 }
-                Event::Answered { answer, .. } => {
-                    assert!(answer.expect("a tensor").buffer.iter().all(|byte| *byte == 7));
+                Event::RequestEnded { outcome, .. } => {
+                    assert!(outcome.expect("a tensor").buffer.iter().all(|byte| *byte == 7));
                     self.arrived += 1;
                 }
                 Event::Released { taken, .. } => assert!(taken),

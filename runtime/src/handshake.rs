@@ -163,18 +163,6 @@ mod tests {
     use super::SleepFlag;
 
     #[test]
-    fn only_a_sleeper_needs_the_doorbell_and_only_once() {
-        let flag = SleepFlag::new();
-        assert!(!flag.must_ring());
-        flag.announce();
-        assert!(flag.must_ring());
-        assert!(!flag.must_ring());
-        flag.announce();
-        flag.awake();
-        assert!(!flag.must_ring());
-    }
-
-    #[test]
     fn a_deep_sleeper_needs_the_doorbell_for_what_cannot_wait() {
         let flag = SleepFlag::new();
         assert!(!flag.must_ring_if_light());

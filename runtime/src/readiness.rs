@@ -207,23 +207,10 @@ mod tests {
     use std::{io::Write, os::unix::net::UnixStream};
 
     use super::*;
-    use crate::source::SourceChanges;
+    use crate::source::{Nothing, SourceChanges};
 
     fn source_id() -> SourceId {
-        struct Unpolled;
-        impl crate::Source for Unpolled {
-            fn poll(&mut self, _: &crate::Shard, _: usize) -> usize {
-                0
-            }
-            fn has_work(&self) -> bool {
-                false
-            }
-            fn try_sleep(&mut self) -> bool {
-                true
-            }
-            fn wake(&mut self) {}
-        }
-        SourceChanges::default().add(Box::new(Unpolled))
+        SourceChanges::default().add(Box::new(Nothing))
     }
 
     fn reports(set: &EpollSet) -> Vec<Report> {

@@ -144,34 +144,3 @@ mod loom_tests {
         });
     }
 }
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::{Closed, ReturnStack};
-
-    #[test]
-    fn blocks_come_back_last_first_and_a_closed_stack_takes_none() {
-        let stack = ReturnStack::new();
-        let links = RefCell::new([0; 3]);
-        let push = |block: u64| stack.push(block, |next| links.borrow_mut()[block as usize] = next);
-        let link = |block: u64| links.borrow()[block as usize];
-
-        assert!(stack.is_empty());
-        push(0).unwrap();
-        push(2).unwrap();
-        assert!(!stack.is_empty());
-        let mut came = Vec::new();
-        stack.take(link, |block| came.push(block));
-        assert_eq!(came, [2, 0]);
-        assert!(stack.is_empty());
-
-        push(1).unwrap();
-        came.clear();
-        stack.close(link, |block| came.push(block));
-        assert_eq!(came, [1]);
-        assert_eq!(push(0), Err(Closed));
-        stack.take(link, |_| unreachable!("a closed stack holds nothing"));
-    }
-}

@@ -172,24 +172,30 @@ impl SourceTable {
     }
 }
 
+/// A source for tests that never has anything to do.
+#[cfg(test)]
+pub(crate) struct Nothing;
+
+#[cfg(test)]
+impl Source for Nothing {
+    fn poll(&mut self, _: &Shard, _: usize) -> usize {
+        0
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn try_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn wake(&mut self) {}
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Nothing;
-
-    impl Source for Nothing {
-        fn poll(&mut self, _: &Shard, _: usize) -> usize {
-            0
-        }
-        fn has_work(&self) -> bool {
-            false
-        }
-        fn try_sleep(&mut self) -> bool {
-            true
-        }
-        fn wake(&mut self) {}
-    }
 
     #[test]
     fn a_name_outlives_its_source_but_names_no_other() {

@@ -176,22 +176,6 @@ fn the_executor_is_the_one_that_was_chosen() {
 }
 
 #[test]
-fn exactly_these_cpus_or_an_error() {
-    let _closed = nobody_starts();
-    let directory = tempfile::tempdir().unwrap();
-    let cpu = allowed_cpus().unwrap()[0];
-    let pin = || settings(directory.path(), 1, Pin::Cpus(vec![cpu]));
-    let runtime = Runtime::start(pin()).unwrap();
-    assert_eq!(runtime.cpus(), [Some(cpu)]);
-    let error = Runtime::start(pin()).unwrap_err();
-    assert!(matches!(error, RuntimeError::CpuClaimed { .. }), "{error}");
-    drop(runtime);
-    Runtime::start(pin()).unwrap();
-    let error = Runtime::start(settings(directory.path(), 1, Pin::Cpus(vec![60_000]))).unwrap_err();
-    assert!(matches!(error, RuntimeError::CpuNotAllowed { .. }), "{error}");
-}
-
-#[test]
 fn a_directory_that_cannot_be_used_only_costs_the_pinning() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");

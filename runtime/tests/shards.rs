@@ -29,7 +29,6 @@ on_each_executor! {
     a_panic_ends_the_task_and_nothing_else,
     a_spawned_task_starts_only_after_the_caller_gave_way,
     a_dropped_handle_lets_the_task_run_on,
-    a_full_mailbox_says_so,
     jobs_that_may_not_be_refused_all_run_and_in_order,
     a_sleep_may_be_without_end,
     stopping_drops_tasks_wherever_they_wait,
@@ -286,42 +285,6 @@ fn a_dropped_handle_lets_the_task_run_on(executor: ExecutorChoice) {
         drop(task);
     }));
     assert_eq!(receiver.recv().unwrap(), 5);
-}
-
-fn a_full_mailbox_says_so(executor: ExecutorChoice) {
-    let runtime = Runtime::start(RuntimeSettings { mailbox_slots: 2, ..settings(executor, 1, Polling::Park) }).unwrap();
-    let shard = runtime.shard(0);
-    let (release, wait) = mpsc::channel::<()>();
-    let (sender, busy) = mpsc::channel();
-    let block = move |_: &Shard| {
-        sender.send(()).unwrap();
-        wait.recv().unwrap_err();
-    };
-    shard.submit(Box::new(block)).unwrap();
-    busy.recv().unwrap();
-    let ran = Arc::new(AtomicUsize::new(0));
-    let count = || {
-        let ran = Arc::clone(&ran);
-        Box::new(move |_: &Shard| {
-            ran.fetch_add(1, Ordering::SeqCst);
-        })
-    };
-    shard.submit(count()).unwrap();
-    shard.submit(count()).unwrap();
-    let full = shard.submit(count()).unwrap_err();
-    assert!(!full.stopped);
-    let error = runtime.on_shard(0, async |_| ()).wait().unwrap_err();
-    assert!(matches!(error, RuntimeError::MailboxFull { shard: 0, slots: 2 }), "{error}");
-
-    drop(release);
-    let mut job = full.job;
-    while let Err(full) = shard.submit(job) {
-        job = full.job;
-        thread::yield_now();
-    }
-    while ran.load(Ordering::SeqCst) < 3 {
-        thread::yield_now();
-    }
 }
 
 /// Threads open things and close them, with a mailbox that is nearly always full.

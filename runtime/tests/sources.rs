@@ -14,18 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane_runtime::{
-    ExecutorChoice, Interest, Pin, Polling, Readiness, Runtime, RuntimeError, RuntimeSettings, Shard, Source,
-};
+use sealane_runtime::{ExecutorChoice, Interest, Pin, Polling, Readiness, Runtime, RuntimeSettings, Shard, Source};
 
 on_each_executor! {
     a_descriptor_that_becomes_ready_wakes_a_sleeping_shard,
-    a_watch_that_cannot_be_is_an_error,
     a_source_that_will_not_sleep_keeps_the_shard_awake,
     a_sources_timeout_ends_the_sleep,
     a_shard_with_a_runnable_task_does_not_sleep,
     a_sleep_is_on_time_beside_a_task_that_yields_for_ever,
-    every_sleep_ends_when_due_and_dropped_ones_never,
     a_source_may_call_back_and_one_that_panics_is_dropped,
     sources_are_dropped_when_the_shard_stops,
 }
@@ -103,24 +99,6 @@ fn a_descriptor_that_becomes_ready_wakes_a_sleeping_shard(executor: ExecutorChoi
         received.recv().unwrap_err();
         runtime.stop().unwrap();
     }
-}
-
-fn a_watch_that_cannot_be_is_an_error(executor: ExecutorChoice) {
-    let runtime = start(executor, Polling::Park);
-    let error = runtime.on_shard(0, async |shard| {
-        let (near, _far) = UnixStream::pair().unwrap();
-        let (sender, _) = mpsc::channel();
-        let stream = near.try_clone().unwrap();
-        let source = shard.add_source(Reader { stream, token: 0, readable: false, received: sender });
-        shard.watch(source, near.as_fd(), 0, Interest::WRITE).unwrap();
-        shard.rewatch(source, near.as_fd(), 1, Interest::READ).unwrap();
-        let twice = shard.watch(source, near.as_fd(), 0, Interest::READ).unwrap_err();
-        shard.unwatch(near.as_fd()).unwrap();
-        shard.unwatch(near.as_fd()).unwrap_err();
-        shard.remove_source(source);
-        twice
-    });
-    assert!(matches!(error.wait().unwrap(), RuntimeError::System { .. }));
 }
 
 /// Writes down what it was asked, and answers as it is told.
@@ -270,38 +248,6 @@ fn a_sleep_is_on_time_beside_a_task_that_yields_for_ever(executor: ExecutorChoic
         let (_early, late) = late.wait().unwrap();
         assert!(late <= 2, "the first turn after the deadline fires it, but {late} went by");
     }
-}
-
-fn every_sleep_ends_when_due_and_dropped_ones_never(executor: ExecutorChoice) {
-    let runtime = start(executor, Polling::default());
-    let ended = runtime.on_shard(0, async |shard| {
-        let ended = Rc::new(Cell::new(0));
-        let start = Instant::now();
-        let tasks = [3, 1, 2].map(|number| {
-            let (here, ended) = (shard.clone(), ended.clone());
-            shard.spawn(async move {
-                let deadline = start + number * Duration::from_millis(1);
-                here.sleep_until(deadline).await;
-                assert!(Instant::now() >= deadline);
-                ended.set(ended.get() + 1);
-            })
-        });
-        for _ in 0..10_000 {
-            let mut sleep = Box::pin(shard.sleep(Duration::from_secs(3600)));
-            poll_fn(|context| {
-                assert!(sleep.as_mut().poll(context).is_pending());
-                Poll::Ready(())
-            })
-            .await;
-        }
-        for task in tasks {
-            task.await.unwrap();
-        }
-        // Past already, so it does not wait.
-        shard.sleep_until(start).await;
-        ended.get()
-    });
-    assert_eq!(ended.wait().unwrap(), 3);
 }
 
 /// Uses everything that a shard offers from inside its own poll.

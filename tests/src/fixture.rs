@@ -1,6 +1,7 @@
 //! Engines for tests, one per task, joined by a map of the ports they got.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use sealane_fusion::{
@@ -8,7 +9,7 @@ use sealane_fusion::{
 };
 use sealane_runtime::Pin;
 use sealane_transport::PullOptions;
-use sealane_transport::wire::Hello;
+use sealane_transport::wire::{Greeting, Hello};
 use socket2::{Domain, Socket, Type};
 
 /// A wait that takes this long has failed; far longer than a loaded machine needs.
@@ -172,6 +173,38 @@ pub fn tensor(len: usize, seed: u64) -> Tensor {
 /// Bytes that differ for each seed.
 pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(31) ^ seed ^ (at >> 8)) as u8).collect()
+}
+
+/// Moves a tensor from a task of one engine to a task of another; the second engine calls if there is no link.
+///
+/// # Panics
+/// If it does not arrive.
+pub fn carry((ps, from): (&Engine, usize), (worker, to): (&Engine, usize), step: i64, len: usize) {
+    let receiving = worker.task(&task(to)).expect("its task").recv(&task(from), step, "w");
+    let sent = tensor(len, step as u64);
+    let sending = ps.task(&task(from)).expect("its task").send(&task(to), step, "w", sent);
+    assert!(
+        receiving.wait().expect("it arrives").bytes() == bytes(len, step as u64),
+        "step {step}: {len} bytes differ"
+    );
+    sending.wait().expect("it is taken");
+}
+
+/// A connection to an engine, welcomed as the caller that `hello` describes.
+///
+/// # Panics
+/// If it is not welcomed.
+pub fn welcomed(engine: &Engine, hello: Hello) -> TcpStream {
+    let mut stream = TcpStream::connect(engine.addresses()[0].to_string()).expect("the engine listens");
+    stream.set_read_timeout(Some(LONG)).expect("a timeout can be set");
+    stream.write_all(&Greeting::Hello(hello).to_bytes()).expect("the engine reads");
+    let mut heard = Vec::new();
+    while !matches!(Greeting::parse(&heard).expect("it greets correctly"), Some((Greeting::Welcome(_), _))) {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("the engine answers");
+        heard.push(byte[0]);
+    }
+    stream
 }
 
 /// The counters of all shards of an engine, added up.

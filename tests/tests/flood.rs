@@ -6,10 +6,12 @@ use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sealane_fusion::{AcceptOptions, Code, Engine, EngineSettings, Keys};
-use sealane_transport::wire::{Abort, Frame, FrameWriter, Greeting, Hello, PushOpen, Request, parse};
+use sealane_transport::wire::{Abort, Frame, FrameWriter, Hello, PushOpen, Request, parse};
 use sealane_transport::{Handle, PullOptions};
 
-use sealane_tests::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, until};
+use sealane_tests::fixture::{
+    LONG, assert_empty, bytes, carry, hello, listener, map, port, settings, task, tensor, welcomed,
+};
 
 /// Most memory that a hostile peer may make this process grow by, in bytes: far less than it sends, and far more than noise.
 const GROWTH_MAX: usize = 64 << 20;
@@ -42,10 +44,7 @@ impl Scene {
 
     /// Checks that a tensor still gets from the ps to the worker.
     fn goes_on(&self, step: i64) {
-        let sending = self.ps.task(&task(0)).unwrap().send(&task(1), step, "w", tensor(1000, step as u64));
-        let arrived = self.worker.task(&task(1)).unwrap().recv(&task(0), step, "w").wait().unwrap();
-        assert_eq!(arrived.bytes(), bytes(1000, step as u64));
-        sending.wait().unwrap();
+        carry((&self.ps, 0), (&self.worker, 1), step, 1000);
     }
 
     /// A connection to the ps, welcomed as task 2.
@@ -55,17 +54,7 @@ impl Scene {
 
     /// As `intruder`, welcomed as shard `shard` of the `shards` that it claims to have.
     fn intruder_of(&self, shard: u16, shards: u16) -> TcpStream {
-        let mut stream = TcpStream::connect(self.ps.addresses()[0].to_string()).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        let hello = Hello { shard, shards, ..hello("127.0.0.1:1", vec![task(2)]) };
-        stream.write_all(&Greeting::Hello(hello).to_bytes()).unwrap();
-        let mut heard = Vec::new();
-        while !matches!(Greeting::parse(&heard).unwrap(), Some((Greeting::Welcome(_), _))) {
-            let mut byte = [0];
-            stream.read_exact(&mut byte).unwrap();
-            heard.push(byte[0]);
-        }
-        stream
+        welcomed(&self.ps, Hello { shard, shards, ..hello("127.0.0.1:1", vec![task(2)]) })
     }
 }
 
@@ -131,20 +120,6 @@ fn requests(count: u32, key: &str) -> Vec<u8> {
         FrameWriter(&mut bytes).request(&request);
     }
     bytes
-}
-
-#[test]
-fn a_peer_that_asks_and_asks_parks_no_more_than_the_limit_and_the_others_go_on() {
-    let scene = Scene::new(|settings| settings.session.parked_requests_max = 1000);
-    scene.goes_on(1);
-    let before = resident_bytes();
-    let mut intruder = scene.intruder();
-    flood(&mut intruder, &requests(20_000, "nobody sends it"));
-    scene.goes_on(2);
-    until(&scene.ps, "more wait than may", |counters| counters.parked <= 1000);
-    assert!(resident_bytes() < before + GROWTH_MAX, "{} -> {}", before, resident_bytes());
-    drop(intruder);
-    scene.goes_on(3);
 }
 
 #[test]

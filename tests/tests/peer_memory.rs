@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sealane_fusion::{ClientEnds, EndpointMap, Engine, EngineSettings};
 use sealane_runtime::Pin;
 use sealane_tests::counting::{Counting, held_bytes};
-use sealane_tests::fixture::{LONG, hello, listener, map, port, settings, task, tensor, until};
+use sealane_tests::fixture::{hello, listener, map, port, settings, task, tensor, until, welcomed};
 use sealane_transport::Handle;
 use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, SharedMemory};
-use sealane_transport::wire::{Frame, FrameWriter, Greeting, Pull, PullFrame, parse};
+use sealane_transport::wire::{Frame, FrameWriter, Pull, PullFrame, parse};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -39,17 +39,7 @@ const CLIENT_BYTES_MAX: usize = 8 << 10;
 
 /// A connection to the ps, welcomed as a task of its own.
 fn greet(ps: &Engine, peer: usize) -> TcpStream {
-    let mut stream = TcpStream::connect(ps.addresses()[0].to_string()).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    let hello = hello(&format!("127.0.0.1:{peer}"), vec![task(peer)]);
-    stream.write_all(&Greeting::Hello(hello).to_bytes()).unwrap();
-    let mut heard = Vec::new();
-    while !matches!(Greeting::parse(&heard).unwrap(), Some((Greeting::Welcome(_), _))) {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).unwrap();
-        heard.push(byte[0]);
-    }
-    stream
+    welcomed(ps, hello(&format!("127.0.0.1:{peer}"), vec![task(peer)]))
 }
 
 fn key(number: usize) -> String {

@@ -557,51 +557,9 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn contents(outbox: &Outbox) -> Vec<u8> {
-        let mut slices = [VolatileSlice::empty(); 64];
-        let count = outbox.gather(&mut slices);
-        slices[..count].iter().flat_map(|slice| slice.to_vec()).collect()
-    }
 
     fn large(fill: u8) -> Payload {
         vec![fill; INLINE_PAYLOAD_BYTES + 1].into()
-    }
-
-    proptest! {
-        /// Whatever the sizes of the writes, the same bytes leave in the same order and every payload comes back once.
-        #[test]
-        fn partial_writes_keep_order(
-            pushes in proptest::collection::vec((any::<bool>(), any::<u8>()), 1..20),
-            writes in proptest::collection::vec(1usize..5000, 1..400),
-        ) {
-            let mut outbox = Outbox::default();
-            let mut expected = Vec::new();
-            let mut sent = 0;
-            for (index, (big, fill)) in pushes.iter().enumerate() {
-                if *big {
-                    let payload = large(*fill);
-                    expected.extend_from_slice(payload.as_ref());
-                    prop_assert!(outbox.push(Owner::Response(Handle::from_bits(index as u64)), payload).is_none());
-                    sent += 1;
-                } else {
-                    outbox.stage(|w| w.0.extend_from_slice(&[*fill; 7]));
-                    expected.extend_from_slice(&[*fill; 7]);
-                }
-            }
-            let mut left = Vec::new();
-            for write in writes.iter().cycle() {
-                let now = contents(&outbox);
-                if now.is_empty() { break; }
-                let count = (*write).min(now.len());
-                left.extend_from_slice(&now[..count]);
-                outbox.advance(count);
-            }
-            prop_assert_eq!(left, expected);
-            prop_assert!(outbox.is_empty());
-            prop_assert_eq!(outbox.returned().len(), sent);
-        }
     }
 
     #[test]

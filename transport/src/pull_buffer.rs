@@ -515,18 +515,6 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_of_the_same_kind_is_written_over_in_place() {
-        let mut pull_buffer = PullBuffer::new(2);
-        pull_buffer.put(1, &known(1, 100), 5, &[7; 100], heap);
-        let before = pull_buffer.get(1).unwrap().bytes().as_ptr();
-        pull_buffer.begin();
-        pull_buffer.put(1, &known(1, 100), 6, &[8; 100], |_| panic!("nothing is allocated"));
-        let tensor = pull_buffer.get(1).unwrap();
-        assert_eq!((tensor.bytes(), tensor.bytes().as_ptr(), pull_buffer.version(1)), (&[8; 100][..], before, 6));
-        assert!(pull_buffer.get(0).is_err() && !pull_buffer.is_complete());
-    }
-
-    #[test]
     fn all_is_missing_again_whatever_became_of_the_pull_before() {
         let mut pull_buffer = PullBuffer::new(3);
         pull_buffer.begin();
@@ -555,15 +543,5 @@ mod tests {
         pull_buffer.put(0, &known(3, 91), 3, &[3; 91], |_| Err(Error::full("x", "full")));
         assert!(pull_buffer.is_complete());
         assert_eq!(pull_buffer.first_error().unwrap().0, 0);
-    }
-
-    #[test]
-    fn what_is_missing_fails_and_what_came_stays() {
-        let mut pull_buffer = PullBuffer::new(3);
-        pull_buffer.put(1, &known(1, 1), 1, &[9], heap);
-        pull_buffer.fail_missing(|index| Error::invalid(format!("number {index}")));
-        assert!(pull_buffer.is_complete());
-        assert_eq!(pull_buffer.take(1).unwrap().bytes(), [9]);
-        assert!(pull_buffer.get(2).unwrap_err().to_string().contains("number 2"));
     }
 }

@@ -141,45 +141,6 @@ mod tests {
 
     const CHUNK: usize = INLINE_PAYLOAD_BYTES;
 
-    fn response(bits: u64) -> Owner {
-        Owner::Response(Handle::from_bits(bits))
-    }
-
-    #[test]
-    fn payloads_take_turns_and_come_back_with_their_last_byte() {
-        let mut transfers = Transfers::new(CHUNK);
-        assert!(!transfers.takes(CHUNK) && transfers.takes(CHUNK + 1));
-        let one = transfers.begin(response(1), vec![1; CHUNK + 5].into());
-        let other = transfers.begin(response(2), vec![2; 3 * CHUNK].into());
-        let mut order = Vec::new();
-        let mut returned = Vec::new();
-        while let Some((number, range)) = transfers.next_chunk() {
-            let (length, end) = (range.len(), range.end);
-            assert_eq!(transfers.bytes(number, range).to_vec(), vec![number as u8; length]);
-            order.push((number, length));
-            assert!(transfers.written(number, length - 1, end - 1).is_none(), "a byte is missing");
-            returned.extend(transfers.written(number, 1, end).map(|(owner, _)| owner));
-        }
-        assert_eq!(order, [(one, CHUNK), (other, CHUNK), (one, 5), (other, CHUNK), (other, CHUNK)]);
-        assert_eq!(returned, [response(1), response(2)]);
-        assert!(!transfers.has_more());
-    }
-
-    #[test]
-    fn a_few_chunks_wait_for_the_link_and_no_more() {
-        let mut transfers = Transfers::new(CHUNK);
-        let number = transfers.begin(response(1), vec![1; (CHUNKS_AHEAD + 2) * CHUNK].into());
-        for at in 0..CHUNKS_AHEAD {
-            assert_eq!(transfers.next_chunk(), Some((number, at * CHUNK..(at + 1) * CHUNK)));
-        }
-        assert!(transfers.next_chunk().is_none() && transfers.has_more());
-        assert!(transfers.written(number, CHUNK - 1, CHUNK - 1).is_none());
-        assert!(transfers.next_chunk().is_none(), "the first has not left");
-        assert!(transfers.written(number, 1, CHUNK).is_none());
-        assert_eq!(transfers.next_chunk(), Some((number, CHUNKS_AHEAD * CHUNK..(CHUNKS_AHEAD + 1) * CHUNK)));
-        assert!(transfers.next_chunk().is_none());
-    }
-
     #[test]
     fn answers_leave_room_for_pushes_and_pushes_for_answers() {
         let mut transfers = Transfers::new(CHUNK);

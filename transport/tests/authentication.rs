@@ -6,13 +6,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
 use nix::poll::PollFlags;
-use sealane_transport::Link;
 use sealane_transport::authentication::{Authentication, Authority, Certified};
 use sealane_transport::endpoint_map::TaskName;
-use sealane_transport::link::{Frames, Landing, Receiver};
-use sealane_transport::outbox::Outbox;
 use sealane_transport::tcp::{Answering, CallError, Dial, DialError, Progress, TcpSettings, listen};
-use sealane_transport::wire::{Greeting, PROOF_BYTES, Reject, RejectCode, WireError};
+use sealane_transport::wire::{Greeting, PROOF_BYTES, Reject, RejectCode};
 
 #[path = "sockets/greeted.rs"]
 mod greeted;
@@ -62,52 +59,6 @@ fn told(caller: &Authentication, called: &Authentication) -> String {
     };
     assert_eq!(answered, CallError::Unauthenticated(reason.clone()));
     reason
-}
-
-#[test]
-fn links_carry_both_ways_once_both_sides_are_known() {
-    let authority = Authority::new().unwrap();
-    for both in [secret("four"), tls(&authority, "a:1")] {
-        let [mut one, mut other] = greeted::links(&TcpSettings::default(), [&both, &both]);
-        for link in [&mut one, &mut other] {
-            let mut outbox = Outbox::default();
-            outbox.stage(|writer| writer.0.extend_from_slice(b"words"));
-            assert_eq!(link.transmit(&mut outbox, usize::MAX, false).unwrap(), 5);
-        }
-        for link in [&mut one, &mut other] {
-            let mut ear = Ear::default();
-            while ear.0.len() < 5 {
-                if link.receive(&mut ear, usize::MAX).unwrap() == 0 {
-                    ready(&[(link.descriptor().unwrap(), PollFlags::POLLIN)]);
-                }
-            }
-            assert_eq!(ear.0, b"words");
-        }
-    }
-}
-
-/// Takes all bytes that come.
-#[derive(Default)]
-struct Ear(Vec<u8>);
-
-impl Receiver for Ear {
-    fn frames(&mut self, bytes: &[u8]) -> Result<Frames, WireError> {
-        self.0.extend_from_slice(bytes);
-        Ok(Frames { consumed: bytes.len(), landing: None })
-    }
-
-    fn landed(&mut self, _landing: Landing) {
-        unreachable!("nothing was announced")
-    }
-}
-
-#[test]
-fn sides_that_have_the_same_secret_come_to_a_link() {
-    let (dialed, answered) = greet(&side(&secret("four")), &side(&secret("four")));
-    let dialed = dialed.unwrap();
-    assert!(dialed.certificate.is_none());
-    assert_eq!(dialed.welcome, hello());
-    answered.unwrap();
 }
 
 #[test]

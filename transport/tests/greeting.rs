@@ -2,21 +2,17 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
-use sealane_runtime::{Slab, SlabSettings};
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
-use sealane_transport::session::{Event, RequestParams, Roster, Session};
 use sealane_transport::tcp::{
-    Answering, Call, CallError, Dial, DialError, Dialed, Progress, TcpLink, TcpSettings, congestion_of, listen, resolve,
+    Answering, Call, CallError, Dial, DialError, Dialed, Progress, TcpSettings, congestion_of, listen, resolve,
 };
 use sealane_transport::wire::{
     Greeting, Hello, MAGIC, PREFACE_BYTES, Reject, RejectCode, VERSION_MAX, VERSION_MIN, WireError,
 };
-use sealane_transport::{Link, Meta, SessionLimits};
 use socket2::{Domain, Socket, Type};
 
 mod sockets;
@@ -124,94 +120,6 @@ fn call_beginning_with(bytes: &[u8]) -> (LinkError, Vec<u8>) {
     (error, told)
 }
 
-/// Sends what waits in the session and receives what came, until an event appears.
-fn event<W, D: PartialEq + Clone>(session: &mut Session<W, D>, link: &mut TcpLink, slab: &Slab) -> Event<W, D> {
-    loop {
-        let now = Instant::now();
-        session.fill(now, false);
-        link.transmit(session.outbox(), usize::MAX, false).unwrap();
-        session.collect_written();
-        link.receive(&mut session.inbound(now, slab), 1 << 20).unwrap();
-        if let Some(event) = session.poll_event() {
-            return event;
-        }
-        if !session.has_output() {
-            ready(&[(link.descriptor().unwrap(), PollFlags::POLLIN)]);
-        }
-    }
-}
-
-#[test]
-fn a_call_and_its_welcome_make_a_link_that_carries_tensors() {
-    let (listener, address) = listening();
-    let dial = dial_to(address);
-    let answering = accept(&listener);
-    let Progress::Pending(dial) = dial.poll().unwrap() else { panic!("nobody has answered yet") };
-    let call = answered(answering).unwrap();
-    assert_eq!(call.hello, hello("10.0.0.1:7000"));
-
-    let slab = Slab::new(SlabSettings { name: "receive", bytes: 1 << 20, populate: false }).unwrap();
-    let now = Instant::now();
-    let mut answering: Session<(), u8> = Session::new("10.0.0.1:7000", 1, SessionLimits::default());
-    let mut answering_link = call.accept();
-    answering.attach(now, 1, Roster { numbers: vec![3] }, 1 << 20);
-    let welcome = Greeting::Welcome(Hello { epoch: 1, ..hello("10.0.0.2:7000") }).to_bytes();
-    answering.outbox().stage(|writer| writer.0.extend_from_slice(&welcome));
-    // Frames after the welcome, in the same write: they must reach the link.
-    answering.abort(9, 0, "behind the welcome");
-    answering.fill(now, false);
-    answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
-
-    let Dialed { mut link, welcome, .. } = dialed(dial).unwrap();
-    assert_eq!(welcome, Hello { epoch: 1, ..hello("10.0.0.2:7000") });
-    let mut asking: Session<u8, ()> = Session::new("10.0.0.2:7000", 1, SessionLimits::default());
-    asking.attach(now, welcome.epoch, Roster { numbers: vec![4] }, welcome.tensor_bytes_max);
-    assert!(matches!(event(&mut asking, &mut link, &slab), Event::Aborted { step: 9, peer_task: 4, .. }));
-
-    let deadline = now + Duration::from_secs(60);
-    let params = RequestParams { consumer: 0, producer: 4, step: 1, key: "w", deadline, destination: None, waiter: 8 };
-    asking.request(now, params).unwrap();
-    asking.fill(now, false);
-    link.transmit(asking.outbox(), usize::MAX, false).unwrap();
-    let Event::Requested(asked) = event(&mut answering, &mut answering_link, &slab) else { panic!("not a request") };
-    assert_eq!((answering.key(&asked), asked.consumer), ("w", 3));
-    answering.respond(asked.id, Meta::from_slice(b"meta"), vec![5; 20_000].into(), 6).unwrap();
-    answering.fill(now, false);
-    answering_link.transmit(answering.outbox(), usize::MAX, false).unwrap();
-    answering.collect_written();
-    let Event::RequestEnded { waiter: 8, outcome } = event(&mut asking, &mut link, &slab) else { panic!("no answer") };
-    let arrived = outcome.expect("a tensor");
-    assert_eq!((&arrived.meta[..], &arrived.buffer[..]), (&b"meta"[..], &[5; 20_000][..]));
-    asking.fill(now, false);
-    link.transmit(asking.outbox(), usize::MAX, false).unwrap();
-    let settled = event(&mut answering, &mut answering_link, &slab);
-    assert!(matches!(settled, Event::Released { pending: 6, taken: true, .. }));
-}
-
-#[test]
-fn a_hello_in_single_bytes_is_understood() {
-    let (listener, address) = listening();
-    let mut caller = TcpStream::connect(address).unwrap();
-    caller.set_nodelay(true).unwrap();
-    let mut answering = accept(&listener);
-    let bytes = Greeting::Hello(hello("10.0.0.1:7000")).to_bytes();
-    for (at, byte) in bytes.iter().enumerate() {
-        caller.write_all(&[*byte]).unwrap();
-        ready(&[(answering.descriptor(), PollFlags::POLLIN)]);
-        match answering.poll().unwrap() {
-            Progress::Pending(pending) => {
-                assert!(at + 1 < bytes.len(), "the hello was whole");
-                answering = pending;
-            }
-            Progress::Done(call) => {
-                assert_eq!((at + 1, call.hello), (bytes.len(), hello("10.0.0.1:7000")));
-                return;
-            }
-        }
-    }
-    panic!("the hello was not understood");
-}
-
 #[test]
 fn strangers_are_named_by_what_they_said_first() {
     let (error, told) = call_beginning_with(b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n");
@@ -248,14 +156,6 @@ fn a_caller_of_another_version_is_told_ours() {
     assert_eq!((reject.code, length), (RejectCode::Version, told.len()));
     let ours = format!("wire versions {VERSION_MIN} to {VERSION_MAX}");
     assert!(reject.reason.contains(&ours), "{}", reject.reason);
-}
-
-#[test]
-fn a_welcome_of_another_version_is_refused() {
-    let mut bytes = Greeting::Welcome(hello("10.0.0.2:7000")).to_bytes();
-    bytes[10..14].copy_from_slice(&[9, 0, 9, 0]);
-    let error = dial_answered_with(&bytes);
-    assert_eq!(error, DialError::Link(LinkError::Protocol(WireError::Version { theirs_min: 9, theirs_max: 9 })));
 }
 
 #[test]
@@ -314,13 +214,6 @@ fn a_port_where_nobody_listens_is_told_as_refused() {
         Err(error) => error,
     };
     assert!(matches!(error, LinkError::Io { operation: "connect", refused: true, .. }), "{error}");
-}
-
-#[test]
-fn a_port_in_use_is_an_error() {
-    let (_listener, address) = listening();
-    let error = listen(address, &settings()).unwrap_err();
-    assert!(matches!(error, LinkError::Io { operation: "bind", .. }), "{error}");
 }
 
 #[test]

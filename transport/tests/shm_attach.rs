@@ -19,7 +19,7 @@ use nix::{
 use sealane_transport::{
     Error, Operation,
     shm::{
-        ClientBell, ClientEar, Completion, DaemonEnd, Doorbell, Record, SharedMemory, ShmError, Submission, Woken,
+        DaemonEnd, Doorbell, SharedMemory, ShmError,
         attach::{
             Attach, AttachError, Attached, Request, RequestError, ShardDescriptors, VERSION, Welcome, Welcoming,
             accept, attach, credentials, drain, draining, listen, read_request, refuse,
@@ -103,31 +103,6 @@ fn welcome(shards: u32) -> Welcome {
     }
 }
 
-/// The daemon's side of one attached client.
-struct Served {
-    ends: Vec<DaemonEnd>,
-    doorbells: Vec<Doorbell>,
-    descriptors: Vec<ShardDescriptors>,
-}
-
-fn serve(shards: u32) -> Served {
-    let mut served = Served { ends: Vec::new(), doorbells: Vec::new(), descriptors: Vec::new() };
-    for _ in 0..shards {
-        let (end, segment) = DaemonEnd::create(AREA, false).unwrap();
-        let doorbell = Doorbell::create().unwrap();
-        served.descriptors.push(ShardDescriptors { segment, doorbell: doorbell.duplicate().unwrap() });
-        served.ends.push(end);
-        served.doorbells.push(doorbell);
-    }
-    served
-}
-
-fn finish(mut welcoming: Welcoming, socket: &OwnedFd) {
-    while !welcoming.step(socket).unwrap() {
-        await_events(socket, PollFlags::POLLOUT);
-    }
-}
-
 /// Attaches to a daemon that answers as `answer` does.
 fn answered(answer: impl FnOnce(OwnedFd) + Send) -> Result<Attached, AttachError> {
     let daemon = Daemon::start();
@@ -135,51 +110,6 @@ fn answered(answer: impl FnOnce(OwnedFd) + Send) -> Result<Attached, AttachError
         scope.spawn(|| answer(daemon.request().0));
         attach(&daemon.path, &Attach::new("worker:1", ARENA), false, in_a_minute())
     })
-}
-
-#[test]
-fn a_client_attaches_and_both_sides_reach_each_other() {
-    const SHARDS: u32 = 3;
-    let daemon = Daemon::start();
-    let client = thread::spawn({
-        let path = daemon.path.clone();
-        move || attach(&path, &Attach::new("worker:1", ARENA), true, in_a_minute()).unwrap()
-    });
-    let (socket, request) = daemon.request();
-    assert_eq!(
-        request.unwrap(),
-        Request::Attach(Attach { version: VERSION, task: "worker:1".into(), arena_bytes: ARENA, or_less: false })
-    );
-    let known = credentials(&socket).unwrap();
-    assert_eq!((known.pid as u32, known.uid), (std::process::id(), nix::unistd::getuid().as_raw()));
-    let (arena, arena_fd) = SharedMemory::create("arena", ARENA, false).unwrap();
-    let Served { mut ends, doorbells, descriptors } = serve(SHARDS);
-    finish(Welcoming::new(welcome(SHARDS), arena_fd, descriptors), &socket);
-
-    let mut attached = client.join().unwrap();
-    assert_eq!(attached.welcome, welcome(SHARDS));
-    assert_eq!(attached.arena.len(), arena.len());
-    assert_eq!(attached.shards.len(), SHARDS as usize);
-    let mut record = Record::new();
-    for (index, ((client, bell), end)) in attached.shards.iter_mut().zip(&mut ends).enumerate() {
-        // Each segment with its own doorbell.
-        Submission::Cleanup { step: index as i64 }.encode(&mut record).unwrap();
-        client.submissions.push(&record).unwrap();
-        bell.ring();
-        readable(&doorbells[index].as_fd().try_clone_to_owned().unwrap());
-        assert!(end.submissions.pop(&mut record).unwrap());
-        assert_eq!(Submission::decode(&record), Ok(Submission::Cleanup { step: index as i64 }));
-    }
-    let (bell, ear) = (ClientBell::new(socket.into()), ClientEar::new(attached.socket));
-    attached.shards[0].0.own_sleep().announce();
-    Completion::Sent { calls: &[1, 2] }.encode(&mut record).unwrap();
-    ends[0].completions.push(&record).unwrap();
-    assert!(ends[0].client_sleep().must_ring());
-    bell.ring();
-    assert_eq!(ear.wait(None).unwrap(), Woken::Rung);
-    assert!(!attached.shards[0].0.completions.is_empty());
-    drop(bell);
-    assert_eq!(ear.wait(None).unwrap(), Woken::HungUp);
 }
 
 #[test]

@@ -91,30 +91,6 @@ fn a_heap_buffer_gives_its_vector_back_and_a_slab_buffer_itself() {
 }
 
 #[test]
-fn buffers_dropped_on_other_threads_come_back() {
-    let slab = slab(256 * KIB);
-    let (sender, receiver) = mpsc::channel::<Buffer>();
-    let thread = thread::spawn(move || receiver.into_iter().map(|buffer| buffer[0] as usize).sum());
-    let mut sent = 0_usize;
-    for round in 0..20_000_usize {
-        // A full slab waits for the other thread: its blocks must come back while it works.
-        let mut buffer = loop {
-            match slab.allocate(1 + round % 5000) {
-                Ok(buffer) => break buffer,
-                Err(_) => thread::yield_now(),
-            }
-        };
-        buffer[0] = round as u8;
-        sent += usize::from(buffer[0]);
-        sender.send(buffer).unwrap();
-    }
-    drop(sender);
-    let received: usize = thread.join().unwrap();
-    assert_eq!(received, sent);
-    assert_eq!(slab.in_use_bytes(), 0);
-}
-
-#[test]
 fn the_memory_outlives_the_slab() {
     let filled = |slab: &Slab, number: u8| {
         let mut buffer = slab.allocate(1000).unwrap();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealane_fusion::{Code, Engine};
+use sealane_fusion::Engine;
 use sealane_tests::delayed::{Delayed, KIND};
 
-use crate::fixture::{assert_empty, bytes, engines, task, tensor, total, until};
+use crate::fixture::{assert_empty, bytes, engines, task, tensor, total};
 
 const DELAY: Duration = Duration::from_millis(2);
 
@@ -44,28 +44,4 @@ fn counters_show_the_kind_by_its_name() {
         let paths: Vec<_> = engine.figures().iter().flat_map(|shard| &shard.peers).map(|peer| peer.path.link).collect();
         assert_eq!(paths, [Some(KIND)]);
     }
-}
-
-#[test]
-fn many_tensors_both_ways_and_a_peer_that_goes() {
-    let [one, other] = two();
-    let (one_task, other_task) = (one.task(&task(0)).unwrap(), other.task(&task(1)).unwrap());
-    let keys: Vec<_> = (0..50).map(|at| format!("layer{at}")).collect();
-    let sent: Vec<_> = keys
-        .iter()
-        .flat_map(|key| {
-            [one_task.send(&task(1), 1, key, tensor(9000, 1)), other_task.send(&task(0), 1, key, tensor(64, 2))]
-        })
-        .collect();
-    for key in &keys {
-        assert_eq!(other_task.recv(&task(0), 1, key).wait().unwrap().bytes(), bytes(9000, 1));
-        assert_eq!(one_task.recv(&task(1), 1, key).wait().unwrap().bytes(), bytes(64, 2));
-    }
-    sent.into_iter().for_each(|sending| sending.wait().unwrap());
-    assert_empty(&one);
-    let asked = one_task.recv(&task(1), 2, "never sent");
-    until(&other, "the request arrives", |counters| counters.parked == 1);
-    other.stop().unwrap();
-    assert_eq!(asked.wait().unwrap_err().error.code(), Code::Unavailable);
-    until(&one, "its link is closed", |counters| counters.kinds[0].links == 0);
 }

@@ -205,22 +205,3 @@ fn published_tensors_are_pulled_from_and_into_device_memory() {
     });
     assert_eq!(device.in_use_bytes(), 0);
 }
-
-#[test]
-fn tensors_in_device_memory_are_pushed_in_order() {
-    let device = FakeDevice::default();
-    everywhere(|_, [ps, worker]| {
-        let acceptor = ps.acceptor("grads", AcceptOptions::default());
-        for round in 0..3 {
-            let pushes = SIZES.map(|len| in_device(&device, len, round));
-            let pushed: Vec<_> = pushes.into_iter().map(|tensor| worker.push(ps.name(), "grads", tensor)).collect();
-            for len in SIZES {
-                let accepted = acceptor.wait_many(1, Some(LONG)).unwrap().pop().expect("one");
-                assert_eq!(accepted.tensor.memory(), MemoryKind::Host);
-                assert!(accepted.tensor.bytes() == bytes(len, round), "{len} bytes differ");
-            }
-            pushed.into_iter().for_each(|pushing| pushing.wait().unwrap());
-        }
-    });
-    assert_eq!(device.in_use_bytes(), 0);
-}

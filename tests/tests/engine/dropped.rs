@@ -4,7 +4,7 @@ use std::task::{Context, Waker};
 
 use sealane_fusion::{Engine, RecvOptions, Task};
 
-use crate::fixture::{assert_empty, bytes, engines, task, tensor, two, until};
+use crate::fixture::{assert_empty, bytes, task, tensor, two, until};
 
 fn tasks(engines: [&Engine; 2]) -> [Task; 2] {
     [engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap()]
@@ -44,21 +44,4 @@ fn whenever_a_recv_is_dropped_its_tensor_arrives_or_can_be_received_again() {
     }
     assert_empty(&ps);
     assert_empty(&worker);
-}
-
-#[test]
-fn a_recv_within_one_engine_is_given_up_as_well() {
-    let both = engines(1, |_, settings| {
-        let map = format!("{}=127.0.0.1:1\n{}=127.0.0.1:1\n", task(0), task(1));
-        settings.map = sealane_fusion::EndpointMap::parse(&map, "test").unwrap().into();
-        settings.tasks = [task(0), task(1)].map(|name| name.parse().unwrap()).into();
-    })
-    .remove(0);
-    let [ps_task, worker_task] = tasks([&both, &both]);
-    drop(worker_task.recv(&task(0), 1, "w"));
-    until(&both, "the request is withdrawn", |counters| counters.parked == 0);
-    let sending = ps_task.send(&task(1), 1, "w", tensor(100, 1));
-    assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(100, 1));
-    sending.wait().unwrap();
-    assert_empty(&both);
 }

@@ -9,7 +9,7 @@ use sealane_transport::LinkKind;
 use sealane_transport::verbs::device::VerbsError;
 use sealane_transport::verbs::{Verbs, VerbsSettings};
 
-use crate::fixture::{LONG, engines, task, tensor, two};
+use crate::fixture::{LONG, carry, engines, task, tensor, two};
 
 /// Polls the figures of an engine's only shard until `done` holds: figures lag by some milliseconds.
 pub fn until(engine: &Engine, what: &str, done: impl Fn(&ShardFigures) -> bool) -> ShardFigures {
@@ -39,11 +39,8 @@ fn figures_show_the_path_to_a_peer_and_what_went_over_it() {
     const TENSORS: u64 = 20;
     const BYTES: u64 = 100_000;
     let (ps, worker) = two();
-    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
     for step in 0..TENSORS as i64 {
-        let sending = ps_task.send(&task(1), step, "w", tensor(BYTES as usize, 0));
-        worker_task.recv(&task(0), step, "w").wait().unwrap();
-        sending.wait().unwrap();
+        carry((&ps, 0), (&worker, 1), step, BYTES as usize);
     }
 
     let here = until(&worker, "all has come", |figures| figures.counters.tensors_received == TENSORS);
@@ -70,10 +67,7 @@ fn figures_show_the_path_to_a_peer_and_what_went_over_it() {
 #[test]
 fn a_peer_that_is_gone_shows_so_with_the_reason() {
     let (ps, worker) = two();
-    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
-    let sending = ps_task.send(&task(1), 1, "w", tensor(10, 0));
-    worker_task.recv(&task(0), 1, "w").wait().unwrap();
-    sending.wait().unwrap();
+    carry((&ps, 0), (&worker, 1), 1, 10);
     until(&worker, "the link stands", |figures| !figures.peers.is_empty() && peer(figures).path.state == PathState::Up);
     ps.stop().unwrap();
     let figures = until(&worker, "the link is lost", |figures| peer(figures).counters.links_lost == 1);

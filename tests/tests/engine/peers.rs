@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use sealane_fusion::{Code, Engine, Error, Operation, RecvOptions, SendOptions};
+use sealane_fusion::{Code, Engine, Error, Operation, SendOptions};
 
 use crate::fixture::{
-    LONG, Refusing, assert_empty, bytes as pattern, listener, map, port, settings, task, tensor, two, until,
+    LONG, Refusing, assert_empty, bytes as pattern, carry, listener, map, port, settings, task, tensor, two, until,
 };
 
 #[test]
@@ -75,9 +75,7 @@ fn a_peer_that_restarted_is_told_apart_and_serves_again() {
     assert_eq!(error.code(), Code::Unavailable, "{error}");
     assert_eq!(kept_port.local_addr().unwrap(), address);
     let ps = Engine::start(settings(map(&ports), 0, kept_port)).unwrap();
-    let sending = ps.task(&task(0)).unwrap().send(&task(1), 2, "w", tensor(100_000, 5));
-    assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), pattern(100_000, 5));
-    sending.wait().unwrap();
+    carry((&ps, 0), (&worker, 1), 2, 100_000);
     assert_empty(&worker);
 }
 
@@ -143,20 +141,4 @@ fn lateness_of_a_send_on_its_way() -> Duration {
     assert_empty(&ps);
     assert_empty(&worker);
     late
-}
-
-#[test]
-fn deadlines_end_recvs_and_sends_and_free_both_sides() {
-    let (ps, worker) = two();
-    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
-    let soon = Some(Duration::from_millis(20));
-    let options = RecvOptions { timeout: soon, destination: None, ..RecvOptions::default() };
-    let error = worker_task.recv_with(&task(0), 1, "never sent", options).wait().unwrap_err().error;
-    assert_eq!(error.code(), Code::DeadlineExceeded);
-    assert!(error.to_string().contains("recv of step 1 key 'never sent'"), "{error}");
-    let options = SendOptions { timeout: soon };
-    let error = ps_task.send_with(&task(1), 1, "never asked for", tensor(10, 0), options).wait().unwrap_err();
-    assert_eq!(error.code(), Code::DeadlineExceeded);
-    assert_empty(&ps);
-    assert_empty(&worker);
 }

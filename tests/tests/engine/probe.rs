@@ -7,7 +7,7 @@ use sealane_transport::authentication::Authentication;
 use sealane_transport::tcp::{Dial, DialError, Dialed, Progress, TcpSettings};
 use sealane_transport::wire::{Hello, RejectCode};
 
-use crate::fixture::{assert_empty, engines, hello, listener, map, port, settings, task, tensor};
+use crate::fixture::{assert_empty, carry, engines, hello, listener, map, port, settings, task};
 
 /// Calls an engine with `hello` until it answers.
 fn call(port: u16, hello: Hello, authentication: &Authentication) -> Result<Dialed, DialError> {
@@ -55,19 +55,13 @@ fn a_probe_is_told_who_is_there_and_no_session_begins() {
 #[test]
 fn a_probe_that_claims_a_peers_address_does_not_touch_its_session() {
     let [ps, worker]: [Engine; 2] = engines(2, |_, _| {}).try_into().ok().expect("two");
-    let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
-    let exchange = |step| {
-        let sending = ps_task.send(&task(1), step, "w", tensor(64, 1));
-        worker_task.recv(&task(0), step, "w").wait().unwrap();
-        sending.wait().unwrap();
-    };
-    exchange(1);
+    carry((&ps, 0), (&worker, 1), 1, 64);
     let before: Vec<_> = ps.counters().unwrap().iter().map(|shard| (shard.links, shard.links_lost)).collect();
     let ours = ps.addresses()[0].port;
     let theirs = worker.addresses()[0].to_string();
     let claim = Hello { address: theirs, ..Hello::probe() };
     assert!(call(ours, claim, &Authentication::default()).is_ok());
-    exchange(2);
+    carry((&ps, 0), (&worker, 1), 2, 64);
     let after: Vec<_> = ps.counters().unwrap().iter().map(|shard| (shard.links, shard.links_lost)).collect();
     assert_eq!(before, after);
 }

@@ -9,7 +9,9 @@ use sealane_fusion::{Code, Counters, Engine, EngineSettings, Error, StartError};
 use sealane_transport::authentication::{Authentication, Authority};
 use sealane_transport::wire::{Greeting, PROOF_BYTES};
 
-use crate::fixture::{LONG, assert_empty, bytes, engines, hello, listener, map, port, settings, task, tensor, until};
+use crate::fixture::{
+    LONG, assert_empty, bytes, carry, engines, hello, listener, map, port, settings, task, tensor, until,
+};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -57,17 +59,6 @@ fn denied(worker: &Engine) -> String {
 fn callers(engine: &Engine) -> sealane_fusion::CallerCounters {
     // The first shard listens for all shards.
     engine.counters().unwrap()[0].callers
-}
-
-#[test]
-fn engines_that_share_a_secret_talk() {
-    assert_they_talk(&two_that_show([secret("four"), secret("four")]));
-}
-
-#[test]
-fn engines_that_are_certified_talk_under_tls() {
-    let authority = Authority::new().unwrap();
-    assert_they_talk(&two_that_show([certified(&authority, &[0]), certified(&authority, &[1])]));
 }
 
 #[test]
@@ -190,9 +181,7 @@ fn who_keeps_failing_is_turned_away_unheard_and_those_who_talk_go_on() {
     let counted = callers(ps);
     assert!(counted.unauthenticated >= 16 && counted.turned_away >= 10, "{counted:?}");
     // A connection that became a link no longer counts as a caller.
-    let sending = ps.task(&task(0)).unwrap().send(&task(1), 100, "w", tensor(64, 1));
-    assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 100, "w").wait().unwrap().bytes(), bytes(64, 1));
-    sending.wait().unwrap();
+    carry((ps, 0), (worker, 1), 100, 64);
 }
 
 #[test]
@@ -209,19 +198,7 @@ fn who_keeps_breaking_off_is_turned_away_and_those_who_talk_go_on() {
         assert!(calls < 100_000, "nobody is turned away");
     }
     assert_eq!(callers(ps).unauthenticated, 0, "none of them has shown anything wrong");
-    let sending = ps.task(&task(0)).unwrap().send(&task(1), 100, "w", tensor(64, 1));
-    assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 100, "w").wait().unwrap().bytes(), bytes(64, 1));
-    sending.wait().unwrap();
-}
-
-#[test]
-fn rubbish_where_something_must_be_shown_counts_as_a_failure() {
-    let authority = Authority::new().unwrap();
-    for shown in [secret("four"), certified(&authority, &[0])] {
-        let engines = two_that_show([shown.clone(), shown]);
-        say(&engines[0], b"GET / HTTP/1.1\r\n\r\n");
-        until(&engines[0], "it counts as nothing", |counters| counters.callers.unauthenticated == 1);
-    }
+    carry((ps, 0), (worker, 1), 100, 64);
 }
 
 #[test]
@@ -268,15 +245,6 @@ fn unfinished_greetings_hold_a_bounded_number_of_bytes() {
     drop(callers);
 }
 
-/// Moves a tensor from one task to another; the consumer's engine calls if there is no link.
-fn carry((from, ps): (&Engine, usize), (to, worker): (&Engine, usize), step: i64) {
-    let (ps_task, worker_task) = (from.task(&task(ps)).unwrap(), to.task(&task(worker)).unwrap());
-    let receiving = worker_task.recv(&task(ps), step, "w");
-    let sending = ps_task.send(&task(worker), step, "w", tensor(1000, 1));
-    assert_eq!(receiving.wait().unwrap().bytes(), bytes(1000, 1));
-    sending.wait().unwrap();
-}
-
 #[test]
 fn links_that_are_made_after_credentials_were_replaced_use_the_new_and_those_that_stand_go_on() {
     let (old, new) = (Authority::new().unwrap(), Authority::new().unwrap());
@@ -284,7 +252,7 @@ fn links_that_are_made_after_credentials_were_replaced_use_the_new_and_those_tha
         settings.authentication = certified(if index == 2 { &new } else { &old }, &[index]);
     });
     let [ps, worker, late] = &engines[..] else { unreachable!() };
-    carry((ps, 0), (worker, 1), 1);
+    carry((ps, 0), (worker, 1), 1, 1000);
     let error = late.task(&task(2)).unwrap().recv(&task(0), 1, "w").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::PermissionDenied, "{error}");
     for (index, engine) in [ps, worker].into_iter().enumerate() {
@@ -292,11 +260,11 @@ fn links_that_are_made_after_credentials_were_replaced_use_the_new_and_those_tha
         engine.set_authentication(authentication.clone()).unwrap();
         assert!(engine.authentication().is_same(&authentication));
     }
-    carry((ps, 0), (worker, 1), 2);
+    carry((ps, 0), (worker, 1), 2, 1000);
     assert_eq!(crate::fixture::total(ps).links_lost, 0);
     // As the called side, and as the caller.
-    carry((ps, 0), (late, 2), 3);
-    carry((late, 2), (worker, 1), 4);
+    carry((ps, 0), (late, 2), 3, 1000);
+    carry((late, 2), (worker, 1), 4, 1000);
 }
 
 #[test]
@@ -334,19 +302,19 @@ fn secrets_are_changed_host_by_host_without_a_refused_link() {
         (Engine::start(settings).unwrap(), index)
     };
     let (ahead, behind) = (start(0), start(0));
-    carry((&ahead.0, 0), (&behind.0, 1), 1);
+    carry((&ahead.0, 0), (&behind.0, 1), 1, 1000);
     let mut visitors = Vec::new();
     for step in 1..STEPS {
         ahead.0.set_authentication(step_of_change(step)).unwrap();
         for ((engine, index), theirs) in [(&ahead, step - 1), (&behind, step)] {
             let (caller, called) = (start(theirs), start(theirs));
-            carry((engine, *index), (&caller.0, caller.1), 1);
-            carry((&called.0, called.1), (engine, *index), 1);
+            carry((engine, *index), (&caller.0, caller.1), 1, 1000);
+            carry((&called.0, called.1), (engine, *index), 1, 1000);
             visitors.extend([caller.0, called.0]);
         }
         behind.0.set_authentication(step_of_change(step)).unwrap();
     }
-    carry((&ahead.0, 0), (&behind.0, 1), 2);
+    carry((&ahead.0, 0), (&behind.0, 1), 2, 1000);
     for engine in [&ahead.0, &behind.0].into_iter().chain(&visitors) {
         let total = crate::fixture::total(engine);
         assert_eq!((total.callers.unauthenticated, total.links_lost), (0, 0));
@@ -359,5 +327,5 @@ fn who_calls_with_a_secret_that_is_not_known_yet_is_refused_and_let_in_once_it_i
     let [ps, worker] = two_that_show([step_of_change(0), step_of_change(2)]);
     assert!(denied(&worker).contains("security.secret_file"));
     ps.set_authentication(step_of_change(1)).unwrap();
-    carry((&ps, 0), (&worker, 1), 2);
+    carry((&ps, 0), (&worker, 1), 2, 1000);
 }

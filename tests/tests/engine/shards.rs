@@ -7,7 +7,7 @@ use std::thread;
 use sealane_fusion::{Code, Error, Keys, SendOptions};
 use sealane_runtime::Polling;
 
-use crate::fixture::{AT_ONCE, assert_empty, bytes, engines, task, tensor, total};
+use crate::fixture::{AT_ONCE, assert_empty, bytes, carry, engines, task, tensor, total};
 
 /// How often two threads publish at once.
 const ROUNDS: usize = 400;
@@ -18,10 +18,7 @@ fn engines_with_unlike_numbers_of_shards_serve_every_pair() {
     let engines = engines(shards.len(), |index, settings| settings.runtime.shards = shards[index]);
     for (from, sender) in engines.iter().enumerate() {
         for (to, receiver) in engines.iter().enumerate().filter(|(to, _)| *to != from) {
-            let sending = sender.task(&task(from)).unwrap().send(&task(to), 1, "w", tensor(20_000, from as u64));
-            let arrived = receiver.task(&task(to)).unwrap().recv(&task(from), 1, "w").wait().unwrap();
-            assert_eq!(arrived.bytes(), bytes(20_000, from as u64));
-            sending.wait().unwrap();
+            carry((sender, from), (receiver, to), from as i64, 20_000);
         }
     }
     for engine in &engines {
@@ -83,10 +80,7 @@ fn many_tasks_of_one_host_share_its_links() {
     let (one, other) = (start(one, 0..8), start(other, 8..16));
     for from in 0..8 {
         for to in 8..16 {
-            let sending = one.task(&task(from)).unwrap().send(&task(to), 1, "w", tensor(100, from as u64));
-            let arrived = other.task(&task(to)).unwrap().recv(&task(from), 1, "w").wait().unwrap();
-            assert_eq!(arrived.bytes(), bytes(100, from as u64));
-            sending.wait().unwrap();
+            carry((&one, from), (&other, to), from as i64, 100);
         }
     }
     // 64 pairs, but a link always joins shards of the same number on both sides: two links.

@@ -1,21 +1,18 @@
-//! Anything else that may connect or be connected to: not Sealane, another version, a peer that breaks off or lies.
+//! Anything else that may connect or be connected to: not Sealane, another version, a peer that lies.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use sealane_fusion::{Code, Engine, EngineSettings};
+use sealane_fusion::{Code, Engine};
 use sealane_transport::Handle;
 use sealane_transport::wire::{self, Frame, FrameWriter, Greeting, Hello, Response, VERSION_MAX, VERSION_MIN};
 
-use crate::fixture::{LONG, assert_empty, bytes, hello, listener, map, port, settings, task, tensor, two};
+use crate::fixture::{LONG, assert_empty, bytes, carry, hello, listener, map, port, settings, task, two};
 
 /// A worker whose ps is the function `serve`, run on a thread with the first connection.
-fn worker_with(
-    serve: impl FnOnce(TcpStream) + Send + 'static,
-    tweak: impl FnOnce(&mut EngineSettings),
-) -> (Engine, JoinHandle<()>) {
+fn worker_with(serve: impl FnOnce(TcpStream) + Send + 'static) -> (Engine, JoinHandle<()>) {
     let (ps, own) = (listener(), listener());
     let ports = [port(&ps), port(&own)];
     let server = thread::spawn(move || {
@@ -25,9 +22,7 @@ fn worker_with(
         stream.set_read_timeout(Some(LONG)).expect("a timeout can be set");
         serve(stream);
     });
-    let mut settings = settings(map(&ports), 1, own);
-    tweak(&mut settings);
-    (Engine::start(settings).expect("an engine starts"), server)
+    (Engine::start(settings(map(&ports), 1, own)).expect("an engine starts"), server)
 }
 
 fn recv_error(worker: &Engine) -> sealane_fusion::Error {
@@ -79,34 +74,14 @@ fn read_request(stream: &mut TcpStream) -> Handle {
 }
 
 #[test]
-fn a_server_that_is_not_sealane_is_named_as_such() {
-    for reply in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"\x15\x03\x01\x00\x02\x02\x46", b"220 mail ESMTP\r\n"] {
-        let (worker, server) = worker_with(
-            move |mut stream| {
-                let _ = stream.write_all(reply);
-                let _ = stream.read(&mut [0; 64]);
-            },
-            |_| {},
-        );
-        let error = recv_error(&worker);
-        assert_eq!(error.code(), Code::Unavailable);
-        assert!(error.to_string().contains("not a Sealane peer"), "{error}");
-        server.join().unwrap();
-    }
-}
-
-#[test]
 fn another_version_is_named_on_both_sides() {
-    let (worker, server) = worker_with(
-        |mut stream| {
-            let hello = read_greeting(&mut stream);
-            let mut bytes = Greeting::Welcome(hello).to_bytes();
-            bytes[10..14].copy_from_slice(&[7, 0, 9, 0]);
-            let _ = stream.write_all(&bytes);
-            let _ = stream.read(&mut [0; 64]);
-        },
-        |_| {},
-    );
+    let (worker, server) = worker_with(|mut stream| {
+        let hello = read_greeting(&mut stream);
+        let mut bytes = Greeting::Welcome(hello).to_bytes();
+        bytes[10..14].copy_from_slice(&[7, 0, 9, 0]);
+        let _ = stream.write_all(&bytes);
+        let _ = stream.read(&mut [0; 64]);
+    });
     let error = recv_error(&worker);
     let ours = format!("{VERSION_MIN} to {VERSION_MAX}");
     assert!(error.to_string().contains(&format!("wire versions 7 to 9, this side {ours}")), "{error}");
@@ -153,80 +128,12 @@ fn callers_that_are_not_sealane_disturb_nobody() {
             let _ = stranger.shutdown(Shutdown::Write);
         }
     }
-    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(100_000, 1));
-    let arrived = worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap();
-    assert_eq!(arrived.bytes(), bytes(100_000, 1));
-    sending.wait().unwrap();
+    carry((&ps, 0), (&worker, 1), 1, 100_000);
     for index in [0, 1, 3] {
         // Closed or reset without an answer. Number 2 looks like another version, and is told so.
         assert_eq!(strangers[index].read(&mut [0; 8]).unwrap_or(0), 0, "stranger {index}");
     }
-    drop(arrived);
     assert_empty(&worker);
-}
-
-#[test]
-fn a_peer_that_never_greets_is_unavailable() {
-    let silent = |stream: TcpStream| {
-        let mut stream = stream;
-        let _ = stream.read_to_end(&mut Vec::new());
-    };
-    let (worker, server) = worker_with(silent, |settings| {
-        settings.handshake_timeout = Duration::from_millis(20);
-        settings.connect_timeout = Duration::from_millis(100);
-    });
-    let error = recv_error(&worker);
-    assert_eq!(error.code(), Code::Unavailable, "{error}");
-    drop(worker);
-    server.join().unwrap();
-}
-
-#[test]
-fn a_peer_that_greets_and_then_says_nothing_runs_into_the_deadline_or_the_peer_timeout() {
-    let mute = |mut stream: TcpStream| {
-        welcome(&mut stream);
-        let _ = stream.read_to_end(&mut Vec::new());
-    };
-    let (worker, server) = worker_with(mute, |settings| settings.request_timeout = Duration::from_millis(50));
-    assert_eq!(recv_error(&worker).code(), Code::DeadlineExceeded);
-    assert_empty(&worker);
-    drop(worker);
-    server.join().unwrap();
-
-    let (worker, server) = worker_with(mute, |settings| {
-        settings.session.heartbeat = Duration::from_millis(20);
-        settings.session.peer_timeout = Duration::from_millis(60);
-    });
-    let error = recv_error(&worker);
-    assert_eq!(error.code(), Code::Unavailable, "{error}");
-    assert_empty(&worker);
-    server.join().unwrap();
-}
-
-#[test]
-fn a_peer_that_dies_in_the_middle_of_a_tensor_leaks_nothing() {
-    for whole in [0, 1, 4096, 999_999] {
-        let die = move |mut stream: TcpStream| {
-            welcome(&mut stream);
-            let id = read_request(&mut stream);
-            let (meta, token) = ([1, 8, 1, 0, 0, 1, 0, 0, 64, 66, 15, 0, 0, 0, 0, 0], Handle::from_bits(1 << 32));
-            let mut frame = Vec::new();
-            FrameWriter(&mut frame).response(&Response {
-                id,
-                token,
-                payload_bytes: 1_000_000,
-                transfer: 0,
-                meta: &meta,
-            });
-            stream.write_all(&frame).unwrap();
-            stream.write_all(&bytes(1_000_000, 1)[..whole]).unwrap();
-        };
-        let (worker, server) = worker_with(die, |_| {});
-        let error = recv_error(&worker);
-        assert_eq!(error.code(), Code::Unavailable, "{error}");
-        server.join().unwrap();
-        assert_empty(&worker);
-    }
 }
 
 #[test]
@@ -251,19 +158,16 @@ fn a_peer_that_lies_is_dropped_and_its_callers_told() {
         }),
     ];
     for (name, lie) in lies {
-        let (worker, server) = worker_with(
-            move |mut stream| {
-                welcome(&mut stream);
-                let id = read_request(&mut stream);
-                let mut frame = Vec::new();
-                lie(id, &mut frame);
-                let _ = stream.write_all(&frame);
-                // Stays until the worker hangs up or has its answer.
-                let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
-                let _ = stream.read_to_end(&mut Vec::new());
-            },
-            |_| {},
-        );
+        let (worker, server) = worker_with(move |mut stream| {
+            welcome(&mut stream);
+            let id = read_request(&mut stream);
+            let mut frame = Vec::new();
+            lie(id, &mut frame);
+            let _ = stream.write_all(&frame);
+            // Stays until the worker hangs up or has its answer.
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
         let error = recv_error(&worker);
         assert_eq!(error.code(), Code::Unavailable, "{name}: {error}");
         assert_empty(&worker);

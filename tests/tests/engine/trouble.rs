@@ -2,7 +2,7 @@
 
 use sealane_fusion::{Code, Engine, EngineSettings};
 
-use crate::fixture::{bytes, listener, map, port, settings, task, tensor, two};
+use crate::fixture::{carry, listener, map, port, settings, task, tensor, two};
 
 #[test]
 fn unknown_tasks_are_an_error_to_their_caller_alone() {
@@ -15,9 +15,7 @@ fn unknown_tasks_are_an_error_to_their_caller_alone() {
     assert!(error.to_string().contains("nobody:1") && error.to_string().contains("endpoint map"), "{error}");
     let error = ps_task.send("nobody:1", 1, "w", tensor(1, 0)).wait().unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
-    let sending = ps_task.send(&task(1), 1, "w", tensor(10, 1));
-    assert_eq!(worker.task(&task(1)).unwrap().recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
-    sending.wait().unwrap();
+    carry((&ps, 0), (&worker, 1), 1, 10);
 }
 
 #[test]
@@ -27,12 +25,9 @@ fn a_task_that_is_not_where_the_map_says_is_not_found() {
     let ports = [port(&one), port(&other)];
     let ps = Engine::start(settings(map(&ports), 0, one)).unwrap();
     let worker = Engine::start(settings(map(&[ports[0], ports[1], ports[0]]), 1, other)).unwrap();
-    let worker_task = worker.task(&task(1)).unwrap();
-    let error = worker_task.recv(&task(2), 1, "w").wait().unwrap_err().error;
+    let error = worker.task(&task(1)).unwrap().recv(&task(2), 1, "w").wait().unwrap_err().error;
     assert_eq!(error.code(), Code::NotFound, "{error}");
-    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 1));
-    assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
-    sending.wait().unwrap();
+    carry((&ps, 0), (&worker, 1), 1, 10);
 }
 
 #[test]
@@ -62,27 +57,7 @@ fn a_task_that_the_producers_map_does_not_have_is_told_so_until_the_map_has_it()
     assert_eq!(error.code(), Code::NotFound, "{error}");
     assert!(error.to_string().contains("endpoint map of the producer's host"), "{error}");
     ps.set_map(std::sync::Arc::new(map(&ports)), &[]).unwrap();
-    let sending = ps.task(&task(0)).unwrap().send(&task(2), 2, "w", tensor(10, 1));
-    assert_eq!(second.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 1));
-    sending.wait().unwrap();
-}
-
-#[test]
-fn a_new_map_moves_later_calls() {
-    let (ps, worker) = two();
-    let spare = listener();
-    let (ps_port, worker_port) = (ps.addresses()[0].port, worker.addresses()[0].port);
-    let spare_port = port(&spare);
-    let moved = Engine::start(settings(map(&[spare_port, worker_port]), 0, spare)).unwrap();
-    let worker_task = worker.task(&task(1)).unwrap();
-    let sending = ps.task(&task(0)).unwrap().send(&task(1), 1, "w", tensor(10, 1));
-    assert_eq!(worker_task.recv(&task(0), 1, "w").wait().unwrap().bytes(), bytes(10, 1));
-    sending.wait().unwrap();
-    worker.set_map(std::sync::Arc::new(map(&[spare_port, worker_port])), &[]).unwrap();
-    let sending = moved.task(&task(0)).unwrap().send(&task(1), 2, "w", tensor(10, 2));
-    assert_eq!(worker_task.recv(&task(0), 2, "w").wait().unwrap().bytes(), bytes(10, 2));
-    sending.wait().unwrap();
-    assert_ne!(ps_port, spare_port);
+    carry((&ps, 0), (&worker, 2), 2, 10);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use sealane_transport::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, S
 use sealane_transport::verbs::{Depths, KIND, PortCounters, Registration, Transfer, Verbs, VerbsSettings};
 use sealane_transport::{LinkKind, PullOptions, RecvOptions};
 
-use crate::fixture::{LONG, assert_empty, bytes, engines, task, tensor, total, until};
+use crate::fixture::{LONG, assert_empty, bytes, carry, engines, task, tensor, total, until};
 
 /// Set if the tests are to use the machine's own device.
 const REAL: &str = "SEALANE_TEST_RDMA";
@@ -93,38 +93,6 @@ fn ways() -> impl Iterator<Item = VerbsSettings> {
 fn assert_kept_its_limits(fabric: &Fabric) {
     assert_eq!(fabric.violations(), Vec::<String>::new());
     assert_eq!((fabric.receiver_not_ready(), fabric.completion_overruns()), (0, 0));
-}
-
-#[test]
-fn every_size_arrives_whole_in_every_way() {
-    for way in ways() {
-        let (ps, worker, fabric) = two(&way);
-        let (ps_task, worker_task) = (ps.task(&task(0)).unwrap(), worker.task(&task(1)).unwrap());
-        for (step, len) in
-            [0, 1, 64, 8191, 8192, 8193, 16_384, 65_537, 1 << 20, 3_000_001, 7_000_000].into_iter().enumerate()
-        {
-            let step = step as i64;
-            let asked = worker_task.recv(&task(0), step, "early");
-            let own = Buffer::from_vec(vec![0; len + 3]);
-            let asked_own = worker_task.recv_into(&task(0), step, "early own", own);
-            let sent: Vec<_> = ["early", "early own", "late", "late own"]
-                .into_iter()
-                .zip(7..)
-                .map(|(key, seed)| ps_task.send(&task(1), step, key, tensor(len, seed)))
-                .collect();
-            let late = worker_task.recv(&task(0), step, "late");
-            let own = Buffer::from_vec(vec![0; len + 3]);
-            let late_own = worker_task.recv_into(&task(0), step, "late own", own);
-            for (receiving, seed) in [asked, asked_own, late, late_own].into_iter().zip(7..) {
-                assert!(receiving.wait().unwrap().bytes() == bytes(len, seed), "{len} bytes differ, {way:?}");
-            }
-            sent.into_iter().for_each(|sending| sending.wait().unwrap());
-        }
-        assert_eq!((counters_verbs(&ps), counters_verbs(&worker)), (1, 1));
-        assert_empty(&ps);
-        assert_empty(&worker);
-        assert_kept_its_limits(&fabric);
-    }
 }
 
 /// How many links of all shards are verbs links.
@@ -238,10 +206,7 @@ fn certified(authority: &Authority, index: usize) -> Authentication {
 
 /// Moves a tensor; returns the kind of the link and the reason for it, as each side shows it.
 fn talk_and_tell(engines: &[Engine]) -> Vec<(LinkKind, String)> {
-    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
-    let sending = ps_task.send(&task(1), 1, "k", tensor(100_000, 1));
-    assert!(worker_task.recv(&task(0), 1, "k").wait().unwrap().bytes() == bytes(100_000, 1));
-    sending.wait().unwrap();
+    carry((&engines[0], 0), (&engines[1], 1), 1, 100_000);
     let shown = |engine: &Engine| {
         loop {
             let figures = engine.figures();
@@ -330,10 +295,7 @@ fn without_a_device_an_engine_uses_tcp_or_does_not_start() {
         ..Verbs::new(VerbsSettings::default())
     };
     let engines = engines(2, |_, settings| settings.links = vec![Arc::new(broken(false))]);
-    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
-    let sending = ps_task.send(&task(1), 1, "k", tensor(100, 1));
-    assert_eq!(worker_task.recv(&task(0), 1, "k").wait().unwrap().bytes(), bytes(100, 1));
-    sending.wait().unwrap();
+    carry((&engines[0], 0), (&engines[1], 1), 1, 100);
     let listener = crate::fixture::listener();
     let map = crate::fixture::map(&[crate::fixture::port(&listener)]);
     let mut settings = crate::fixture::settings(map, 0, listener);
@@ -397,32 +359,6 @@ fn nothing_is_lost_when_queue_pairs_fail() {
         assert_empty(&engines[1]);
         assert_kept_its_limits(&fabric);
     }
-}
-
-#[test]
-fn a_port_that_goes_down_is_left_for_tcp_and_a_queue_pair_that_dies_for_another() {
-    let fabric = Fabric::new(3);
-    let engines = engines(2, |index, settings| {
-        may_use_verbs(settings, &fabric, index, &VerbsSettings::default());
-    });
-    let (ps_task, worker_task) = (engines[0].task(&task(0)).unwrap(), engines[1].task(&task(1)).unwrap());
-    let exchange = |step| {
-        let sending = ps_task.send(&task(1), step, "k", tensor(50_000, step as u64));
-        assert!(worker_task.recv(&task(0), step, "k").wait().unwrap().bytes() == bytes(50_000, step as u64));
-        sending.wait().unwrap();
-    };
-    exchange(1);
-    assert_eq!(counters_verbs(&engines[0]), 1);
-    let number = fabric.queue_pairs("fake0")[0];
-    assert!(fabric.inject("fake0", Fault::QueuePair(number)));
-    exchange(2);
-    until(&engines[0], "a new link", |counters| counters.links == 1);
-    assert!(fabric.inject("fake0", Fault::PortDown));
-    exchange(3);
-    until(&engines[0], "a link", |counters| counters.links == 1);
-    assert_eq!((counters_verbs(&engines[0]), total(&engines[0]).links), (0, 1), "by TCP");
-    assert!(fabric.inject("fake1", Fault::DeviceFailed));
-    exchange(4);
 }
 
 /// A link that became TCP because a port was down returns to verbs when the port is up, under traffic, and nothing is lost or doubled. Only

@@ -25,6 +25,20 @@ impl Files {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         path
     }
+
+    /// Credentials of these files; the mode is that of the key, or of the authorities.
+    fn tls(
+        &self,
+        certificate: &str,
+        key: (u32, &str),
+        authorities: (u32, &str),
+    ) -> Result<Authentication, AuthenticationError> {
+        Authentication::tls(&TlsFiles {
+            certificate: self.write("certificate.pem", 0o644, certificate),
+            key: self.write("key.pem", key.0, key.1),
+            authorities: self.write("authorities.pem", authorities.0, authorities.1),
+        })
+    }
 }
 
 fn tomorrow() -> SystemTime {
@@ -65,13 +79,7 @@ fn what_says_who_is_believed_may_be_written_by_its_owner_alone_and_is_a_file() {
     let files = Files::new();
     let authority = Authority::new().unwrap();
     let certified = authority.certify(&[task("a:1")], tomorrow()).unwrap();
-    let read = |mode| {
-        Authentication::tls(&TlsFiles {
-            certificate: files.write("certificate.pem", 0o644, &certified.certificate),
-            key: files.write("key.pem", 0o600, &certified.key),
-            authorities: files.write("authorities.pem", mode, authority.certificate()),
-        })
-    };
+    let read = |mode| files.tls(&certified.certificate, (0o600, &certified.key), (mode, &authority.certificate()));
     read(0o644).unwrap();
     for mode in [0o664, 0o646] {
         let error = read(mode).unwrap_err().to_string();
@@ -92,13 +100,8 @@ fn certificates_keys_and_authorities_are_read_and_must_fit() {
         authority.certify(&[task("a:1")], tomorrow()).unwrap(),
         authority.certify(&[task("b:1")], tomorrow()).unwrap(),
     );
-    let read = |certificate: &str, (mode, key): (u32, &str), authorities: &str| {
-        Authentication::tls(&TlsFiles {
-            certificate: files.write("certificate.pem", 0o644, certificate),
-            key: files.write("key.pem", mode, key),
-            authorities: files.write("authorities.pem", 0o644, authorities),
-        })
-    };
+    let read =
+        |certificate: &str, key: (u32, &str), authorities: &str| files.tls(certificate, key, (0o644, authorities));
     let believed = authority.certificate();
     assert_eq!(read(&one.certificate, (0o600, &one.key), &believed).unwrap().name(), "TLS 1.3");
     let says = |result: Result<Authentication, AuthenticationError>, words: &str| {
@@ -136,11 +139,7 @@ fn the_end_is_that_of_the_certificate_or_sooner_of_its_authority() {
     let in_days = |days: u64| now + Duration::from_secs(days * 86_400);
     let files = Files::new();
     let read = |(certificate, key, authorities): &(String, String, String)| {
-        Authentication::tls(&TlsFiles {
-            certificate: files.write("certificate.pem", 0o644, certificate),
-            key: files.write("key.pem", 0o600, key),
-            authorities: files.write("authorities.pem", 0o644, authorities),
-        })
+        files.tls(certificate, (0o600, key), (0o644, authorities))
     };
     let ends = |own, authority| read(&ending(own, authority)).unwrap().ends();
     assert_eq!(ends(in_days(3), in_days(10)), Some(in_days(3)));

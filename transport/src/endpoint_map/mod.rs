@@ -190,7 +190,6 @@ pub fn lint(text: &str) -> Vec<Diagnostic> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn map(text: &str) -> EndpointMap {
         EndpointMap::parse(text, "map").unwrap()
@@ -259,46 +258,5 @@ mod tests {
 
         std::fs::write(&path, "a:1=h:7\n").unwrap();
         assert_eq!(EndpointMap::load(&path).unwrap(), map("a:1=h:7"));
-    }
-
-    fn any_host() -> impl Strategy<Value = Host> {
-        prop_oneof![
-            any::<[u8; 4]>().prop_map(|octets| Host::V4(octets.into())),
-            any::<[u8; 16]>().prop_map(|octets| Host::V6(octets.into())),
-            "[a-z]([a-z0-9_-]{0,8}[a-z0-9])?(\\.[a-z0-9]{1,5}[a-z])?".prop_map(|name| Host::parse(&name).unwrap()),
-        ]
-    }
-
-    fn any_address() -> impl Strategy<Value = TransportAddress> {
-        (any_host(), 1..=u16::MAX).prop_map(|(host, port)| TransportAddress { host, port })
-    }
-
-    proptest! {
-        #[test]
-        fn printing_and_parsing_gives_the_same_map(
-            pairs in prop::collection::hash_map(any_address(), any_address(), 1..40),
-        ) {
-            let entries = pairs
-                .into_iter()
-                .map(|(task, address)| (task.to_string().parse().unwrap(), address));
-            let built = EndpointMap::from_entries(entries).unwrap();
-            prop_assert_eq!(&map(&built.to_string()), &built);
-            prop_assert_eq!(lint(&built.to_string()), vec![]);
-        }
-
-        #[test]
-        fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = EndpointMap::parse(&String::from_utf8_lossy(&bytes), "map");
-        }
-
-        /// Text made of the format's own characters reaches deeper than random bytes do.
-        #[test]
-        fn likely_text_is_read_without_panic(text in "[a0-9:=#\\[\\]. \t\r\n%é-]{0,80}") {
-            let errors = lint(&text)
-                .iter()
-                .filter(|diagnostic| diagnostic.severity() == Severity::Error)
-                .count();
-            prop_assert_eq!(EndpointMap::parse(&text, "map").is_err(), errors > 0);
-        }
     }
 }

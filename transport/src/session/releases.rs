@@ -122,23 +122,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_acknowledged_is_sent_again() {
-        let mut log = ReleaseLog::default();
-        let mut outbox = Outbox::default();
-        (0..5).for_each(|index| log.push(Handle::from_bits(index), true));
-        log.stage(&mut outbox);
-        assert!(!log.has_unsent());
-        assert!(log.acknowledge(3));
-        assert!(log.acknowledge(1), "an old acknowledgement is nothing new");
-        assert!(!log.acknowledge(6), "what was not sent cannot have been seen");
-        log.rewind();
-        assert!(log.has_unsent());
-        log.stage(&mut outbox);
-        assert_eq!((log.first, log.sent), (3, 2));
-        assert!(log.acknowledge(5) && log.is_empty());
-    }
-
-    #[test]
     fn what_an_earlier_link_brought_may_be_acknowledged_before_it_has_gone_out_on_this_one() {
         let (mut log, mut outbox) = (ReleaseLog::default(), Outbox::default());
         // The two kinds are sent in frames of their own; this link takes only the first frame.

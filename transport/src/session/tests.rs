@@ -23,7 +23,7 @@ use crate::limits::SessionLimits;
 use crate::link::{Landing, Receiver};
 use crate::named_rows::OfTable;
 use crate::payload::Payload;
-use crate::wire::{Frame, FrameWriter, WireError, parse, text};
+use crate::wire::{Frame, WireError, parse, text, written as frames};
 
 /// The owner's number for the only task at the other end.
 const PEER_TASK: u32 = 7;
@@ -38,7 +38,6 @@ enum Event {
     Cancelled(Handle),
     RequestEnded { waiter: u32, outcome: Result<Arrived, Unreceived> },
     Released { pending: &'static str, tensor: (Meta, Payload), taken: bool },
-    Aborted { step: i64, peer_task: u32, reason: Box<str> },
 }
 
 impl From<super::Event<u32, &'static str>> for Event {
@@ -50,8 +49,7 @@ impl From<super::Event<u32, &'static str>> for Event {
             Told::Cancelled(id) => Event::Cancelled(id),
             Told::RequestEnded { waiter, outcome } => Event::RequestEnded { waiter, outcome: *outcome },
             Told::Released { pending, tensor, taken } => Event::Released { pending, tensor: *tensor, taken },
-            Told::Aborted { step, peer_task, reason } => Event::Aborted { step, peer_task, reason },
-            other => panic!("nobody pulls or pushes: {other:?}"),
+            other => panic!("nobody aborts, pulls or pushes: {other:?}"),
         }
     }
 }
@@ -222,6 +220,13 @@ impl Pair {
         }
     }
 
+    /// Asks for a tensor; returns the request as the other end knows it.
+    fn asked(&mut self, key: &str, waiter: u32) -> Handle {
+        self.asking.ask(key, waiter);
+        self.talk();
+        self.answering.asked_one()
+    }
+
     /// The link fails and is replaced.
     fn new_link(&mut self) {
         self.asking.lose_link();
@@ -236,13 +241,6 @@ impl Pair {
         assert!(self.asking.session.poll_event().is_none() && self.answering.session.poll_event().is_none());
         assert!(!self.asking.session.has_output() && !self.answering.session.has_output());
     }
-}
-
-/// Frames that a peer sends.
-fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write(&mut FrameWriter(&mut bytes));
-    bytes
 }
 
 /// Frames as text, one item each, however they are grouped into frames: `request w0`, `response 5`, `release 0+2`.

@@ -367,16 +367,10 @@ impl FrameWriter<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Frame, parse};
+    use super::super::{Frame, parse, written};
     use super::*;
 
     const ENDS: Ends = Ends { step: -4, producer: 1, consumer: 2 };
-
-    fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        write(&mut FrameWriter(&mut bytes));
-        bytes
-    }
 
     fn read(bytes: &[u8]) -> AheadFrame<'_> {
         match parse(bytes) {

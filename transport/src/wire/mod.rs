@@ -94,3 +94,11 @@ where
 pub fn text<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8(what))
 }
+
+/// Frames as a peer sends them.
+#[cfg(test)]
+pub(crate) fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut FrameWriter(&mut bytes));
+    bytes
+}

@@ -396,14 +396,8 @@ impl PartGroup<'_, '_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Frame, parse};
+    use super::super::{Frame, parse, written};
     use super::*;
-
-    fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        write(&mut FrameWriter(&mut bytes));
-        bytes
-    }
 
     fn read(bytes: &[u8]) -> PullFrame<'_> {
         match parse(bytes) {

@@ -386,14 +386,8 @@ impl PushGroup<'_, '_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Frame, parse};
+    use super::super::{Frame, parse, written};
     use super::*;
-
-    fn written(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        write(&mut FrameWriter(&mut bytes));
-        bytes
-    }
 
     fn read(bytes: &[u8]) -> PushFrame<'_> {
         match parse(bytes) {

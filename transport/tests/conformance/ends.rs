@@ -12,7 +12,7 @@ use sealane_transport::loopback::loopback as loopback_pair;
 use sealane_transport::tcp::{TcpLink, TcpSettings};
 use socket2::Socket;
 
-use crate::greeted;
+use crate::greeted::{CALLED, Side, greet};
 use crate::sockets::ready;
 use crate::verbs::{self, Manner};
 
@@ -172,7 +172,9 @@ fn encrypted(settings: &TcpSettings) -> [TcpLink; 2] {
         let certified = authority.certify(&[], SystemTime::now() + DAY).expect("random numbers");
         Authentication::certified(&authority.certificate(), &certified).expect("they fit")
     });
-    greeted::links(settings, [&IDENTITY, &IDENTITY])
+    let side = Side { address: CALLED, settings: settings.clone(), authentication: &IDENTITY };
+    let (dialed, answered) = greet(&side, &side);
+    [dialed.unwrap_or_else(|error| panic!("{error}")).link, answered.unwrap_or_else(|error| panic!("{error}"))]
 }
 
 /// Waits until one of the links has bytes or, if its flag is `true`, room for some. A loopback is not waited for, and an RDMA device only

@@ -91,13 +91,3 @@ fn welcome(call: Call) -> TcpLink {
     }
     link
 }
-
-/// Two links connected to each other.
-///
-/// # Panics
-/// If the greeting fails.
-pub fn links(settings: &TcpSettings, authentication: [&Authentication; 2]) -> [TcpLink; 2] {
-    let side = |authentication| Side { address: CALLED, settings: settings.clone(), authentication };
-    let (dialed, answered) = greet(&side(authentication[0]), &side(authentication[1]));
-    [dialed.unwrap_or_else(|error| panic!("{error}")).link, answered.unwrap_or_else(|error| panic!("{error}"))]
-}

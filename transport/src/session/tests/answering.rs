@@ -4,37 +4,10 @@ use super::*;
 use crate::error::Error;
 use crate::limits::{OUTBOX_PAYLOADS, RELEASE_ACK_EVERY, RELEASE_LOG_MAX};
 
-/// One tensor requested and answered; returns its bytes, which were sent but not received.
-fn answered(pair: &mut Pair, bytes: usize) -> Vec<u8> {
-    pair.asking.ask("w", 1);
-    pair.talk();
-    let id = pair.answering.asked_one();
-    pair.answering.answer(id, pattern(bytes), "w");
-    pair.answering.speak()
-}
-
-#[test]
-fn the_tensor_stays_until_its_release() {
-    let mut pair = Pair::new();
-    let bytes = answered(&mut pair, 100_000);
-    assert_eq!(words(&bytes), ["response 100000"]);
-    assert!(pair.answering.session.poll_event().is_none(), "the wire took it, the consumer may not have it");
-    assert_eq!(pair.answering.session.unreleased(), 1);
-    pair.asking.hear(&bytes).unwrap();
-    assert_eq!(pair.asking.answers().len(), 1);
-    let release = pair.asking.speak();
-    assert_eq!(words(&release), ["release 0+1"]);
-    pair.answering.hear(&release).unwrap();
-    assert_eq!(pair.answering.released(), [("w", 100_000, true)]);
-    pair.nothing_is_left();
-}
-
 #[test]
 fn a_release_that_comes_while_the_link_holds_the_payload_waits_for_it() {
     let mut pair = Pair::new();
-    pair.asking.ask("w", 1);
-    pair.talk();
-    let id = pair.answering.asked_one();
+    let id = pair.asked("w", 1);
     pair.answering.answer(id, pattern(100_000), "w");
     pair.answering.session.fill(pair.answering.now, false);
     // A peer may give up a tensor of which it has received only a part.
@@ -63,27 +36,10 @@ fn releases_leave_together_and_without_hurry() {
 }
 
 #[test]
-fn one_message_at_a_time_where_fusion_is_off() {
-    let mut asking = End::new();
-    (0..3).for_each(|number| _ = asking.ask("w", number));
-    for expected in ["request w", "request w", "request w", "resumed"] {
-        assert!(asking.session.fill(asking.now, true));
-        let mut slices = [sealane_runtime::VolatileSlice::empty(); 2];
-        assert_eq!(asking.session.outbox().gather(&mut slices), 1);
-        assert_eq!(words(&slices[0].to_vec()), [expected]);
-        let count = slices[0].len();
-        asking.session.outbox().advance(count);
-    }
-    assert!(!asking.session.fill(asking.now, true));
-}
-
-#[test]
 fn acknowledgements_keep_the_release_log_short() {
     let mut pair = Pair::new();
     for round in 1..=2 * RELEASE_ACK_EVERY {
-        pair.asking.ask("w", 1);
-        pair.talk();
-        let id = pair.answering.asked_one();
+        let id = pair.asked("w", 1);
         pair.answering.answer(id, vec![1], "w");
         pair.talk();
         assert_eq!((pair.asking.answers().len(), pair.answering.released().len()), (1, 1));
@@ -110,33 +66,6 @@ fn without_acknowledgements_nothing_more_is_asked() {
     assert!(said.iter().all(|word| word.starts_with("release")), "no request among {} frames", said.len());
     asking.hear(&frames(|w| w.released(1))).unwrap();
     assert_eq!(words(&asking.speak()), ["request w"]);
-}
-
-#[test]
-fn limits_of_the_answering_side_refuse_and_name_themselves() {
-    let limits = SessionLimits { parked_requests_max: 2, ..SessionLimits::default() };
-    let mut pair = Pair { asking: End::new(), answering: End::with(limits) };
-    (0..2).for_each(|number| _ = pair.asking.ask("parked", number));
-    pair.talk();
-    let parked = pair.answering.asked();
-    parked.iter().for_each(|(request, _)| pair.answering.session.park(request.id));
-    pair.asking.ask("one too many", 3);
-    pair.talk();
-    let full = "a limit of the peer is full: fusion.parked_requests_max is full: \
-                2 requests of this peer are parked or unreleased";
-    assert_eq!(pair.asking.answers(), [(3, Err(full.into()))]);
-    for (request, _) in &parked {
-        pair.answering.session.unpark();
-        pair.answering.answer(request.id, vec![1], "w");
-    }
-    let bytes = pair.answering.speak();
-    pair.asking.ask("unreleased", 4);
-    let request = pair.asking.speak();
-    pair.answering.hear(&request).unwrap();
-    assert!(pair.answering.session.poll_event().is_none());
-    pair.asking.hear(&bytes).unwrap();
-    pair.talk();
-    assert_eq!(pair.asking.answers()[2], (4, Err(full.into())));
 }
 
 #[test]
@@ -183,27 +112,11 @@ fn the_outbox_takes_a_bounded_number_of_payloads_at_once() {
     assert_eq!(words(&answering.speak()).len(), 2 * OUTBOX_PAYLOADS + 1);
 }
 
-#[test]
-fn an_abort_reaches_the_peer_with_its_task_and_reason() {
-    let mut pair = Pair::new();
-    pair.asking.session.abort(i64::MIN, 0, "loss is NaN");
-    pair.talk();
-    let [Event::Aborted { step: i64::MIN, peer_task: PEER_TASK, reason }] = &pair.answering.events()[..] else {
-        panic!("not an abort")
-    };
-    assert_eq!(&**reason, "loss is NaN");
-    pair.asking.lose_link();
-    pair.asking.session.abort(1, 0, "nobody hears it");
-    assert!(!pair.asking.session.has_output());
-}
-
 /// For example, its process was stopped beyond the deadline, and the peer waited a second longer.
 #[test]
 fn a_request_that_the_peer_gives_up_after_its_deadline_ends_with_the_deadline() {
     let mut pair = Pair::new();
-    pair.asking.ask("w", 1);
-    pair.talk();
-    let id = pair.answering.asked_one();
+    let id = pair.asked("w", 1);
     pair.answering.session.refuse(id, &Error::Aborted { step: 0, reason: "nobody took it back".into() });
     let bytes = pair.answering.speak();
     pair.asking.now += Duration::from_secs(61);

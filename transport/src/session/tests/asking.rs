@@ -1,4 +1,4 @@
-//! The asking half: window, order, deadlines, cancels, and where a tensor lands.
+//! The asking half: window, deadlines, cancels, and where a tensor lands.
 
 use std::time::Duration;
 
@@ -45,38 +45,6 @@ fn the_window_holds_back_and_parked_requests_do_not_count() {
 }
 
 #[test]
-fn answers_may_come_in_any_order() {
-    let mut pair = Pair::new();
-    (0..5).for_each(|number| _ = pair.asking.ask(&format!("w{number}"), number));
-    pair.talk();
-    let asked = pair.answering.asked();
-    for number in [3, 0, 4, 1, 2] {
-        pair.answering.answer(asked[number].0.id, vec![number as u8; 3], "any");
-    }
-    pair.talk();
-    let expected: Vec<_> = [3_u32, 0, 4, 1, 2].map(|number| (number, Ok(vec![number as u8; 3]))).into();
-    assert_eq!(pair.asking.answers(), expected);
-    assert_eq!(pair.answering.released(), [("any", 3, true); 5]);
-    pair.nothing_is_left();
-}
-
-#[test]
-fn small_and_large_and_empty_tensors_arrive_whole() {
-    let mut pair = Pair::new();
-    let sizes = [0, 1, 8191, 8192, 8193, 70_000, 1 << 20];
-    for (number, size) in sizes.into_iter().enumerate() {
-        pair.asking.ask("w", number as u32);
-        pair.talk();
-        let id = pair.answering.asked_one();
-        pair.answering.answer(id, pattern(size), "w");
-        pair.talk();
-        assert_eq!(pair.asking.answers(), [(number as u32, Ok(pattern(size)))]);
-        assert_eq!(pair.answering.released(), [("w", size, true)]);
-    }
-    pair.nothing_is_left();
-}
-
-#[test]
 fn a_deadline_ends_the_request_and_tells_the_peer() {
     let mut pair = Pair::new();
     let destination = Some(heap(64));
@@ -108,29 +76,6 @@ fn a_deadline_ends_the_request_and_tells_the_peer() {
     assert!(matches!(pair.answering.events()[..], [Event::Cancelled(withdrawn)] if withdrawn == id));
     pair.answering.session.unpark();
     pair.nothing_is_left();
-}
-
-#[test]
-fn a_deadline_within_the_payload_gives_the_tensor_back() {
-    let mut pair = Pair::new();
-    let params = RequestParams { deadline: pair.asking.now + Duration::from_secs(2), ..pair.asking.wanting("late", 4) };
-    pair.asking.session.request(pair.asking.now, params).unwrap();
-    pair.talk();
-    let id = pair.answering.asked_one();
-    pair.answering.answer(id, pattern(100_000), "late");
-    let bytes = pair.answering.speak();
-    pair.asking.hear(&bytes[..50_000]).unwrap();
-    pair.asking.now += Duration::from_secs(3);
-    pair.asking.session.handle_timeout(pair.asking.now).unwrap();
-    assert!(matches!(&pair.asking.answers()[..], [(4, Err(_))]));
-    pair.asking.hear(&bytes[50_000..]).unwrap();
-    pair.talk();
-    let events = pair.answering.events();
-    let [Event::Released { pending: "late", taken: false, .. }, Event::Cancelled(_)] = events[..] else {
-        panic!("{events:?}")
-    };
-    assert!(pair.asking.session.poll_event().is_none());
-    assert_eq!((pair.asking.slab.in_use_bytes(), pair.answering.session.unreleased()), (0, 0));
 }
 
 #[test]
@@ -239,9 +184,7 @@ fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
         (Error::unavailable("p", "gone"), Code::Unavailable, "10.0.0.2:7000 is unavailable: p is unavailable: gone"),
     ];
     for (error, code, text) in cases {
-        pair.asking.ask("w", 3);
-        pair.talk();
-        let id = pair.answering.asked_one();
+        let id = pair.asked("w", 3);
         pair.answering.session.refuse(id, &error);
         pair.talk();
         let [Event::RequestEnded { waiter: 3, outcome: Err(unanswered) }] = &pair.asking.events()[..] else {
@@ -272,26 +215,6 @@ fn requests_over_a_limit_come_back_at_once() {
         "fusion.queued_requests_max is full: 2 requests to 10.0.0.2:7000 are already waiting"
     );
     assert_eq!((room, waiter), (Some(3), 5));
-}
-
-#[test]
-fn requests_can_be_ended_by_step_and_all_at_once() {
-    let mut pair = Pair::new();
-    let error = Error::Aborted { step: 1, reason: "stop".into() };
-    pair.asking.ask("w", 1);
-    let other_step = RequestParams { step: 2, ..pair.asking.wanting("w", 2) };
-    pair.asking.session.request(pair.asking.now, other_step).unwrap();
-    pair.talk();
-    assert_eq!(pair.answering.asked().len(), 2);
-    pair.asking.session.end_requests(1, 0, Some(PEER_TASK + 1), &error);
-    pair.asking.session.end_requests(1, 1, None, &error);
-    assert!(pair.asking.session.poll_event().is_none(), "another peer's, another task's");
-    pair.asking.session.end_requests(1, 0, Some(PEER_TASK), &error);
-    assert_eq!(pair.asking.answers(), [(1, Err("step 1 was aborted: stop".into()))]);
-    pair.asking.session.end_all_requests(&error);
-    assert_eq!(pair.asking.answers(), [(2, Err("step 1 was aborted: stop".into()))]);
-    assert_eq!(words(&pair.asking.speak()), ["cancel", "cancel"]);
-    assert_eq!(pair.asking.session.requests(), 0);
 }
 
 #[test]

@@ -62,22 +62,6 @@ fn a_small_tensor_a_ping_and_a_request_pass_a_large_one() {
 }
 
 #[test]
-fn the_small_one_is_there_while_the_large_one_is_on_its_way() {
-    let mut pair = pair();
-    let ids = asked(&mut pair, &["large", "small"]);
-    pair.answering.answer(ids[0], pattern(LARGE), "large");
-    let first = pair.answering.write();
-    pair.answering.answer(ids[1], pattern(64), "small");
-    let second = pair.answering.write();
-    pair.asking.hear(&[first, second].concat()).unwrap();
-    assert_eq!(pair.asking.answers(), [(1, Ok(pattern(64)))]);
-    pair.talk();
-    assert_eq!(pair.asking.answers(), [(0, Ok(pattern(LARGE)))]);
-    assert_eq!(pair.answering.released(), [("small", 64, true), ("large", LARGE, true)]);
-    pair.nothing_is_left();
-}
-
-#[test]
 fn a_payload_of_a_chunk_travels_as_one_and_a_byte_more_does_not() {
     for (length, expected) in
         [(CHUNK, vec!["response 10000"]), (CHUNK + 1, vec!["response 10001", "chunk 10000 of 1", "chunk 1 of 1"])]
@@ -117,21 +101,6 @@ fn chunks_of_several_take_turns_and_the_rest_waits_its_own() {
 }
 
 #[test]
-fn any_pieces_of_the_bytes_make_the_same_tensors() {
-    for piece in [1, 15, 16, 17, 9_999, 10_000, 10_017] {
-        let mut pair = pair();
-        let ids = asked(&mut pair, &["a", "b"]);
-        pair.answering.answer(ids[0], pattern(2 * CHUNK + 3), "a");
-        pair.answering.answer(ids[1], pattern(CHUNK + 1), "b");
-        let bytes = pair.answering.speak();
-        bytes.chunks(piece).for_each(|piece| pair.asking.hear(piece).unwrap());
-        let mut answers = pair.asking.answers();
-        answers.sort_by_key(|(waiter, _)| *waiter);
-        assert_eq!(answers, [(0, Ok(pattern(2 * CHUNK + 3))), (1, Ok(pattern(CHUNK + 1)))], "pieces of {piece}");
-    }
-}
-
-#[test]
 fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
     // In the first frame, after it, and between and within chunks of both tensors.
     for heard in [10, 40, 80, 5_000, 10_060, 10_100, 25_000, 4 * CHUNK] {
@@ -165,35 +134,28 @@ fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
 }
 
 #[test]
-fn a_link_lost_while_chunks_leave_brings_every_payload_home() {
-    let mut pair = pair();
-    let ids = asked(&mut pair, &["a", "b"]);
-    pair.answering.answer(ids[0], pattern(LARGE), "a");
-    pair.answering.answer(ids[1], pattern(LARGE), "b");
-    for _ in 0..3 {
-        pair.answering.write();
-    }
-    pair.answering.session.fill(pair.answering.now, false);
-    pair.new_link();
-    assert_eq!(pair.answering.session.unreleased(), 2);
-    pair.talk();
-    assert_eq!((pair.asking.answers().len(), pair.answering.released().len()), (2, 2));
-    pair.nothing_is_left();
-}
-
-#[test]
 fn a_request_given_up_between_chunks_is_read_to_its_end_and_returned() {
-    let mut pair = pair();
-    let id = pair.asking.ask("w", 1);
-    pair.talk();
-    let asked = pair.answering.asked_one();
-    pair.answering.answer(asked, pattern(LARGE), "w");
-    let first = pair.answering.write();
-    pair.asking.hear(&first).unwrap();
-    assert!(pair.asking.session.cancel(id).is_some());
-    pair.talk();
-    assert!(matches!(&pair.answering.events()[..], [Event::Cancelled(_), Event::Released { taken: false, .. }]));
-    pair.nothing_is_left();
+    for expires in [false, true] {
+        let mut pair = pair();
+        let params =
+            RequestParams { deadline: pair.asking.now + Duration::from_secs(2), ..pair.asking.wanting("w", 1) };
+        let id = pair.asking.session.request(pair.asking.now, params).unwrap();
+        pair.talk();
+        let asked = pair.answering.asked_one();
+        pair.answering.answer(asked, pattern(LARGE), "w");
+        let first = pair.answering.write();
+        pair.asking.hear(&first).unwrap();
+        if expires {
+            pair.asking.now += Duration::from_secs(3);
+            pair.asking.session.handle_timeout(pair.asking.now).unwrap();
+            assert!(matches!(&pair.asking.answers()[..], [(1, Err(_))]));
+        } else {
+            assert!(pair.asking.session.cancel(id).is_some());
+        }
+        pair.talk();
+        assert!(matches!(&pair.answering.events()[..], [Event::Cancelled(_), Event::Released { taken: false, .. }]));
+        pair.nothing_is_left();
+    }
 }
 
 #[test]

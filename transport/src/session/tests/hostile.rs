@@ -133,9 +133,7 @@ fn a_tensor_of_a_pull_comes_once_and_what_nobody_pulls_is_not_counted() {
 #[test]
 fn handles_that_name_nothing_change_nothing() {
     let mut pair = Pair::new();
-    pair.asking.ask("w", 1);
-    pair.talk();
-    let id = pair.answering.asked_one();
+    let id = pair.asked("w", 1);
     pair.answering.answer(id, pattern(10), "w");
     for bits in [0, 1, u64::MAX, 2 << 32, 1 << 32 | 77, u64::MAX >> 1] {
         let unknown = Handle::from_bits(bits);

@@ -61,6 +61,20 @@ impl Both {
         Self { here, there, store: Vec::new(), slab, now, landing: None, input: Vec::new() }
     }
 
+    /// Pulls a set.
+    pub(super) fn pull(&mut self, set: Handle, min_version: i64, pull_buffer: PullBuffer, waiter: u32) {
+        let deadline = self.now + Duration::from_secs(60);
+        let params = PullParams { set, min_version, deadline, fail_if_gone: false, pull_buffer, waiter };
+        self.here.pull(self.now, params).map_err(|(error, ..)| error).unwrap();
+    }
+
+    pub(super) fn push(&mut self, stream: Handle, payload: Payload, pending: u32) {
+        let deadline = self.now + Duration::from_secs(60);
+        let meta = TensorMeta::new(DType::U8, &[payload.len() as u64]).unwrap().into_wire();
+        let push = PushParams { stream, meta, payload, deadline, pending };
+        self.here.push(self.now, push).map_err(|(error, _)| error).unwrap();
+    }
+
     /// Carries everything this side says to the other.
     pub(super) fn forth(&mut self) {
         loop {
@@ -167,16 +181,7 @@ fn a_pull_of_a_small_tensor_passes_that_of_a_large_one() {
     for keys in [&["large", "small"][..], &["large"]] {
         let keys = Arc::new(Keys::new(keys).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys.clone()).unwrap();
-        let deadline = both.now + Duration::from_secs(60);
-        let params = PullParams {
-            set,
-            min_version: 1,
-            deadline,
-            fail_if_gone: false,
-            pull_buffer: PullBuffer::new(keys.len()),
-            waiter: keys.len() as u32,
-        };
-        both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
+        both.pull(set, 1, PullBuffer::new(keys.len()), keys.len() as u32);
         both.forth();
         both.find_set();
     }
@@ -203,16 +208,7 @@ fn a_plan_of_tensors_without_bytes_or_that_are_missing_is_looked_at_in_many_turn
     let mut both = Both::new();
     let keys = Arc::new(Keys::new((0..KEYS).map(|key| key.to_string())).unwrap());
     let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
-    let deadline = both.now + Duration::from_secs(60);
-    let params = PullParams {
-        set,
-        min_version: 1,
-        deadline,
-        fail_if_gone: false,
-        pull_buffer: PullBuffer::new(KEYS),
-        waiter: 1,
-    };
-    both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
+    both.pull(set, 1, PullBuffer::new(KEYS), 1);
     both.forth();
     both.find_set();
     let (mut waits, mut turns) = (Vec::new(), 0);
@@ -244,65 +240,16 @@ fn a_plan_of_tensors_without_bytes_or_that_are_missing_is_looked_at_in_many_turn
 }
 
 #[test]
-fn pulls_that_are_held_back_all_come_and_small_ones_pass_them() {
-    const PULLS: usize = 3 * TRANSFERS_MAX;
-    let mut both = Both::new();
-    both.store = vec![Entry::new(1, 1, LARGE)];
-    let deadline = both.now + Duration::from_secs(60);
-    let keys = Arc::new(Keys::new(["large"]).unwrap());
-    let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
-    for waiter in 0..PULLS as u32 {
-        let params =
-            PullParams { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(1), waiter };
-        both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
-    }
-    both.forth();
-    both.find_set();
-    both.back_once();
-    // Requested last, but arrives first.
-    let keys = Arc::new(Keys::new(["large", "small"]).unwrap());
-    let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
-    both.store.push(Entry::new(1, 2, 64));
-    let params = PullParams {
-        set,
-        min_version: 1,
-        deadline,
-        fail_if_gone: false,
-        pull_buffer: PullBuffer::new(2),
-        waiter: 1000,
-    };
-    both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
-    both.forth();
-    both.find_set();
-    let mut ended = Vec::new();
-    while both.back_once() {
-        ended.extend(std::iter::from_fn(|| both.pulled()).map(|(waiter, pull_buffer)| {
-            assert!(pull_buffer.first_error().is_none() && pull_buffer.get(0).unwrap().bytes() == pattern(LARGE));
-            waiter
-        }));
-    }
-    ended.sort();
-    assert_eq!(ended, (0..PULLS as u32).chain([1000]).collect::<Vec<_>>());
-}
-
-#[test]
 fn pushes_stay_in_order_in_their_stream_and_other_streams_pass() {
     let mut both = Both::new();
-    let deadline = both.now + Duration::from_secs(60);
     let streams: Vec<_> =
         (0..6).map(|queue| both.here.stream(0, PEER_TASK, &format!("queue {queue}")).unwrap()).collect();
-    let push = |both: &mut Both, stream: usize, length: usize, pending: u32| {
-        let entry = Entry::new(0, 1, length);
-        let meta = Meta::from_slice(entry.meta.as_wire());
-        let push = PushParams { stream: streams[stream], meta, payload: pattern(length).into(), deadline, pending };
-        both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
-    };
     // More than may be sent in chunks at the same time, a small one after each, and a stream of small ones.
-    for stream in 0..5 {
-        push(&mut both, stream, LARGE, stream as u32);
-        push(&mut both, stream, 64, stream as u32);
+    for (pending, stream) in (0..).zip(&streams[..5]) {
+        both.push(*stream, pattern(LARGE).into(), pending);
+        both.push(*stream, pattern(64).into(), pending);
     }
-    push(&mut both, 5, 64, 5);
+    both.push(streams[5], pattern(64).into(), 5);
     both.forth();
     while let Some(event) = both.there.poll_event() {
         let Told::Opened(opened) = event else { panic!("not a stream: {event:?}") };
@@ -337,7 +284,6 @@ fn pushes_stay_in_order_in_their_stream_and_other_streams_pass() {
 fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
     for writes in 0..8 {
         let mut both = Both::new();
-        let deadline = both.now + Duration::from_secs(60);
         both.store = vec![Entry::new(1, 1, LARGE), Entry::new(1, 2, LARGE)];
         let keys = Arc::new(Keys::new(["own", "slab"]).unwrap());
         let set = both.here.add_set(0, PEER_TASK, keys).unwrap();
@@ -345,16 +291,9 @@ fn a_link_lost_between_chunks_has_pulls_and_pushes_begin_again() {
         let own = heap(LARGE);
         let address = own.as_ptr();
         pull_buffer.set_destination(0, own);
-        both.here
-            .pull(both.now, PullParams { set, min_version: 1, deadline, fail_if_gone: false, pull_buffer, waiter: 0 })
-            .map_err(|_| ())
-            .unwrap();
+        both.pull(set, 1, pull_buffer, 0);
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
-        for pending in 0..2 {
-            let meta = Meta::from_slice(both.store[0].meta.as_wire());
-            let push = PushParams { stream, meta, payload: pattern(LARGE).into(), deadline, pending };
-            both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
-        }
+        (0..2).for_each(|pending| both.push(stream, pattern(LARGE).into(), pending));
         both.forth();
         let opened = both.open_and_find();
         both.there.grant(opened.expect("a stream was opened"), Credit { messages: 10, bytes: 10 << 20 });
@@ -406,11 +345,8 @@ fn a_publisher_that_goes_ends_what_has_not_left_of_its_pulls() {
     both.store = (0..count).map(|_| Entry::new(1, 1, LARGE)).collect();
     let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
     let set = both.here.add_set(0, PEER_TASK, Arc::new(Keys::new(&names).unwrap())).unwrap();
-    let deadline = both.now + Duration::from_secs(60);
     for (waiter, min_version) in [(1, 1), (2, 2)] {
-        let params =
-            PullParams { set, min_version, deadline, fail_if_gone: false, pull_buffer: PullBuffer::new(count), waiter };
-        both.here.pull(both.now, params).map_err(|(error, ..)| error).unwrap();
+        both.pull(set, min_version, PullBuffer::new(count), waiter);
     }
     both.forth();
     both.find_set();
@@ -449,10 +385,7 @@ fn a_stream_that_ends_around_a_lost_link_ends_at_the_peer() {
     for ends in 0..3 {
         let mut both = Both::new();
         let stream = both.here.stream(0, PEER_TASK, "queue").unwrap();
-        let (entry, deadline) = (Entry::new(0, 1, 64), both.now + Duration::from_secs(60));
-        let (meta, payload) = (Meta::from_slice(entry.meta.as_wire()), pattern(64).into());
-        let push = PushParams { stream, meta, payload, deadline, pending: 1 };
-        both.here.push(both.now, push).map_err(|(error, _)| error).unwrap();
+        both.push(stream, pattern(64).into(), 1);
         both.forth();
         let opened = both.open_and_find().expect("a stream was opened");
         both.there.grant(opened, Credit { messages: 1, bytes: 64 });

@@ -16,45 +16,6 @@ fn answered(pair: &mut Pair, destination: Option<Buffer>) -> Vec<u8> {
     pair.answering.speak()
 }
 
-fn arrives_once(pair: &mut Pair) {
-    pair.talk();
-    assert_eq!(pair.asking.answers(), [(1, Ok(pattern(BYTES)))]);
-    assert_eq!(pair.answering.released(), [("w", BYTES, true)]);
-    pair.nothing_is_left();
-}
-
-#[test]
-fn a_link_lost_within_a_payload_that_had_left_gives_the_same_tensor() {
-    for heard in [0, 20, 40, BYTES / 2, BYTES + 32] {
-        let mut pair = Pair::new();
-        let bytes = answered(&mut pair, None);
-        pair.asking.hear(&bytes[..heard]).unwrap();
-        pair.new_link();
-        assert_eq!(pair.answering.session.unreleased(), 1);
-        arrives_once(&mut pair);
-    }
-}
-
-#[test]
-fn a_link_lost_while_the_payload_was_leaving_gives_the_same_tensor() {
-    for written in [0, 10, 40, BYTES / 2] {
-        let mut pair = Pair::new();
-        pair.asking.ask("w", 1);
-        pair.talk();
-        let id = pair.answering.asked_one();
-        pair.answering.answer(id, pattern(BYTES), "w");
-        pair.answering.session.fill(pair.answering.now, false);
-        let outbox = pair.answering.session.outbox();
-        let mut slices = [sealane_runtime::VolatileSlice::empty(); 4];
-        let count = outbox.gather(&mut slices);
-        let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).take(written).collect();
-        outbox.advance(written);
-        pair.asking.hear(&bytes).unwrap();
-        pair.new_link();
-        arrives_once(&mut pair);
-    }
-}
-
 #[test]
 fn a_tensor_that_was_taken_is_not_sent_again_although_its_release_was_lost() {
     let mut pair = Pair::new();
@@ -72,30 +33,10 @@ fn a_tensor_that_was_taken_is_not_sent_again_although_its_release_was_lost() {
 }
 
 #[test]
-fn releases_heard_and_sent_again_count_once() {
-    let mut pair = Pair::new();
-    for number in 0..3 {
-        answered(&mut pair, None);
-        pair.new_link();
-        pair.talk();
-        assert_eq!(pair.asking.answers().len(), 1);
-        assert_eq!(pair.answering.released(), [("w", BYTES, true)], "round {number}");
-        pair.new_link();
-        pair.talk();
-        assert!(pair.answering.session.poll_event().is_none());
-        let left = pair.asking.session.consumer.has_releases();
-        assert!(!left, "what is sent again on a new link is acknowledged at once");
-    }
-    pair.nothing_is_left();
-}
-
-#[test]
 fn many_short_links_do_not_grow_the_release_log() {
     let mut pair = Pair::new();
     for _ in 0..2 * RELEASE_ACK_EVERY {
-        pair.asking.ask("w", 1);
-        pair.talk();
-        let id = pair.answering.asked_one();
+        let id = pair.asked("w", 1);
         pair.answering.answer(id, vec![1], "w");
         pair.talk();
         assert_eq!((pair.asking.answers().len(), pair.answering.released().len()), (1, 1));
@@ -123,53 +64,6 @@ fn memory_that_was_brought_survives_the_link_and_the_slabs_goes_back() {
         };
         assert_eq!(unanswered.destination.as_ref().map(|buffer| buffer.len()), room);
     }
-}
-
-#[test]
-fn a_destination_is_filled_again_after_half_a_tensor() {
-    let mut pair = Pair::new();
-    let bytes = answered(&mut pair, Some(heap(BYTES)));
-    pair.asking.hear(&bytes[..BYTES / 2]).unwrap();
-    pair.new_link();
-    pair.talk();
-    let [Event::RequestEnded { outcome: Ok(arrived), .. }] = &mut pair.asking.events()[..] else { panic!("no tensor") };
-    assert_eq!(arrived.buffer[..], pattern(BYTES)[..]);
-    assert!(std::mem::take(&mut arrived.buffer).into_vec().is_ok(), "it is the memory that was brought");
-}
-
-#[test]
-fn a_request_given_up_without_a_link_gives_its_tensor_back() {
-    let mut pair = Pair::new();
-    let request = pair.asking.ask("w", 1);
-    pair.talk();
-    let id = pair.answering.asked_one();
-    pair.answering.answer(id, pattern(BYTES), "w");
-    pair.answering.speak();
-    pair.asking.lose_link();
-    pair.answering.lose_link();
-    pair.asking.session.cancel(request).unwrap();
-    pair.asking.attach();
-    pair.answering.attach();
-    assert_eq!(pair.answering.session.unreleased(), 1);
-    pair.talk();
-    assert_eq!(pair.answering.released(), [("w", BYTES, false)]);
-    pair.nothing_is_left();
-}
-
-#[test]
-fn parked_requests_are_asked_again_as_the_window_allows() {
-    let mut pair = Pair::new();
-    (0..50).for_each(|number| _ = pair.asking.ask(&format!("w{number}"), number));
-    let mut parked = Vec::new();
-    for _ in 0..2 {
-        pair.talk();
-        parked.extend(pair.answering.asked());
-        parked.iter().for_each(|(request, _)| pair.answering.session.park(request.id));
-    }
-    assert_eq!(parked.len(), 50);
-    pair.new_link();
-    let again = words(&pair.asking.speak());
-    assert_eq!((again.len(), again[39].as_str(), again[40].as_str()), (41, "request w39", "resumed"));
 }
 
 #[test]

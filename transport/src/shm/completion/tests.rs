@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use proptest::{collection::vec, prelude::*};
-
 use super::{AcceptedAt, Completion, ReceivedAt};
 use crate::{
     error::{Error, Late, Operation},
@@ -212,24 +210,4 @@ fn wrong_records_are_refused() {
     assert_eq!(refused(11, 0, &[0, 1]), "name");
     assert_eq!(refused(11, 0, &[1 << 48, 0]), "inline payload");
     assert_eq!(refused(12, 0, &[0; 4]), "an unknown error code");
-}
-
-proptest! {
-    #[test]
-    fn any_words_are_decoded_or_refused(
-        kind in 0_u8..19,
-        flags in 0_u8..4,
-        small in vec(0_u64..64, 0..6),
-        shift in 0_u32..64,
-        content in vec(any::<u64>(), 0..RECORD_WORDS_MAX - 6),
-    ) {
-        let words: Vec<u64> = small.iter().map(|word| word << shift).chain(content).collect();
-        let mut record = Record::new();
-        record.set(kind, flags, &words);
-        if let Ok(completion) = Completion::decode(&record) {
-            let mut again = Record::new();
-            completion.encode(&mut again).unwrap();
-            prop_assert_eq!(Completion::decode(&again), Ok(completion));
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! The two ends of a segment, over two mappings of the same memory.
 
-use std::{os::fd::OwnedFd, sync::atomic::Ordering, thread};
+use std::{os::fd::OwnedFd, sync::atomic::Ordering};
 
 use super::{ClientEnd, DaemonEnd, MAGIC, Mapping, SEGMENT, at, segment_bytes};
 use crate::shm::{Completion, PushError, ReceivedAt, Record, ShmError, Span, Submission, limits::MEMORY_BYTES_MAX};
@@ -49,32 +49,6 @@ fn sleep_is_seen_by_the_other_side_alone() {
     client.own_sleep().announce();
     client.own_sleep().awake();
     assert!(!daemon.client_sleep().must_ring());
-}
-
-#[test]
-fn an_end_may_move_to_another_thread() {
-    let (mut daemon, mut client) = ends();
-    let echo = thread::spawn(move || {
-        let mut record = Record::new();
-        for _ in 0..5_000 {
-            while !daemon.submissions.pop(&mut record).unwrap() {
-                thread::yield_now();
-            }
-            daemon.submissions.publish();
-            assert_eq!(daemon.completions.push(&record), Ok(()));
-        }
-    });
-    let (mut sent, mut back) = (Record::new(), Record::new());
-    for round in 0..5_000_u64 {
-        sent.set(3, 0, &[round; 20]);
-        client.submissions.push(&sent).unwrap();
-        while !client.completions.pop(&mut back).unwrap() {
-            thread::yield_now();
-        }
-        client.completions.publish();
-        assert_eq!(back.content(), [round; 20]);
-    }
-    echo.join().unwrap();
 }
 
 #[test]

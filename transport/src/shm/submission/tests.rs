@@ -1,7 +1,5 @@
 //! Submissions written to a record read the same; records that hold anything else are refused.
 
-use proptest::{collection::vec, prelude::*};
-
 use super::{KeyList, NO_TIMEOUT, PayloadAt, Submission};
 use crate::named_rows::NamedRows;
 use crate::shm::{CallList, CallListBuf, Moved, SmallCall};
@@ -140,13 +138,6 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
 const MOVED: Moved = Moved { tensors: u64::MAX, bytes: 7 };
 
 #[test]
-fn every_kind_comes_out_as_it_went_in() {
-    each(&mut |submission| drop(through(submission)));
-    let tokens: Vec<u64> = (0..NUMBERS_PER_RECORD as u64).map(|token| token << 40).collect();
-    through(&Submission::Free { tokens: &tokens });
-}
-
-#[test]
 fn records_lie_in_memory_as_version_16_of_attaching_has_them() {
     let mut lines = include_str!("version_16.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
@@ -179,6 +170,7 @@ fn the_largest_fit_and_one_more_does_not() {
     let keys = KeyList::pack([key_fits].into_iter(), &mut packed).unwrap();
     through(&Submission::PlanKeys { plan: 1, keys });
     through(&Submission::Peer { number: 0, name: &name[..NAME_BYTES_MAX] });
+    through(&Submission::Free { tokens: &[1 << 40; NUMBERS_PER_RECORD] });
 
     let mut record = Record::new();
     for (submission, what) in [
@@ -302,24 +294,4 @@ fn wrong_records_are_refused() {
         assert_eq!(refused(7, 0, &[count, 0]), "tokens");
     }
     assert!(Submission::decode(&record).unwrap_err().to_string().contains("tokens"));
-}
-
-proptest! {
-    #[test]
-    fn any_words_are_decoded_or_refused(
-        kind in 0_u8..28,
-        flags in 0_u8..9,
-        small in vec(0_u64..64, 0..6),
-        shift in 0_u32..64,
-        content in vec(any::<u64>(), 0..RECORD_WORDS_MAX - 6),
-    ) {
-        let words: Vec<u64> = small.iter().map(|word| word << shift).chain(content).collect();
-        let mut record = Record::new();
-        record.set(kind, flags, &words);
-        if let Ok(submission) = Submission::decode(&record) {
-            let mut again = Record::new();
-            submission.encode(&mut again).unwrap();
-            prop_assert_eq!(Submission::decode(&again), Ok(submission));
-        }
-    }
 }

@@ -16,14 +16,14 @@ use crate::outbox::Outbox;
 use crate::provider::Told;
 use crate::tcp::{TcpLink, TcpSettings};
 use crate::verbs::device::{Endpoint, Post, Work};
-use crate::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Verb};
+use crate::verbs::fake::{Fabric, FakeSettings, Fault, Verb};
 use crate::verbs::limits::{FAILURES_MAX, MESSAGE_BYTES, WINDOW_MIN};
 use crate::verbs::link::Connected;
 use crate::verbs::message::{Part, Writer};
 use crate::verbs::port::Port;
 use crate::verbs::provider::KIND;
 use crate::verbs::settings::VerbsSettings;
-use crate::wire::{Frame, FrameWriter, WireError, parse};
+use crate::wire::{Frame, WireError, parse, written};
 
 const NAMES: [&str; 2] = ["one", "other"];
 /// Turns after which two ends count as stuck; each turn waits for the network where it must.
@@ -182,24 +182,6 @@ fn ends(world: &World, required: [bool; 2]) -> [End; 2] {
 }
 
 #[test]
-fn two_that_can_agree_upon_verbs() {
-    let world = World::new();
-    let mut ends = ends(&world, [false, true]);
-    for end in &ends {
-        assert!(!end.link.traits().open && end.link.kind() == LinkKind::TCP);
-    }
-    assert_eq!(negotiate(&world, &mut ends), [Ok(KIND), Ok(KIND)]);
-    talk(&world, &mut ends);
-    for (name, port) in NAMES.into_iter().zip(&world.ports) {
-        assert!(world.fabric.counters_of(name).of(RequestKind::Send).requests > 0);
-        let counters = port.counters();
-        assert_eq!((counters.links_begun, counters.links_refused, counters.links), (1, 0, 1));
-    }
-    drop(ends);
-    world.check();
-}
-
-#[test]
 fn two_that_hear_before_they_speak_agree_too() {
     let world = World::new();
     let [mut one, mut other] = ends(&world, [true, true]);
@@ -332,11 +314,9 @@ impl Peer {
 
     /// Sends a ping over the queue pair.
     fn ping(&self, nonce: u64) {
-        let mut frame = Vec::new();
-        FrameWriter(&mut frame).ping(nonce);
         let mut memory = [0; 64];
         let mut writer = Writer::new(&mut memory);
-        writer.push(Part::Frames(&frame));
+        writer.push(Part::Frames(&ping(nonce)));
         let bytes = writer.finish(0) as u32;
         let work = Work::SendInline { address: memory.as_ptr() as u64, bytes };
         let queue_pair = self.connected.as_ref().expect("it stands").queue_pair.id;
@@ -361,9 +341,7 @@ fn against_peer(world: &World) -> (End, Peer) {
 }
 
 fn ping(nonce: u64) -> Vec<u8> {
-    let mut frame = Vec::new();
-    FrameWriter(&mut frame).ping(nonce);
-    frame
+    written(|writer| writer.ping(nonce))
 }
 
 /// What comes over the queue pair before the last word is read is not lost.

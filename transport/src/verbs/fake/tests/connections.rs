@@ -4,61 +4,37 @@ use super::harness::{FIRST_PACKETS, Host, Pair};
 use crate::verbs::device::{Device, Endpoint, Grant, Post, QueuePair, Status, Work};
 use crate::verbs::fake::{Fabric, FakeSettings};
 
-/// The status of a message after the near side got a changed endpoint.
-fn send_if_told(change: impl FnOnce(&mut Endpoint)) -> Status {
-    let fabric = Fabric::new(1);
-    let mut pair = Pair::on(&fabric, FakeSettings::default());
-    let (here, there) = (pair.near.create(), pair.far.create());
-    let (mut to_far, to_near) = (pair.far.endpoint(there, 2), pair.near.endpoint(here, 1));
-    change(&mut to_far);
-    pair.near.device.connect(here.id, 1, &to_far).expect("a connection");
-    pair.far.device.connect(there.id, 2, &to_near).expect("a connection");
-    pair.far.receive(1, 0, 8);
-    pair.here = here;
-    pair.send(b"x")
-}
+/// What the near side tells of its first packet, if the far side connects too, and what it was told of the far side.
+type Told = (Option<u32>, fn(&mut Endpoint));
 
 #[test]
 fn both_ends_must_be_told_the_truth() {
-    assert_eq!(send_if_told(|_| {}), Status::SUCCESS);
-    assert_eq!(send_if_told(|to| to.first_packet += 1), Status::RETRIES_EXCEEDED);
-    assert_eq!(send_if_told(|to| to.number += 1), Status::RETRIES_EXCEEDED);
-    assert_eq!(send_if_told(|to| to.number = 1), Status::RETRIES_EXCEEDED);
-    assert_eq!(send_if_told(|to| to.gid[15] += 1), Status::RETRIES_EXCEEDED);
-    assert_eq!(send_if_told(|to| to.mtu = 256), Status::RETRIES_EXCEEDED);
-    assert_eq!(send_if_told(|to| to.mtu = 4096), Status::SUCCESS, "the smaller of both is the same");
-}
-
-#[test]
-fn the_first_packet_must_be_what_the_peer_was_told() {
-    let mut pair = Pair::new();
-    let (here, there) = (pair.near.create(), pair.far.create());
-    let (to_far, to_near) = (pair.far.endpoint(there, 2), pair.near.endpoint(here, 1));
-    pair.near.device.connect(here.id, 3, &to_far).expect("a connection");
-    pair.far.device.connect(there.id, 2, &to_near).expect("a connection");
-    pair.far.receive(1, 0, 8);
-    pair.here = here;
-    assert_eq!(pair.send(b"x"), Status::RETRIES_EXCEEDED);
-}
-
-#[test]
-fn a_request_to_a_peer_that_is_not_connected_yet_fails() {
-    let mut pair = Pair::new();
-    let (here, there) = (pair.near.create(), pair.far.create());
-    let to_far = pair.far.endpoint(there, 2);
-    pair.near.device.connect(here.id, 1, &to_far).expect("a connection");
-    pair.far.receive(1, 0, 8);
-    pair.here = here;
-    assert_eq!(pair.send(b"x"), Status::RETRIES_EXCEEDED);
-}
-
-#[test]
-fn nothing_is_posted_before_connecting() {
-    let mut pair = Pair::new();
-    let (here, work) = (pair.near.create(), Work::Send(pair.near.piece(0, 1)));
-    let (taken, error) = pair.near.post(here, &[Post { id: 1, signaled: true, work }]).expect_err("too early");
-    assert_eq!(taken, 0);
-    assert!(error.to_string().contains("not connected"), "{error}");
+    let cases: [(Told, Status); 9] = [
+        ((Some(1), |_| {}), Status::SUCCESS),
+        ((Some(1), |to| to.first_packet += 1), Status::RETRIES_EXCEEDED),
+        ((Some(1), |to| to.number += 1), Status::RETRIES_EXCEEDED),
+        ((Some(1), |to| to.number = 1), Status::RETRIES_EXCEEDED),
+        ((Some(1), |to| to.gid[15] += 1), Status::RETRIES_EXCEEDED),
+        ((Some(1), |to| to.mtu = 256), Status::RETRIES_EXCEEDED),
+        // The smaller of both is the same.
+        ((Some(1), |to| to.mtu = 4096), Status::SUCCESS),
+        ((Some(3), |_| {}), Status::RETRIES_EXCEEDED),
+        ((None, |_| {}), Status::RETRIES_EXCEEDED),
+    ];
+    for (number, ((first_packet, change), status)) in cases.into_iter().enumerate() {
+        let mut pair = Pair::new();
+        let (here, there) = (pair.near.create(), pair.far.create());
+        let mut to_far = pair.far.endpoint(there, 2);
+        change(&mut to_far);
+        pair.near.device.connect(here.id, 1, &to_far).expect("a connection");
+        if let Some(first_packet) = first_packet {
+            let to_near = pair.near.endpoint(here, first_packet);
+            pair.far.device.connect(there.id, 2, &to_near).expect("a connection");
+        }
+        pair.far.receive(1, 0, 8);
+        pair.here = here;
+        assert_eq!(pair.send(b"x"), status, "case {number}");
+    }
 }
 
 #[test]
@@ -66,6 +42,9 @@ fn connecting_refuses_what_cannot_be() {
     let mut pair = Pair::new();
     let (here, there) = (pair.near.create(), pair.far.create());
     let to_far = pair.far.endpoint(there, 2);
+    let work = Work::Send(pair.near.piece(0, 1));
+    let (taken, error) = pair.near.post(here, &[Post { id: 1, signaled: true, work }]).expect_err("too early");
+    assert!(taken == 0 && error.to_string().contains("not connected"), "{error}");
     let mut refused = |id, first_packet, peer: Endpoint| {
         pair.near.device.connect(id, first_packet, &peer).expect_err("refused").to_string()
     };
@@ -100,13 +79,12 @@ fn reads_are_as_many_as_both_agree() {
 #[test]
 fn a_failed_request_flushes_all_behind_it_and_all_later() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     let (good, bad) = (Work::Send(pair.near.piece(0, 1)), Work::Send(pair.near.piece(0, 9)));
     let posts = [(1, true, good), (2, false, bad), (3, false, good), (4, true, good)];
     let posts = posts.map(|(id, signaled, work)| Post { id, signaled, work });
     pair.far.receive(2, 0, 8);
-    pair.near.post(here, &posts).expect("four requests");
+    pair.near.post(pair.here, &posts).expect("four requests");
     let statuses = [Status::SUCCESS, Status::REMOTE_REJECTED, Status::FLUSHED, Status::FLUSHED];
     assert_eq!(pair.near.outcomes(), [1, 2, 3, 4].into_iter().zip(statuses).collect::<Vec<_>>());
     assert_eq!(pair.send(b"x"), Status::FLUSHED);
@@ -116,36 +94,33 @@ fn a_failed_request_flushes_all_behind_it_and_all_later() {
 #[test]
 fn the_peer_of_a_failed_queue_pair_hears_of_it_at_its_next_request() {
     let mut pair = Pair::new();
-    let there = pair.there;
     let work = Work::Send(pair.near.piece(4096, 1));
     assert_eq!(pair.ask(work), Status::LOCAL_PROTECTION);
     assert!(pair.far.poll().is_empty());
     assert_eq!(pair.far.device.next_event(), None);
     // What does not involve its peer still works.
-    pair.far.open(there, 0, 8, Grant::Write);
+    pair.far.open(pair.there, 0, 8, Grant::Write);
     pair.near.receive(1, 0, 8);
-    pair.far.send(there, 2, b"x");
-    pair.far.send(there, 3, b"x");
+    pair.far.send(pair.there, 2, b"x");
+    pair.far.send(pair.there, 3, b"x");
     assert_eq!(pair.far.outcomes(), [(2, Status::RETRIES_EXCEEDED), (3, Status::FLUSHED)]);
 }
 
 #[test]
 fn a_destroyed_queue_pair_leaves_its_completions() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
-    pair.near.send(here, 1, b"x");
+    pair.near.send(pair.here, 1, b"x");
     pair.fabric.pause();
-    pair.near.send(here, 2, b"x");
-    pair.near.device.destroy(here.id);
+    pair.near.send(pair.here, 2, b"x");
+    pair.near.device.destroy(pair.here.id);
     pair.fabric.resume();
     assert_eq!(pair.near.outcomes(), [(1, Status::SUCCESS)], "what was under way has none");
     assert_eq!(pair.far.poll().len(), 1);
-    let there = pair.there;
-    pair.far.send(there, 3, b"x");
+    pair.far.send(pair.there, 3, b"x");
     assert_eq!(pair.far.outcomes(), [(3, Status::RETRIES_EXCEEDED)]);
     let work = Work::Send(pair.near.piece(0, 1));
-    assert!(pair.near.post(here, &[Post { id: 4, signaled: true, work }]).is_err());
+    assert!(pair.near.post(pair.here, &[Post { id: 4, signaled: true, work }]).is_err());
     pair.check();
 }
 

@@ -1,10 +1,8 @@
 //! When requests are carried out, and in which order.
 
-use std::thread;
-
-use super::harness::{Host, MEMORY, Pair, is_readable, wait};
-use crate::verbs::device::{Device, Post, QueuePair, RECEIVED, Status, Work};
-use crate::verbs::fake::{Fabric, FakeSettings, Fault, RequestKind, Strike};
+use super::harness::{MEMORY, Pair, is_readable};
+use crate::verbs::device::{Device, Post, RECEIVED, Status, Work};
+use crate::verbs::fake::{Fabric, FakeSettings, Fault, Strike};
 
 fn delayed(polls: u32) -> FakeSettings {
     FakeSettings { delay_polls_max: polls, ..FakeSettings::default() }
@@ -13,10 +11,9 @@ fn delayed(polls: u32) -> FakeSettings {
 #[test]
 fn a_pause_holds_everything_back() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     pair.fabric.pause();
-    pair.near.send(here, 7, b"x");
+    pair.near.send(pair.here, 7, b"x");
     assert!(pair.near.poll().is_empty());
     assert!(pair.far.poll().is_empty());
     pair.near.device.arm().expect("a device that works");
@@ -31,10 +28,9 @@ fn a_pause_holds_everything_back() {
 #[test]
 fn a_step_carries_out_and_the_next_one_acknowledges() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     pair.fabric.pause();
-    pair.near.send(here, 7, b"x");
+    pair.near.send(pair.here, 7, b"x");
     assert!(pair.fabric.step());
     assert_eq!(pair.far.outcomes(), [(1, Status::SUCCESS)], "the answer may come first");
     assert!(pair.near.poll().is_empty());
@@ -46,12 +42,11 @@ fn a_step_carries_out_and_the_next_one_acknowledges() {
 #[test]
 fn what_was_carried_out_fails_if_the_peer_is_gone_before_the_acknowledgement() {
     let mut pair = Pair::new();
-    let (here, there) = (pair.here, pair.there);
     pair.far.receive(1, 0, 8);
     pair.fabric.pause();
-    pair.near.send(here, 7, b"x");
+    pair.near.send(pair.here, 7, b"x");
     assert!(pair.fabric.step());
-    pair.far.device.destroy(there.id);
+    pair.far.device.destroy(pair.there.id);
     pair.fabric.resume();
     assert_eq!(pair.near.outcomes(), [(7, Status::RETRIES_EXCEEDED)]);
     assert_eq!(pair.far.outcomes(), [(1, Status::SUCCESS)]);
@@ -61,13 +56,12 @@ fn what_was_carried_out_fails_if_the_peer_is_gone_before_the_acknowledgement() {
 fn a_lost_acknowledgement_fails_before_what_fails_behind_it() {
     for seed in 0..20 {
         let mut pair = Pair::on(&Fabric::new(seed), delayed(20));
-        let here = pair.here;
         pair.far.receive(1, 0, 8);
         let lost = Strike { kind: None, status: Status(20), carried_out: true };
         pair.fabric.inject("near", Fault::Request { strike: lost, skip: 0 });
-        pair.near.send(here, 1, b"x");
+        pair.near.send(pair.here, 1, b"x");
         let bad = Work::Send(pair.near.piece(MEMORY, 1));
-        pair.near.ask(here, 2, bad);
+        pair.near.ask(pair.here, 2, bad);
         let mut outcomes = Vec::new();
         while outcomes.len() < 2 {
             outcomes.extend(pair.near.outcomes());
@@ -81,9 +75,7 @@ fn arrivals(seed: u64, polls: u32) -> Vec<u8> {
     let fabric = Fabric::new(seed);
     let mut pair = Pair::on(&fabric, delayed(polls));
     let (other, here) = (pair.join().0, pair.here);
-    for id in 0..20 {
-        pair.far.receive(id, 100 + id as usize, 1);
-    }
+    (0..20).for_each(|id| pair.far.receive(id, 100 + id as usize, 1));
     for id in 0..10 {
         for (queue_pair, letter) in [(here, b'a'), (other, b'A')] {
             let letter = letter + id as u8;
@@ -125,15 +117,14 @@ fn delays_keep_the_order_of_a_queue_pair_and_mix_those_of_several() {
 fn a_delayed_answer_may_overtake_the_completion_of_what_it_answers() {
     let overtakes = |seed| {
         let mut pair = Pair::on(&Fabric::new(seed), delayed(9));
-        let (here, there) = (pair.here, pair.there);
         pair.far.receive(1, 0, 8);
         pair.near.receive(2, 8, 8);
-        pair.near.send(here, 7, b"ask");
+        pair.near.send(pair.here, 7, b"ask");
         let mut heard = Vec::new();
         while heard.len() < 2 {
             if !pair.far.poll().is_empty() {
                 pair.far
-                    .post(there, &[Post { id: 8, signaled: false, work: Work::Send(pair.far.piece(0, 3)) }])
+                    .post(pair.there, &[Post { id: 8, signaled: false, work: Work::Send(pair.far.piece(0, 3)) }])
                     .expect("taken");
             }
             heard.extend(pair.near.outcomes());
@@ -147,9 +138,8 @@ fn a_delayed_answer_may_overtake_the_completion_of_what_it_answers() {
 #[test]
 fn nothing_is_held_back_for_who_sleeps() {
     let mut pair = Pair::with(delayed(1_000_000));
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
-    pair.near.send(here, 7, b"x");
+    pair.near.send(pair.here, 7, b"x");
     assert!(pair.far.poll().is_empty());
     pair.near.device.arm().expect("a device that works");
     assert!(is_readable(pair.near.device.completion_descriptor()));
@@ -158,83 +148,6 @@ fn nothing_is_held_back_for_who_sleeps() {
     // The same works if it is armed already.
     pair.near.device.arm().expect("a device that works");
     pair.far.receive(1, 0, 8);
-    pair.near.send(here, 7, b"x");
+    pair.near.send(pair.here, 7, b"x");
     assert_eq!(pair.near.outcomes(), [(7, Status::SUCCESS)]);
-}
-
-#[test]
-fn time_passes_with_the_polls_of_any_device() {
-    let mut pair = Pair::with(delayed(50));
-    let here = pair.here;
-    pair.far.receive(1, 0, 8);
-    pair.near.send(here, 7, b"x");
-    let mut polls = 0;
-    while pair.far.poll().is_empty() {
-        polls += 1;
-        assert!(polls <= 50);
-    }
-}
-
-#[test]
-fn devices_of_many_threads_share_a_fabric() {
-    const PAIRS: u32 = 3;
-    let fabric = Fabric::new(9);
-    thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for index in 0..PAIRS {
-            let Pair { mut near, mut far, here, there, .. } = Pair::on(&fabric, delayed(index));
-            near.receive(1, 64, 8);
-            far.receive(1, 64, 8);
-            say(&mut near, here, 0);
-            threads.push(scope.spawn(move || bounce(near, here, 1)));
-            threads.push(scope.spawn(move || bounce(far, there, 0)));
-        }
-        // The last message is acknowledged only while its receiver exists.
-        let hosts: Vec<Host> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
-        assert_eq!(hosts.len(), 2 * PAIRS as usize);
-    });
-    assert_eq!(fabric.receiver_not_ready(), 0);
-    assert_eq!(fabric.completion_overruns(), 0);
-    assert_eq!(fabric.violations(), [""; 0]);
-    let sends = fabric.counters().of(RequestKind::Send);
-    assert_eq!(sends.requests, u64::from(PAIRS) * BOUNCES);
-}
-
-/// Messages between each two threads.
-const BOUNCES: u64 = 400;
-
-fn say(host: &mut Host, queue_pair: QueuePair, number: u64) {
-    host.fill(0, &number.to_le_bytes());
-    let work = host.inline(0, 8);
-    host.ask(queue_pair, 2, work);
-}
-
-/// Answers each message with the next number, and sleeps when there is nothing to do.
-fn bounce(mut host: Host, queue_pair: QueuePair, mut expected: u64) -> Host {
-    // Half of them are received here, half sent.
-    let mut unfinished = BOUNCES;
-    while unfinished > 0 {
-        let mut completions = host.poll();
-        if completions.is_empty() {
-            host.device.arm().expect("a device that works");
-            completions = host.poll();
-        }
-        if completions.is_empty() {
-            wait(host.device.completion_descriptor());
-            host.device.disarm();
-        }
-        for completion in completions {
-            assert_eq!(completion.status, Status::SUCCESS);
-            unfinished -= 1;
-            if completion.id & RECEIVED != 0 {
-                assert_eq!(host.bytes(64, 8), expected.to_le_bytes());
-                host.receive(1, 64, 8);
-                if expected + 1 < BOUNCES {
-                    say(&mut host, queue_pair, expected + 1);
-                }
-                expected += 2;
-            }
-        }
-    }
-    host
 }

@@ -16,8 +16,7 @@ fn the_next_request_of_a_kind_fails_with_any_status() {
         let status = Status(number);
         assert!(pair.fabric.inject("near", Fault::Request { strike: strike(RequestKind::Send, status), skip: 0 }));
         // A request of another kind does not fail.
-        let here = pair.here;
-        pair.near.open(here, 0, 8, Grant::Read);
+        pair.near.open(pair.here, 0, 8, Grant::Read);
         assert_eq!(pair.send(b"x"), status);
         assert!(pair.far.poll().is_empty());
         assert_eq!(pair.send(b"x"), Status::FLUSHED);
@@ -25,37 +24,10 @@ fn the_next_request_of_a_kind_fails_with_any_status() {
 }
 
 #[test]
-fn each_kind_can_be_struck() {
-    for kind in RequestKind::ALL {
-        let mut pair = Pair::new();
-        let (here, there) = (pair.here, pair.there);
-        pair.far.receive(1, 0, 8);
-        let read = pair.far.open(there, 0, 8, Grant::Read);
-        let write = pair.far.open(there, 8, 8, Grant::Write);
-        let own = pair.near.open(here, 8, 8, Grant::Write);
-        let (from, to) = (pair.near.piece(0, 8), pair.far.remote(8, write.rkey));
-        let work = match kind {
-            RequestKind::Send | RequestKind::Receive => Work::Send(from),
-            RequestKind::Write => Work::Write { from, to, word: None },
-            RequestKind::WriteWithWord => Work::Write { from, to, word: Some(1) },
-            RequestKind::Read => Work::Read { into: from, from: pair.far.remote(0, read.rkey) },
-            RequestKind::Bind => pair.near.bind(0, 8, Grant::Read).1,
-            RequestKind::Invalidate => Work::Invalidate { rkey: own.rkey },
-        };
-        let is_receive = kind == RequestKind::Receive;
-        let device = if is_receive { "far" } else { "near" };
-        pair.fabric.inject(device, Fault::Request { strike: strike(kind, Status(7)), skip: 0 });
-        assert_eq!(pair.ask(work), if is_receive { Status::REMOTE_OPERATION } else { Status(7) }, "{kind:?}");
-        assert_eq!(pair.far.outcomes(), if is_receive { vec![(1, Status(7))] } else { vec![] }, "{kind:?}");
-    }
-}
-
-#[test]
 fn a_struck_receive_of_a_word_fails_both_sides() {
     let mut pair = Pair::new();
-    let there = pair.there;
     pair.far.receive(1, 0, 8);
-    let window = pair.far.open(there, 0, 8, Grant::Write);
+    let window = pair.far.open(pair.there, 0, 8, Grant::Write);
     pair.fabric.inject("far", Fault::Request { strike: strike(RequestKind::Receive, Status(8)), skip: 0 });
     let (from, to) = (pair.near.piece(0, 8), pair.far.remote(0, window.rkey));
     assert_eq!(pair.ask(Work::Write { from, to, word: Some(1) }), Status::REMOTE_OPERATION);
@@ -65,9 +37,7 @@ fn a_struck_receive_of_a_word_fails_both_sides() {
 #[test]
 fn some_are_spared_first() {
     let mut pair = Pair::new();
-    for id in 0..3 {
-        pair.far.receive(id, 0, 8);
-    }
+    (0..3).for_each(|id| pair.far.receive(id, 0, 8));
     pair.fabric.inject("near", Fault::Request { strike: strike(RequestKind::Send, Status(7)), skip: 2 });
     assert_eq!(pair.send(b"1"), Status::SUCCESS);
     assert_eq!(pair.send(b"2"), Status::SUCCESS);
@@ -88,13 +58,12 @@ fn an_acknowledgement_can_be_lost() {
 #[test]
 fn a_killed_queue_pair_flushes_also_what_was_carried_out() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     pair.fabric.pause();
-    pair.near.send(here, 1, b"x");
+    pair.near.send(pair.here, 1, b"x");
     assert!(pair.fabric.step(), "carried out, not acknowledged");
-    pair.near.send(here, 2, b"x");
-    assert!(pair.fabric.inject("near", Fault::QueuePair(here.number)));
+    pair.near.send(pair.here, 2, b"x");
+    assert!(pair.fabric.inject("near", Fault::QueuePair(pair.here.number)));
     assert_eq!(pair.near.outcomes(), [(1, Status::FLUSHED), (2, Status::FLUSHED)]);
     assert_eq!(pair.far.outcomes(), [(1, Status::SUCCESS)]);
 }
@@ -102,20 +71,19 @@ fn a_killed_queue_pair_flushes_also_what_was_carried_out() {
 #[test]
 fn a_killed_queue_pair_flushes_and_tells() {
     let mut pair = Pair::new();
-    let (here, there) = (pair.here, pair.there);
     pair.far.receive(1, 0, 8);
-    assert_eq!(pair.fabric.queue_pairs("near"), [here.number]);
-    assert_eq!(pair.fabric.queue_pairs("far"), [there.number]);
+    assert_eq!(pair.fabric.queue_pairs("near"), [pair.here.number]);
+    assert_eq!(pair.fabric.queue_pairs("far"), [pair.there.number]);
     pair.fabric.pause();
-    pair.near.send(here, 1, b"x");
-    assert!(!pair.fabric.inject("far", Fault::QueuePair(here.number)), "another device's");
+    pair.near.send(pair.here, 1, b"x");
+    assert!(!pair.fabric.inject("far", Fault::QueuePair(pair.here.number)), "another device's");
     assert!(!pair.fabric.inject("near", Fault::QueuePair(0)));
-    assert!(pair.fabric.inject("near", Fault::QueuePair(here.number)));
+    assert!(pair.fabric.inject("near", Fault::QueuePair(pair.here.number)));
     pair.fabric.resume();
-    assert_eq!(pair.near.device.next_event(), Some(AsyncEvent::QueuePairFailed(here.number)));
+    assert_eq!(pair.near.device.next_event(), Some(AsyncEvent::QueuePairFailed(pair.here.number)));
     assert_eq!(pair.near.outcomes(), [(1, Status::FLUSHED)]);
     assert!(pair.far.poll().is_empty());
-    pair.far.send(there, 2, b"x");
+    pair.far.send(pair.there, 2, b"x");
     assert_eq!(pair.far.outcomes(), [(2, Status::RETRIES_EXCEEDED)]);
 }
 
@@ -123,13 +91,12 @@ fn a_killed_queue_pair_flushes_and_tells() {
 fn a_port_that_is_down_for_a_short_time_does_no_harm() {
     for device in ["near", "far"] {
         let mut pair = Pair::new();
-        let here = pair.here;
         pair.far.receive(1, 0, 8);
         assert!(pair.fabric.inject(device, Fault::PortDown));
-        pair.near.send(here, 1, b"x");
+        pair.near.send(pair.here, 1, b"x");
         // A request that does not travel waits only for its turn.
         let (_, bind) = pair.near.bind(0, 8, Grant::Read);
-        pair.near.ask(here, 2, bind);
+        pair.near.ask(pair.here, 2, bind);
         for _ in 0..15 {
             assert!(pair.near.poll().is_empty(), "{device}");
         }
@@ -142,10 +109,9 @@ fn a_port_that_is_down_for_a_short_time_does_no_harm() {
 #[test]
 fn a_port_that_stays_down_ends_requests() {
     let mut pair = Pair::with(FakeSettings { retry_polls: 5, ..FakeSettings::default() });
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     pair.fabric.inject("far", Fault::PortDown);
-    pair.near.send(here, 1, b"x");
+    pair.near.send(pair.here, 1, b"x");
     for _ in 0..4 {
         assert!(pair.near.poll().is_empty());
     }
@@ -155,10 +121,9 @@ fn a_port_that_stays_down_ends_requests() {
 #[test]
 fn time_passes_at_once_for_who_sleeps_behind_a_port_that_is_down() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     pair.fabric.inject("far", Fault::PortDown);
-    pair.near.send(here, 1, b"x");
+    pair.near.send(pair.here, 1, b"x");
     pair.near.device.arm().expect("a device that works");
     assert!(is_readable(pair.near.device.completion_descriptor()));
     assert_eq!(pair.near.outcomes(), [(1, Status::RETRIES_EXCEEDED)]);
@@ -167,10 +132,9 @@ fn time_passes_at_once_for_who_sleeps_behind_a_port_that_is_down() {
 #[test]
 fn a_port_that_goes_down_before_the_acknowledgement_delays_it() {
     let mut pair = Pair::new();
-    let here = pair.here;
     pair.far.receive(1, 0, 8);
     pair.fabric.pause();
-    pair.near.send(here, 1, b"x");
+    pair.near.send(pair.here, 1, b"x");
     assert!(pair.fabric.step());
     pair.fabric.inject("near", Fault::PortDown);
     pair.fabric.resume();
@@ -180,32 +144,47 @@ fn a_port_that_goes_down_before_the_acknowledgement_delays_it() {
     assert_eq!(pair.near.outcomes(), [(1, Status::SUCCESS)]);
 }
 
+/// A call of the near device; true if it succeeds.
+type Call = fn(&mut Pair) -> bool;
+
+/// All that may fail.
+const CALLS: [(Verb, Call); 7] = [
+    (Verb::Register, |pair| pair.near.register(16).is_ok()),
+    (Verb::AllocateWindow, |pair| pair.near.device.allocate_window().is_ok()),
+    (Verb::Create, |pair| pair.near.device.create().is_ok()),
+    (Verb::Connect, |pair| {
+        let to = pair.far.endpoint(pair.there, 1);
+        pair.near.device.create().is_ok_and(|created| pair.near.device.connect(created.id, 1, &to).is_ok())
+    }),
+    (Verb::PostReceives, |pair| pair.near.receives(&[]).is_ok()),
+    (Verb::Arm, |pair| pair.near.device.arm().is_ok()),
+    (Verb::Post, |pair| {
+        let post = Post { id: 1, signaled: true, work: Work::Send(pair.near.piece(0, 1)) };
+        pair.near.post(pair.here, &[post]).is_ok()
+    }),
+];
+
 #[test]
 fn nothing_works_on_a_failed_device() {
     let mut pair = Pair::new();
-    let (here, there) = (pair.here, pair.there);
     let window = pair.near.window();
     assert!(!pair.fabric.inject("nobody", Fault::DeviceFailed));
     assert!(pair.fabric.inject("near", Fault::DeviceFailed));
     assert_eq!(pair.near.device.next_event(), Some(AsyncEvent::DeviceFailed));
-    assert!(pair.near.register(16).is_err());
-    assert!(pair.near.device.allocate_window().is_err());
-    assert!(pair.near.device.create().is_err());
-    let to = pair.far.endpoint(there, 1);
-    assert!(pair.near.device.connect(here.id, 1, &to).is_err());
-    let work = Work::Send(pair.near.piece(0, 1));
-    assert_eq!(pair.near.post(here, &[Post { id: 1, signaled: true, work }]).expect_err("failed").0, 0);
-    assert!(pair.near.receives(&[]).is_err());
+    for (verb, call) in CALLS {
+        assert!(!call(&mut pair), "{verb:?}");
+    }
+    let to = pair.far.endpoint(pair.there, 1);
+    assert!(pair.near.device.connect(pair.here.id, 1, &to).is_err());
     assert!(pair.near.device.poll(&mut Vec::new(), 1).is_err());
-    assert!(pair.near.device.arm().is_err());
     // Calls that give something back still work.
     pair.near.device.disarm();
     pair.near.device.free_window(window.id);
-    pair.near.device.destroy(here.id);
+    pair.near.device.destroy(pair.here.id);
     let region = pair.near.region.id;
     pair.near.device.deregister(region);
     assert_eq!(pair.far.device.next_event(), None);
-    pair.far.send(there, 2, b"x");
+    pair.far.send(pair.there, 2, b"x");
     assert_eq!(pair.far.outcomes(), [(2, Status::RETRIES_EXCEEDED)]);
     pair.check();
 }
@@ -222,48 +201,21 @@ fn a_device_can_be_opened_after_one_of_its_name_has_failed() {
 #[test]
 fn each_verb_can_fail_once() {
     let mut pair = Pair::new();
-    let (here, there) = (pair.here, pair.there);
-    let fail = |pair: &Pair, verb| {
+    for (verb, call) in CALLS {
         let reason = "cannot allocate memory".to_string();
         assert!(pair.fabric.inject("near", Fault::Verb { verb, reason, skip: 0 }));
-    };
-    fail(&pair, Verb::Register);
-    assert_eq!(pair.near.register(16).expect_err("injected").to_string(), "fake register: cannot allocate memory");
-    assert!(pair.near.register(16).is_ok());
-    fail(&pair, Verb::AllocateWindow);
-    assert!(pair.near.device.allocate_window().is_err());
-    assert!(pair.near.device.allocate_window().is_ok());
-    fail(&pair, Verb::Create);
-    assert!(pair.near.device.create().is_err());
-    let queue_pair = pair.near.create();
-    fail(&pair, Verb::Connect);
-    let to = pair.far.endpoint(there, 1);
-    assert!(pair.near.device.connect(queue_pair.id, 1, &to).is_err());
-    assert!(pair.near.device.connect(queue_pair.id, 1, &to).is_ok());
-    fail(&pair, Verb::PostReceives);
-    assert!(pair.near.receives(&[]).is_err());
-    assert!(pair.near.receives(&[]).is_ok());
-    fail(&pair, Verb::Arm);
-    assert!(pair.near.device.arm().is_err());
-    assert!(pair.near.device.arm().is_ok());
-    pair.far.receive(1, 0, 8);
-    fail(&pair, Verb::Post);
-    let posts = [Post { id: 1, signaled: true, work: Work::Send(pair.near.piece(0, 1)) }];
-    assert_eq!(pair.near.post(here, &posts).expect_err("injected").0, 0);
-    assert!(pair.near.post(here, &posts).is_ok());
+        assert!(!call(&mut pair) && call(&mut pair), "{verb:?}");
+    }
 }
 
 #[test]
 fn a_post_can_fail_in_the_middle() {
     let mut pair = Pair::new();
-    let here = pair.here;
-    for id in 0..3 {
-        pair.far.receive(id, 0, 8);
-    }
+    (0..3).for_each(|id| pair.far.receive(id, 0, 8));
     pair.fabric.inject("near", Fault::Verb { verb: Verb::Post, reason: "cannot allocate memory".into(), skip: 2 });
     let work = Work::Send(pair.near.piece(0, 1));
     let posts = [1, 2, 3].map(|id| Post { id, signaled: true, work });
-    assert_eq!(pair.near.post(here, &posts).expect_err("injected").0, 2);
+    assert_eq!(pair.near.post(pair.here, &posts).expect_err("injected").0, 2);
     assert_eq!(pair.near.outcomes(), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
 }
 

@@ -213,15 +213,6 @@ fn join(near: &mut Host, far: &mut Host) -> (QueuePair, QueuePair) {
 }
 
 pub(super) fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
-    watch(descriptor, PollTimeout::ZERO) == 1
-}
-
-/// Sleeps until the descriptor is readable.
-pub(super) fn wait(descriptor: BorrowedFd<'_>) {
-    watch(descriptor, PollTimeout::NONE);
-}
-
-fn watch(descriptor: BorrowedFd<'_>, timeout: PollTimeout) -> i32 {
     let mut watched = [PollFd::new(descriptor, PollFlags::POLLIN)];
-    poll(&mut watched, timeout).expect("a descriptor that can be polled")
+    poll(&mut watched, PollTimeout::ZERO).expect("a descriptor that can be polled") == 1
 }

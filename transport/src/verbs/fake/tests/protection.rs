@@ -10,15 +10,6 @@ fn write(pair: &mut Pair, to: Remote) -> Status {
     pair.ask(Work::Write { from, to, word: None })
 }
 
-/// The status of a write of 8 bytes to the peer's offset, while a window opens bytes 100 to 200 for writing.
-fn write_beside_window(offset: usize, rkey: impl Fn(&Pair, Window) -> u32) -> Status {
-    let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 100, 100, Grant::Write);
-    let to = pair.far.remote(offset, rkey(&pair, window));
-    write(&mut pair, to)
-}
-
 #[test]
 fn local_memory_must_be_within_a_region_of_the_device() {
     let wrong: [fn(&Pair) -> Piece; 6] = [
@@ -37,8 +28,7 @@ fn local_memory_must_be_within_a_region_of_the_device() {
         assert!(pair.far.poll().is_empty(), "the peer heard nothing");
     }
     let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 0, 8, Grant::Read);
+    let window = pair.far.open(pair.there, 0, 8, Grant::Read);
     let into = pair.near.piece(MEMORY, 8);
     let work = Work::Read { into, from: pair.far.remote(0, window.rkey) };
     assert_eq!(pair.ask(work), Status::LOCAL_PROTECTION);
@@ -63,91 +53,49 @@ fn a_receive_buffer_outside_of_regions_fails_both_sides() {
 }
 
 #[test]
-fn a_window_opens_its_bytes_and_no_others() {
-    let key = |_: &Pair, window: Window| window.rkey;
-    for (offset, status) in [
-        (100, Status::SUCCESS),
-        (192, Status::SUCCESS),
-        (99, Status::REMOTE_ACCESS),
-        (193, Status::REMOTE_ACCESS),
-        (0, Status::REMOTE_ACCESS),
-        (MEMORY - 4, Status::REMOTE_ACCESS),
-    ] {
-        assert_eq!(write_beside_window(offset, key), status, "at {offset}");
+fn a_window_opens_under_its_present_key_to_its_own_peer_alone() {
+    type To = fn(&mut Pair, Window) -> Remote;
+    let cases: [(&str, To, Status); 7] = [
+        ("its key", |pair, window| pair.far.remote(100, window.rkey), Status::SUCCESS),
+        ("the key before", |pair, window| pair.far.remote(100, window.rkey - 1), Status::REMOTE_ACCESS),
+        ("the next key", |pair, window| pair.far.remote(100, window.next_key()), Status::REMOTE_ACCESS),
+        ("its region's", |pair, _| pair.far.remote(100, pair.far.region.rkey), Status::REMOTE_ACCESS),
+        ("its region's local one", |pair, _| pair.far.remote(100, pair.far.region.lkey), Status::REMOTE_ACCESS),
+        ("another device's", |pair, _| pair.far.remote(100, pair.near.region.rkey), Status::REMOTE_ACCESS),
+        (
+            "the end of the address space",
+            |_, window| Remote { address: u64::MAX - 3, rkey: window.rkey },
+            Status::REMOTE_ACCESS,
+        ),
+    ];
+    for (name, to, status) in cases {
+        let mut pair = Pair::new();
+        let window = pair.far.open(pair.there, 100, 100, Grant::Write);
+        let to = to(&mut pair, window);
+        assert_eq!(write(&mut pair, to), status, "{name}");
     }
-}
-
-#[test]
-fn a_window_opens_under_its_present_key_only() {
-    assert_eq!(write_beside_window(100, |_, window| window.rkey - 1), Status::REMOTE_ACCESS);
-    assert_eq!(write_beside_window(100, |_, window| window.next_key()), Status::REMOTE_ACCESS);
-    assert_eq!(write_beside_window(100, |pair, _| pair.far.region.rkey), Status::REMOTE_ACCESS);
-    assert_eq!(write_beside_window(100, |pair, _| pair.far.region.lkey), Status::REMOTE_ACCESS);
-    assert_eq!(write_beside_window(100, |pair, _| pair.near.region.rkey), Status::REMOTE_ACCESS);
-}
-
-#[test]
-fn addresses_at_the_end_of_the_address_space_do_not_wrap() {
-    let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 0, MEMORY as u64, Grant::Write);
-    let to = Remote { address: u64::MAX - 3, rkey: window.rkey };
-    assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS);
-}
-
-#[test]
-fn a_window_grants_one_direction() {
-    let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 0, 8, Grant::Read);
-    let to = pair.far.remote(0, window.rkey);
-    assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS);
-
-    let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 0, 8, Grant::Write);
-    let work = Work::Read { into: pair.near.piece(0, 8), from: pair.far.remote(0, window.rkey) };
-    assert_eq!(pair.ask(work), Status::REMOTE_ACCESS);
-}
-
-#[test]
-fn a_window_opens_to_the_peer_of_its_queue_pair_only() {
     let mut pair = Pair::new();
     let (_, other_there) = pair.join();
     let window = pair.far.open(other_there, 0, 8, Grant::Write);
     let to = pair.far.remote(0, window.rkey);
-    assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS);
-}
-
-#[test]
-fn an_invalidated_key_opens_nothing_and_the_next_one_does() {
+    assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS, "another queue pair's");
     let mut pair = Pair::new();
-    let there = pair.there;
-    let first = pair.far.open(there, 0, 8, Grant::Write);
-    let to = pair.far.remote(0, first.rkey);
-    assert_eq!(write(&mut pair, to), Status::SUCCESS);
-    pair.far.ask(there, 1, Work::Invalidate { rkey: first.rkey });
-    let (region, address, rkey) = (pair.far.region.id, pair.far.address(0), first.next_key());
-    pair.far.ask(there, 2, Work::Bind { window: first, rkey, region, address, bytes: 8, grant: Grant::Write });
-    assert_eq!(pair.far.outcomes(), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
-    let next = pair.far.remote(0, rkey);
-    assert_eq!(write(&mut pair, next), Status::SUCCESS);
-    assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS);
+    let window = pair.far.open(pair.there, 0, 8, Grant::Read);
+    let to = pair.far.remote(0, window.rkey);
+    assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS, "granted for reading");
 }
 
 #[test]
 fn a_freed_window_and_one_whose_region_is_gone_open_nothing() {
     let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 0, 8, Grant::Write);
+    let window = pair.far.open(pair.there, 0, 8, Grant::Write);
     pair.far.device.free_window(window.id);
     let to = pair.far.remote(0, window.rkey);
     assert_eq!(write(&mut pair, to), Status::REMOTE_ACCESS);
     pair.check();
 
     let mut pair = Pair::new();
-    let there = pair.there;
-    let window = pair.far.open(there, 0, 8, Grant::Write);
+    let window = pair.far.open(pair.there, 0, 8, Grant::Write);
     let region = pair.far.region.id;
     pair.far.device.deregister(region);
     let to = pair.far.remote(0, window.rkey);
@@ -202,8 +150,7 @@ fn change(work: Work, change: impl FnOnce(&mut Bind)) -> Work {
 #[test]
 fn a_window_that_is_bound_cannot_be_bound_again() {
     let mut pair = Pair::new();
-    let here = pair.here;
-    let window = pair.near.open(here, 0, 8, Grant::Write);
+    let window = pair.near.open(pair.here, 0, 8, Grant::Write);
     let (region, address, rkey) = (pair.near.region.id, pair.near.address(0), window.next_key());
     let work = Work::Bind { window, rkey, region, address, bytes: 8, grant: Grant::Write };
     assert_eq!(pair.ask(work), Status::WINDOW_BIND);
@@ -228,9 +175,8 @@ fn a_window_of_a_destroyed_queue_pair_is_counted_and_stays_closed() {
     let window = pair.near.open(other_here, 0, 8, Grant::Write);
     pair.near.device.destroy(other_here.id);
     assert_eq!(pair.fabric.counters_of("near").windows_orphaned, 1);
-    let there = pair.there;
     let work = Work::Write { from: pair.far.piece(0, 8), to: pair.near.remote(0, window.rkey), word: None };
-    pair.far.ask(there, 1, work);
+    pair.far.ask(pair.there, 1, work);
     assert_eq!(pair.far.outcomes(), [(1, Status::REMOTE_ACCESS)]);
     let rkey = window.next_key();
     let (region, address) = (pair.near.region.id, pair.near.address(0));

@@ -25,35 +25,29 @@ fn attributes_are_those_of_the_settings() {
 #[test]
 fn a_full_send_queue_takes_what_fits() {
     let mut pair = Pair::with(small());
-    let here = pair.here;
-    for id in 0..4 {
-        pair.far.receive(id, 0, 4);
-    }
+    (0..4).for_each(|id| pair.far.receive(id, 0, 4));
     let work = Work::Send(pair.near.piece(0, 4));
     let quiet = |id| Post { id, signaled: false, work };
-    let (taken, error) = pair.near.post(here, &[0, 1, 2, 3, 4].map(quiet)).expect_err("too many");
+    let (taken, error) = pair.near.post(pair.here, &[0, 1, 2, 3, 4].map(quiet)).expect_err("too many");
     assert_eq!(taken, 3);
     assert!(error.to_string().contains("the send queue holds 3"), "{error}");
     assert_eq!(pair.far.poll().len(), 3, "what was taken is carried out");
     assert!(pair.near.poll().is_empty());
     // No completion tells the sender that they are done, so their slots are not free.
-    assert_eq!(pair.near.post(here, &[quiet(5)]).expect_err("full").0, 0);
+    assert_eq!(pair.near.post(pair.here, &[quiet(5)]).expect_err("full").0, 0);
 }
 
 #[test]
 fn polling_a_completion_frees_the_places_up_to_it() {
     let mut pair = Pair::with(small());
-    let here = pair.here;
-    for id in 0..4 {
-        pair.far.receive(id, 0, 4);
-    }
+    (0..4).for_each(|id| pair.far.receive(id, 0, 4));
     let work = Work::Send(pair.near.piece(0, 4));
     let posts = [(0, false), (1, true), (2, false)].map(|(id, signaled)| Post { id, signaled, work });
-    pair.near.post(here, &posts).expect("three requests");
+    pair.near.post(pair.here, &posts).expect("three requests");
     let next = Post { id: 3, signaled: true, work };
-    assert!(pair.near.post(here, &[next]).is_err(), "not polled");
+    assert!(pair.near.post(pair.here, &[next]).is_err(), "not polled");
     assert_eq!(pair.near.outcomes(), [(1, Status::SUCCESS)]);
-    pair.near.post(here, &[next]).expect("two places are free");
+    pair.near.post(pair.here, &[next]).expect("two places are free");
     assert_eq!(pair.near.outcomes(), [(3, Status::SUCCESS)]);
 }
 
@@ -92,13 +86,10 @@ fn a_full_receive_queue_takes_none() {
 #[test]
 fn an_overrun_completion_queue_is_told_and_counted() {
     let mut pair = Pair::with(FakeSettings { completion_depth: 2, ..small() });
-    let here = pair.here;
-    for id in 0..4 {
-        pair.far.receive(id, 0, 4);
-    }
+    (0..4).for_each(|id| pair.far.receive(id, 0, 4));
     let work = Work::Send(pair.near.piece(0, 4));
     let quiet = |id| Post { id, signaled: false, work };
-    pair.near.post(here, &[0, 1, 2].map(quiet)).expect("three requests");
+    pair.near.post(pair.here, &[0, 1, 2].map(quiet)).expect("three requests");
     assert_eq!(pair.fabric.completion_overruns(), 1, "at the receiver");
     assert_eq!(pair.far.device.next_event(), Some(AsyncEvent::CompletionQueueOverrun));
     assert_eq!(pair.far.device.next_event(), None);
@@ -119,7 +110,6 @@ fn unsignaled_requests_that_fail_overrun_too() {
 #[test]
 fn the_worst_case_of_completions_is_known() {
     let mut pair = Pair::with(small());
-    let here = pair.here;
     let worst = |pair: &Pair| pair.fabric.counters_of("near").completions_worst;
     pair.far.receive(1, 0, 4);
     pair.far.receive(2, 0, 4);
@@ -127,9 +117,9 @@ fn the_worst_case_of_completions_is_known() {
     assert_eq!(worst(&pair), 1);
     let work = Work::Send(pair.near.piece(0, 4));
     let posts = [false, true].map(|signaled| Post { id: 1, signaled, work });
-    pair.near.post(here, &posts).expect("two requests");
+    pair.near.post(pair.here, &posts).expect("two requests");
     assert_eq!(worst(&pair), 3, "a receive, and two that may fail for all that the sender knows");
-    pair.near.device.destroy(here.id);
+    pair.near.device.destroy(pair.here.id);
     pair.near.receive(4, 0, 4);
     assert_eq!(worst(&pair), 3, "two receives, and a completion that waits");
     assert_eq!(pair.near.outcomes(), [(1, Status::SUCCESS)]);
@@ -155,9 +145,7 @@ fn polling_moves_as_many_as_are_wanted() {
 #[test]
 fn a_completion_is_told_once_for_each_time_it_was_armed() {
     let mut pair = Pair::with(small());
-    for id in 0..4 {
-        pair.far.receive(id, 0, 4);
-    }
+    (0..4).for_each(|id| pair.far.receive(id, 0, 4));
     assert_eq!(pair.send(b"x"), Status::SUCCESS);
     assert!(!is_readable(pair.far.device.completion_descriptor()), "not armed");
     pair.far.device.arm().expect("a device that works");

@@ -1,15 +1,13 @@
 //! A peer that sends beyond its credit, or asks and never reads; and what an owner must be told when it has nothing else to do.
 
-use super::harness::{Into, LARGE, Manner};
-use super::stage::{Fixture, WILD, frames};
+use super::harness::{Into, Manner};
+use super::stage::{Fixture, WILD, request};
 use crate::arena::Handle;
 use crate::error::LinkError;
-use crate::if_gone::IfGone;
 use crate::link::Link;
 use crate::verbs::limits::WINDOW_MAX;
 use crate::verbs::message::{Answer, Part};
 use crate::verbs::settings::Transfer;
-use crate::wire::Request;
 
 #[test]
 fn messages_past_all_credit_end_the_link() {
@@ -17,9 +15,7 @@ fn messages_past_all_credit_end_the_link() {
     for _ in 0..6 {
         stage.say_with(0, &[]);
     }
-    let error = stage.error();
-    assert!(error.to_string().contains("beyond all credit"), "{error}");
-    stage.check();
+    stage.ends("beyond all credit");
 }
 
 /// The port reuses a word's buffer at once: still it must not keep words without a limit.
@@ -82,12 +78,7 @@ fn a_payload_that_nobody_wants_comes_home_without_another_word() {
     let name = Handle::from_bits(1 << 32 | 9);
     let mut stage = Fixture::new(Transfer::Write);
     stage.side.link.as_mut().expect("it stands").adopt(name);
-    let key = format!("1 {LARGE}");
-    let id = Handle::from_bits(1 << 32 | 5);
-    let request =
-        Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, if_gone: IfGone::Waits, key: &key };
-    let frame = frames(|writer| writer.request(&request));
-    stage.say(&[Part::Frames(&frame)]);
+    stage.say(&[Part::Frames(&request(5).1)]);
     stage.turns();
     stage.hear();
     stage.say(&[Part::Clear { transfer: 0, answer: Answer::Drop }]);

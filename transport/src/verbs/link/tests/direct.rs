@@ -9,7 +9,6 @@ use super::harness::{Fate, Into, LARGE, Manner, Pair};
 use super::stage::{Fixture, TURNS, place_in, response};
 use crate::error::{Code, LinkError};
 use crate::fake_device::{Copies, FakeDevice};
-use crate::session::RequestParams;
 use crate::verbs::device::{Remote, Status};
 use crate::verbs::fake::Verb;
 use crate::verbs::limits::PIECE_BYTES;
@@ -34,8 +33,7 @@ fn unregistered(manner: &Manner) -> (Pair, FakeDevice) {
 /// As `unregistered`, after tensors have moved from and to the memory, which is registered by then.
 fn pair(manner: &Manner) -> (Pair, FakeDevice) {
     let (mut pair, device) = unregistered(manner);
-    let now = pair.now;
-    pair.sides.iter_mut().for_each(|side| _ = side.ask(now, 1_000_000, LARGE, Into::Device));
+    pair.sides.iter_mut().for_each(|side| _ = side.ask(pair.now, 1_000_000, LARGE, Into::Device));
     pair.settle();
     until_registered(&mut pair);
     (pair, device)
@@ -119,9 +117,8 @@ fn tensors_are_copied_until_their_memory_is_registered_and_where_it_cannot_be() 
         if fails {
             [0, 1].iter().for_each(|side| pair.fail(*side, Verb::Register, 0));
         }
-        let now = pair.now;
         for number in 0..2 {
-            pair.sides[0].ask(now, number, LARGE, Into::Device);
+            pair.sides[0].ask(pair.now, number, LARGE, Into::Device);
             pair.settle();
             let each = u64::from(number) + 1;
             assert_eq!(device.copies(), Copies { to_host: 2 * each, from_host: each });
@@ -138,8 +135,7 @@ fn memory_that_is_given_up_while_it_is_registered_leaves_nothing_behind() {
     let mut manner = Manner::default();
     manner.device.register_time_per_mib = Duration::from_millis(25);
     let (mut pair, device) = unregistered(&manner);
-    let now = pair.now;
-    pair.sides[0].ask(now, 1, LARGE, Into::Device);
+    pair.sides[0].ask(pair.now, 1, LARGE, Into::Device);
     pair.settle();
     assert!(pair.sides[0].port.state().regions.awaits());
     pair.sides[0].export = None;
@@ -205,11 +201,7 @@ fn a_request_into_a_devices_memory_may_be_given_up_at_every_step() {
 fn a_small_answer_to_an_announced_place_of_a_devices_is_told_when_that_is_closed() {
     let (mut pair, device) = pair(&Manner::default());
     for number in 0..20 {
-        let (deadline, key) = (pair.now + Duration::from_secs(60), format!("{number} 100"));
-        let destination = pair.sides[0].export.as_ref().and_then(|export| export.allocate(LARGE));
-        let params =
-            RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
-        pair.sides[0].session.request(pair.now, params).expect("accepted");
+        pair.sides[0].ask_with_room(pair.now, number, (100, LARGE), Into::Device);
         // The copy into device memory fails once.
         device.fail_after(1, u64::from(number == 7));
         pair.settle();

@@ -28,11 +28,10 @@ const STATUSES: [Status; 14] = [
 
 /// Asks for tensors both ways, some of which go in several pieces.
 fn ask(pair: &mut Pair) {
-    let now = pair.now;
     for side in &mut pair.sides {
         for (number, size) in [100, LARGE, PIECE_BYTES + 5].into_iter().enumerate() {
-            side.ask(now, number as u32, size, Into::Heap);
-            side.ask(now, number as u32 + 3, size, Into::Anywhere);
+            side.ask(pair.now, number as u32, size, Into::Heap);
+            side.ask(pair.now, number as u32 + 3, size, Into::Anywhere);
         }
     }
 }
@@ -167,10 +166,9 @@ fn the_end_of_the_tcp_connection_ends_the_link_after_what_had_come() {
         let mut manner = Manner::default();
         manner.device.delay_polls_max = delay_polls_max;
         let mut pair = Pair::new(&manner);
-        let now = pair.now;
         pair.sides[1].parks = true;
         for number in 0..2000 {
-            pair.sides[0].ask(now, number, 2000, Into::Anywhere);
+            pair.sides[0].ask(pair.now, number, 2000, Into::Anywhere);
         }
         pair.run(|pair| pair.sides[1].parked.len() == 2000);
         // Until the last credit has come.
@@ -179,7 +177,7 @@ fn the_end_of_the_tcp_connection_ends_the_link_after_what_had_come() {
         }
         pair.sides[1].answer_parked();
         // Some of the answers are in receive buffers when the peer stops.
-        pair.sides[1].transmit(now).expect("a healthy link");
+        pair.sides[1].transmit(pair.now).expect("a healthy link");
         for _ in 0..100 {
             pair.sides[1].poll();
         }
@@ -190,7 +188,7 @@ fn the_end_of_the_tcp_connection_ends_the_link_after_what_had_come() {
         link.descriptor_ready();
         let error = loop {
             let link = side.link.as_mut().expect("it stands");
-            if let Err(error) = link.receive(&mut side.session.inbound(now, &side.slab), 1) {
+            if let Err(error) = link.receive(&mut side.session.inbound(pair.now, &side.slab), 1) {
                 break error;
             }
         };
@@ -245,8 +243,7 @@ fn no_receive_buffer_is_lost_with_links_that_die_in_the_middle_of_a_message() {
         let mut pair = Pair::new(&manner);
         for number in 0..BUFFERS as u32 {
             assert!(pair.fabric.inject(NAMES[0], Fault::BreakOff { skip: 0 }));
-            let now = pair.now;
-            pair.sides[0].ask(now, number, 100, Into::Anywhere);
+            pair.sides[0].ask(pair.now, number, 100, Into::Anywhere);
             let (side, error) = pair.run_to_the_end();
             assert!(side == 0 && error.to_string().contains("does not acknowledge"), "{error}");
             pair.lose();

@@ -255,11 +255,22 @@ impl Side {
 
     /// Asks for a tensor of `size` bytes; returns the request and the address of its destination.
     pub(super) fn ask(&mut self, now: Instant, number: u32, size: usize, into: Into) -> (Handle, usize) {
+        self.ask_with_room(now, number, (size, size), into)
+    }
+
+    /// As `ask`, with a destination of `room` bytes.
+    pub(super) fn ask_with_room(
+        &mut self,
+        now: Instant,
+        number: u32,
+        (size, room): (usize, usize),
+        into: Into,
+    ) -> (Handle, usize) {
         let mut destination = match into {
             Into::Anywhere => None,
-            Into::Heap => Some(Buffer::from_vec(vec![0; size])),
-            Into::Slab => Some(self.slab.allocate(size).expect("room")),
-            Into::Device => Some(self.export.as_ref().and_then(|export| export.allocate(size)).expect("room")),
+            Into::Heap => Some(Buffer::from_vec(vec![0; room])),
+            Into::Slab => Some(self.slab.allocate(room).expect("room")),
+            Into::Device => Some(self.export.as_ref().and_then(|export| export.allocate(room)).expect("room")),
         };
         let address = destination.as_mut().map_or(0, |destination| Spot::of(destination).address as usize);
         let (deadline, key) = (now + Duration::from_secs(60), format!("{number} {size}"));

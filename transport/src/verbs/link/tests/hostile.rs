@@ -4,16 +4,14 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use super::harness::{Into, LARGE, Manner, pattern};
-use super::stage::{Fixture, TURNS, WILD, frames, place_in, response};
-use crate::arena::Handle;
+use super::stage::{Fixture, TURNS, WILD, place_in, request, response};
 use crate::error::LinkError;
-use crate::if_gone::IfGone;
 use crate::link::{Frames, Landing, Link, Place, Receiver};
 use crate::verbs::device::{Remote, Status, Work};
 use crate::verbs::limits::PLACES_MAX;
 use crate::verbs::message::{self, Answer, How, Part};
 use crate::verbs::settings::Transfer;
-use crate::wire::{Request, WireError};
+use crate::wire::WireError;
 
 #[test]
 fn messages_that_make_no_sense_end_the_link() {
@@ -29,9 +27,7 @@ fn messages_that_make_no_sense_end_the_link() {
     for (bytes, what) in cases {
         let mut stage = Fixture::new(Transfer::Write);
         stage.send(&bytes);
-        let error = stage.error();
-        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{what}: {error}");
-        stage.check();
+        stage.ends(what);
     }
 }
 
@@ -58,9 +54,7 @@ fn parts_about_what_is_not_there_end_the_link() {
         for (part, what) in cases {
             let mut stage = Fixture::new(transfer);
             stage.say(&[part]);
-            let error = stage.error();
-            assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{part:?}: {error}");
-            stage.check();
+            stage.ends(what);
         }
     }
 }
@@ -98,9 +92,7 @@ fn more_streamed_bytes_than_the_payload_has_end_the_link() {
     let (frame, bytes) = (response(id, 10_000), vec![1; 10_001]);
     let payload = Part::Payload { transfer: 0, bytes: 10_000, how: How::Streamed };
     stage.say(&[Part::Frames(&frame), payload, Part::Bytes { transfer: 0, bytes: &bytes }]);
-    let error = stage.error();
-    assert!(error.to_string().contains("length of a payload in messages"), "{error}");
-    stage.check();
+    stage.ends("length of a payload in messages");
 }
 
 #[test]
@@ -112,9 +104,7 @@ fn a_number_in_use_begins_nothing_else() {
     let payload = Part::Payload { transfer: 7, bytes: LARGE as u64, how: How::Asked };
     let frames = [response(id, LARGE), response(other, LARGE)];
     stage.say(&[Part::Frames(&frames[0]), payload, Part::Frames(&frames[1]), payload]);
-    let error = stage.error();
-    assert!(error.to_string().contains("transfer that begins"), "{error}");
-    stage.check();
+    stage.ends("transfer that begins");
 }
 
 #[test]
@@ -122,9 +112,7 @@ fn words_out_of_nowhere_end_the_link() {
     for word in [0, 63, 64, u32::MAX] {
         let mut stage = Fixture::new(Transfer::Write);
         stage.write(WILD, &[], Some(word));
-        let error = stage.error();
-        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains("was written"), "{error}");
-        stage.check();
+        stage.ends("was written");
     }
     // A word for a place that has not been named yet, and a word for a payload that comes in messages.
     for how in [How::Offered(WILD), How::Streamed] {
@@ -135,9 +123,7 @@ fn words_out_of_nowhere_end_the_link() {
         stage.say(&[Part::Frames(&frame), Part::Payload { transfer: 0, bytes: LARGE as u64, how }]);
         stage.write(WILD, &[], Some(0));
         stage.fabric.resume();
-        let error = stage.error();
-        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains("was written"), "{error}");
-        stage.check();
+        stage.ends("was written");
     }
 }
 
@@ -145,18 +131,14 @@ fn words_out_of_nowhere_end_the_link() {
 fn more_credit_than_there_can_be_ends_the_link() {
     let mut stage = Fixture::new(Transfer::Write);
     stage.say_with(u16::MAX, &[]);
-    let error = stage.error();
-    assert!(error.to_string().contains("credit"), "{error}");
-    stage.check();
+    stage.ends("credit");
 }
 
 #[test]
 fn a_byte_beside_the_link_ends_it() {
-    let mut stage = Fixture::new(Transfer::Write);
+    let stage = Fixture::new(Transfer::Write);
     (&stage.socket).write_all(b"x").expect("written");
-    let error = stage.error();
-    assert!(error.to_string().contains("byte beside a verbs link"), "{error}");
-    stage.check();
+    stage.ends("byte beside a verbs link");
 }
 
 /// The honest side writes or reads where it is told to; the peer's device refuses, and the honest side ends the link.
@@ -173,11 +155,7 @@ fn wild_places_are_refused_by_the_device() {
     }
     for announced in [true, false] {
         let mut stage = Fixture::new(Transfer::Write);
-        let key = format!("1 {LARGE}");
-        let id = Handle::from_bits(1 << 32 | 5);
-        let request =
-            Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, if_gone: IfGone::Waits, key: &key };
-        let frame = frames(|writer| writer.request(&request));
+        let (id, frame) = request(5);
         if announced {
             stage.say(&[Part::Place { request: id.to_bits(), bytes: 1 << 40, place: WILD }, Part::Frames(&frame)]);
         } else {
@@ -374,13 +352,8 @@ fn a_peer_that_never_answers_leaves_nothing_behind() {
         stage.asked(LARGE, Into::Slab);
         let (cancelled, _) = stage.asked(LARGE, Into::Slab);
         stage.side.session.cancel(cancelled).expect("it waits");
-        let key = format!("1 {LARGE}");
         for number in 0..3 {
-            let id = Handle::from_bits(1 << 32 | number);
-            let request =
-                Request { id, step: 1, timeout_ms: 1000, consumer: 0, producer: 0, if_gone: IfGone::Waits, key: &key };
-            let frame = frames(|writer| writer.request(&request));
-            stage.say(&[Part::Frames(&frame)]);
+            stage.say(&[Part::Frames(&request(number).1)]);
             stage.turns();
         }
         assert!(stage.side.home.is_empty());

@@ -2,56 +2,15 @@
 
 use std::time::Instant;
 
-use super::harness::{LARGE, Manner, NAMES, check_port, links};
+use super::harness::{Fate, Into, LARGE, Manner, NAMES, Side, check_port, links};
 use crate::arena::Handle;
-use crate::limits::SessionLimits;
 use crate::link::Link;
-use crate::session::{Event, RequestParams, Roster, Session};
+use crate::session::Roster;
 use crate::verbs::VerbsSettings;
 use crate::verbs::fake::{Fabric, FakeSettings};
-use crate::verbs::link::VerbsLink;
-use sealane_runtime::{Buffer, Slab, SlabSettings};
-use std::time::Duration;
 
 const LINKS: usize = 256;
 const TURNS_MAX: usize = 10_000;
-
-struct End {
-    link: VerbsLink,
-    session: Session<u32, u32>,
-    arrived: usize,
-}
-
-impl End {
-    fn new(link: VerbsLink, now: Instant) -> Self {
-        let mut session = Session::new("peer", 1, SessionLimits::default());
-        session.attach(now, 1, Roster { numbers: vec![0] }, u64::MAX);
-        Self { link, session, arrived: 0 }
-    }
-
-    fn turn(&mut self, now: Instant, slab: &Slab) {
-        self.session.outbox().set_traits(self.link.traits());
-        self.session.fill(now, false);
-        self.link.transmit(self.session.outbox(), usize::MAX, false).expect("a healthy link");
-        self.session.collect_written();
-        self.link.receive(&mut self.session.inbound(now, slab), usize::MAX).expect("a healthy link");
-        while let Some(event) = self.session.poll_event() {
-            match event {
-                Event::Requested(asked) => {
-                    let bytes = vec![7; self.session.key(&asked).parse().expect("a size")];
-                    let answered = self.session.respond(asked.id, Default::default(), bytes.into(), 0);
-                    assert!(answered.is_ok());
-                }
-                Event::RequestEnded { outcome, .. } => {
-                    assert!(outcome.expect("a tensor").buffer.iter().all(|byte| *byte == 7));
-                    self.arrived += 1;
-                }
-                Event::Released { taken, .. } => assert!(taken),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-}
 
 /// 256 links with the default depths: all of them stand, all work at the same time, and the next one is refused with a reason.
 #[test]
@@ -67,32 +26,32 @@ fn a_port_has_256_links_and_refuses_the_next_with_its_reason() {
     let manner = Manner { settings, device };
     let fabric = Fabric::new(3);
     let ports = NAMES.map(|name| manner.open(&fabric, name));
-    let slab = Slab::new(SlabSettings { name: "tensors", bytes: 64 << 20, populate: false }).expect("memory");
     let now = Instant::now();
-    let mut ends: Vec<[End; 2]> = Vec::new();
+    let mut ends: Vec<[Side; 2]> = Vec::new();
     while ports[0].why_not("peer", now).is_none() {
-        ends.push(links([&ports[0], &ports[1]]).map(|link| End::new(link, now)));
+        let links = links([&ports[0], &ports[1]]);
+        let mut sides = ports.each_ref().map(|port| Side::new(port.clone()));
+        for (side, link) in sides.iter_mut().zip(links) {
+            side.link = Some(link);
+            side.session.attach(now, 1, Roster { numbers: vec![0] }, u64::MAX);
+        }
+        ends.push(sides);
     }
     assert_eq!(ends.len(), LINKS);
     let reason = ports[0].why_not("peer", now).expect("it is full");
     assert!(reason.contains("1024 receive buffers") && reason.contains("verbs.queue_depth"), "{reason}");
     assert!(ports[0].state().begin_link().is_err());
     assert_eq!(fabric.queue_pairs(NAMES[0]).len(), LINKS, "the queue pair of the one that was refused is gone");
-    for pair in &mut ends {
-        for end in pair {
-            for (number, size) in [10, LARGE, 20_000].into_iter().enumerate() {
-                let destination = (number == 1).then(|| Buffer::from_vec(vec![0; size]));
-                let (deadline, key) = (now + Duration::from_secs(60), size.to_string());
-                let params =
-                    RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: 0 };
-                end.session.request(now, params).expect("accepted");
-            }
+    for side in ends.iter_mut().flatten() {
+        for (number, size, into) in [(0, 10, Into::Anywhere), (1, LARGE, Into::Heap), (2, 20_000, Into::Anywhere)] {
+            side.ask(now, number, size, into);
         }
     }
-    let mut told = Vec::new();
-    let is_done = |ends: &[[End; 2]]| {
-        ends.iter().flatten().all(|end| end.arrived == 3 && end.session.requests() + end.session.unreleased() == 0)
+    let is_done = |ends: &[[Side; 2]]| {
+        let arrived = |side: &Side| side.fates.iter().filter(|(_, fate)| matches!(fate, Fate::Arrived { .. })).count();
+        ends.iter().flatten().all(|side| arrived(side) == 3 && side.is_quiet())
     };
+    let mut told = Vec::new();
     for _ in 0..TURNS_MAX {
         if is_done(&ends) {
             break;
@@ -100,14 +59,14 @@ fn a_port_has_256_links_and_refuses_the_next_with_its_reason() {
         for port in &ports {
             port.poll(&mut told);
         }
-        ends.iter_mut().flatten().for_each(|end| end.turn(now, &slab));
+        for side in ends.iter_mut().flatten() {
+            side.transmit(now).expect("a healthy link");
+            side.receive(now).expect("a healthy link");
+        }
     }
     assert!(is_done(&ends), "every link carries");
     // One link ends, and another takes its place.
-    for mut end in ends.pop().expect("there are some") {
-        let landings = end.link.abandon(end.session.outbox());
-        end.session.detach(landings);
-    }
+    ends.pop().expect("there are some").iter_mut().for_each(Side::lose);
     assert_eq!(ports[0].why_not("peer", now), None);
     drop(ends);
     assert_eq!(fabric.violations(), Vec::<String>::new());

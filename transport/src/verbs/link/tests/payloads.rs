@@ -27,13 +27,12 @@ fn tensors_of_every_size_go_between_memory_of_every_kind() {
     for manner in manners() {
         for sends_from_slab in [false, true] {
             let mut pair = Pair::new(&manner);
-            let now = pair.now;
             for side in &mut pair.sides {
                 side.sends_from_slab = sends_from_slab;
                 let kinds = [Into::Anywhere, Into::Heap, Into::Slab];
                 for (number, size) in sizes.into_iter().enumerate() {
-                    side.ask(now, number as u32, size, kinds[number % 3]);
-                    side.ask(now, (number + sizes.len()) as u32, size, kinds[(number + 1) % 3]);
+                    side.ask(pair.now, number as u32, size, kinds[number % 3]);
+                    side.ask(pair.now, (number + sizes.len()) as u32, size, kinds[(number + 1) % 3]);
                 }
             }
             pair.settle();
@@ -55,15 +54,14 @@ fn what_lies_in_the_slab_is_never_registered_again() {
     for transfer in BOTH {
         let mut pair = Pair::new(&Manner::with(transfer));
         pair.sides[1].sends_from_slab = true;
-        let now = pair.now;
         for (number, into) in [(0, Into::Anywhere), (1, Into::Slab)] {
-            pair.sides[0].ask(now, number, LARGE, into);
+            pair.sides[0].ask(pair.now, number, LARGE, into);
         }
         pair.settle();
         assert_eq!(pair.sides.each_ref().map(|side| side.port.counters().registrations), [0, 0]);
         // From a vector of the producer, into a vector of the consumer.
         pair.sides[1].sends_from_slab = false;
-        pair.sides[0].ask(now, 2, LARGE, Into::Heap);
+        pair.sides[0].ask(pair.now, 2, LARGE, Into::Heap);
         pair.settle();
         assert_eq!(pair.sides.each_ref().map(|side| side.port.counters().registrations), [1, 1]);
         pair.check();
@@ -75,9 +73,8 @@ fn with_dynamic_registration_everything_is_registered_each_time() {
     for transfer in BOTH {
         let mut pair = Pair::new(&Manner::with(transfer).registering_each());
         pair.sides[1].sends_from_slab = true;
-        let now = pair.now;
         for number in 0..5 {
-            pair.sides[0].ask(now, number, LARGE, Into::Anywhere);
+            pair.sides[0].ask(pair.now, number, LARGE, Into::Anywhere);
         }
         pair.settle();
         assert_eq!(pair.sides.each_ref().map(|side| side.port.counters().registrations), [5, 5]);
@@ -96,8 +93,7 @@ fn what_cannot_be_registered_or_opened_goes_by_copy() {
                     for skip in [0, 0, 0] {
                         pair.fail(side, verb, skip);
                     }
-                    let now = pair.now;
-                    pair.sides[0].ask(now, 0, 5 * LARGE, into);
+                    pair.sides[0].ask(pair.now, 0, 5 * LARGE, into);
                     pair.settle();
                     assert!(matches!(pair.fate(0, 0), Fate::Arrived { .. }));
                     assert_eq!(pair.sides[1].home, [(0, true)]);
@@ -117,11 +113,10 @@ fn what_cannot_be_registered_or_opened_goes_by_copy() {
 fn many_that_go_by_copy_take_turns_with_the_others() {
     for manner in manners() {
         let mut pair = Pair::new(&manner);
-        let now = pair.now;
         for side in &mut pair.sides {
             side.parks = true;
             for number in 0..40 {
-                side.ask(now, number, 20_000 + number as usize, Into::Heap);
+                side.ask(pair.now, number, 20_000 + number as usize, Into::Heap);
             }
         }
         pair.run(|pair| pair.sides.iter().all(|side| side.parked.len() == 40));
@@ -141,10 +136,9 @@ fn many_that_go_by_copy_take_turns_with_the_others() {
 fn more_payloads_than_transfers_wait_for_each_other() {
     for manner in manners() {
         let mut pair = Pair::new(&manner);
-        let now = pair.now;
         let count = 4 * TRANSFERS_MAX;
         for number in 0..count {
-            pair.sides[0].ask(now, number as u32, 9_000 + number, Into::Heap);
+            pair.sides[0].ask(pair.now, number as u32, 9_000 + number, Into::Heap);
         }
         pair.settle();
         let numbers: Vec<_> = pair.sides[0].fates.iter().map(|(number, _)| *number).collect();
@@ -157,9 +151,8 @@ fn more_payloads_than_transfers_wait_for_each_other() {
 #[test]
 fn small_messages_share_one_send() {
     let mut pair = Pair::new(&Manner::default());
-    let now = pair.now;
     for number in 0..100 {
-        pair.sides[0].ask(now, number, 64, Into::Anywhere);
+        pair.sides[0].ask(pair.now, number, 64, Into::Anywhere);
     }
     pair.settle();
     // One message with 100 requests, one with 100 answers, one with releases, and acknowledgements.

@@ -17,9 +17,8 @@ fn manners() -> [Manner; 4] {
 fn an_announced_place_saves_the_question_where_to() {
     let messages = |into| {
         let mut pair = Pair::new(&Manner::default());
-        let now = pair.now;
         for number in 0..100 {
-            let (_, address) = pair.sides[0].ask(now, number, LARGE, into);
+            let (_, address) = pair.sides[0].ask(pair.now, number, LARGE, into);
             pair.settle();
             let Fate::Arrived { address: found, .. } = pair.fate(0, number) else { panic!("it comes") };
             assert!(into == Into::Anywhere || *found == address, "in the consumer's own memory");
@@ -28,7 +27,7 @@ fn an_announced_place_saves_the_question_where_to() {
         pair.check();
         sends
     };
-    // For each tensor: the request, where to write, and the release; now and then a word of credit.
+    // For each tensor: the request, where to write, and the release; pair.now and then a word of credit.
     let (asked, announced) = (messages(Into::Anywhere), messages(Into::Slab));
     assert!((300..320).contains(&asked[0]) && (200..220).contains(&announced[0]), "{asked:?}, {announced:?}");
     assert_eq!(messages(Into::Heap), announced);
@@ -138,18 +137,7 @@ fn a_small_answer_leaves_its_place_unused_and_closed() {
         let mut pair = Pair::new(&manner);
         for number in 0..1000 {
             // The destination is far larger than the tensor.
-            let (deadline, key) = (pair.now + Duration::from_secs(60), format!("{number} 100"));
-            let destination = Some(pair.sides[0].slab.allocate(LARGE).expect("room"));
-            let params = crate::session::RequestParams {
-                consumer: 0,
-                producer: 0,
-                step: 1,
-                key: &key,
-                deadline,
-                destination,
-                waiter: number,
-            };
-            pair.sides[0].session.request(pair.now, params).expect("accepted");
+            pair.sides[0].ask_with_room(pair.now, number, (100, LARGE), Into::Slab);
             pair.settle();
         }
         assert_eq!(pair.sides[0].fates.len(), 1000);
@@ -162,10 +150,9 @@ fn a_small_answer_leaves_its_place_unused_and_closed() {
 fn more_requests_than_windows_are_announced_as_far_as_there_are_some() {
     let mut pair = Pair::new(&Manner::default());
     pair.sides[1].parks = true;
-    let now = pair.now;
     let count = 2 * WINDOWS_MAX as u32;
     for number in 0..count {
-        pair.sides[0].ask(now, number, 10_000, Into::Heap);
+        pair.sides[0].ask(pair.now, number, 10_000, Into::Heap);
     }
     pair.run(|pair| pair.sides[1].parked.len() == count as usize);
     assert!(pair.counters(0).windows > 0 && pair.counters(0).windows <= WINDOWS_MAX as u64);
@@ -216,9 +203,8 @@ fn goes_on(mut pair: Pair) {
         side.parks = false;
     }
     pair.settle();
-    let now = pair.now;
-    pair.sides[0].ask(now, 5000, LARGE, Into::Slab);
-    pair.sides[1].ask(now, 5001, LARGE, Into::Anywhere);
+    pair.sides[0].ask(pair.now, 5000, LARGE, Into::Slab);
+    pair.sides[1].ask(pair.now, 5001, LARGE, Into::Anywhere);
     pair.settle();
     assert!(matches!(pair.fate(0, 5000), Fate::Arrived { .. }) && matches!(pair.fate(1, 5001), Fate::Arrived { .. }));
     pair.check();

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use socket2::Socket;
 
-use super::harness::{Into, Manner, NAMES, Side, check_port, connect, sockets};
+use super::harness::{Into, LARGE, Manner, NAMES, Side, check_port, connect, sockets};
 use crate::arena::Handle;
 use crate::error::LinkError;
+use crate::if_gone::IfGone;
 use crate::link::Link;
 use crate::session::Roster;
 use crate::verbs::device::{Piece, Post, Remote, Status, Work};
@@ -17,7 +18,7 @@ use crate::verbs::link::{Connected, VerbsLink};
 use crate::verbs::message::{self, Answer, Part, Writer};
 use crate::verbs::port::{Arrival, Port};
 use crate::verbs::settings::Transfer;
-use crate::wire::{FrameWriter, Response};
+use crate::wire::{Request, Response, written};
 
 pub(super) const WILD: Remote = Remote { address: 0x1000, rkey: 0x1234_5672 };
 /// Turns after which everything in flight has arrived.
@@ -145,6 +146,13 @@ impl Fixture {
         (0..TURNS).find_map(|_| self.turn().err()).expect("the link ends")
     }
 
+    /// Checks that the honest link ends with a protocol error that says `what`, and that everything is given back.
+    pub(super) fn ends(mut self, what: &str) {
+        let error = self.error();
+        assert!(matches!(error, LinkError::Protocol(_)) && error.to_string().contains(what), "{what}: {error}");
+        self.check();
+    }
+
     /// Lets the honest side ask for a tensor and send the request's frame.
     pub(super) fn asked(&mut self, size: usize, into: Into) -> (Handle, usize) {
         let asked = self.side.ask(self.now, 1, size, into);
@@ -166,16 +174,18 @@ impl Fixture {
     }
 }
 
-pub(super) fn frames(write: impl FnOnce(&mut FrameWriter<'_>)) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    write(&mut FrameWriter(&mut bytes));
-    bytes
+/// The frame of a request for a tensor of [`LARGE`] bytes, and its id.
+pub(super) fn request(number: u64) -> (Handle, Vec<u8>) {
+    let (id, key) = (Handle::from_bits(1 << 32 | number), format!("1 {LARGE}"));
+    let (consumer, producer, if_gone) = (0, 0, IfGone::Waits);
+    let request = Request { id, step: 1, timeout_ms: 1000, consumer, producer, if_gone, key: &key };
+    (id, written(|writer| writer.request(&request)))
 }
 
 /// The frame of an answer whose payload travels beside it.
 pub(super) fn response(id: Handle, payload_bytes: usize) -> Vec<u8> {
     let (token, payload_bytes) = (Handle::from_bits(1 << 32), payload_bytes as u64);
-    frames(|writer| writer.response(&Response { id, token, payload_bytes, transfer: 0, meta: b"" }))
+    written(|writer| writer.response(&Response { id, token, payload_bytes, transfer: 0, meta: b"" }))
 }
 
 /// The last place that the honest side has named, and the transfer that it belongs to, if any.

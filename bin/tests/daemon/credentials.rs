@@ -86,7 +86,7 @@ fn both_sides_log_why_a_secret_is_rejected() {
         let start = |place, task| Daemon::start_at(place, &["--set", "security.secret_file=secret", "--task", task]);
         Ok([start(&places[0], PS)?, start(&places[1], WORKER)?])
     });
-    let mut worker = Client::new(places[1].attach(WORKER).unwrap(), PS);
+    let mut worker = Client::attach(&places[1], WORKER, PS);
     worker.recv(1, "k");
     let failed = worker.next();
     assert!(failed.contains("PermissionDenied"), "{failed}");
@@ -249,7 +249,7 @@ fn both_sides_log_whose_certificate_has_expired_whoever_calls() {
     });
     std::thread::sleep(ends.duration_since(SystemTime::now()).unwrap_or_default() + Duration::from_secs(1));
     for (place, caller, other) in [(&places[1], WORKER, PS), (&places[0], PS, WORKER)] {
-        let mut caller = Client::new(place.attach(caller).unwrap(), other);
+        let mut caller = Client::attach(place, caller, other);
         caller.recv(1, "k");
         let failed = caller.next();
         assert!(failed.contains("PermissionDenied") && failed.contains("expired"), "{failed}");

@@ -168,14 +168,3 @@ fn stat_shows_the_daemon_in_words_and_as_json() {
     let gone = place.fail(1, &["stat"]);
     assert!(gone.contains("start one with `sealane daemon`"), "{gone}");
 }
-
-#[test]
-fn log_lines_are_objects_where_that_is_asked_for() {
-    let (_place, daemon) = Daemon::start(&["--log-format", "json", "--log", "info"]);
-    daemon.signal(nix::sys::signal::Signal::SIGTERM);
-    let log = daemon.ended().stderr;
-    let lines = log.lines().filter(|line| line.starts_with('{'));
-    let lines: Vec<serde_json::Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
-    let drains = lines.iter().find(|line| line["message"] == "the daemon drains").unwrap_or_else(|| panic!("{log}"));
-    assert_eq!((&drains["level"], &drains["asked_by"]), (&"INFO".into(), &"a signal".into()));
-}

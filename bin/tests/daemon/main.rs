@@ -8,7 +8,9 @@ mod forward;
 mod hand_over;
 mod life;
 mod map;
-mod published;
 mod pushed;
+#[path = "../trouble/raw.rs"]
+#[expect(dead_code, reason = "the tests of what goes wrong use the rest")]
+mod raw;
 mod rings;
 mod traces;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sealane::{AcceptOptions, Accepted, Attach, Code, DType, SendOptions, Sending, Task, Tensor, TensorMeta};
+use sealane::{AcceptOptions, Accepted, Attach, DType, Sending, Task, Tensor, TensorMeta};
 
 use crate::fixture::{Daemon, Ended, PS, Place, STUCK, WORKER};
 
@@ -13,9 +13,6 @@ const ARENA_BYTES: u64 = 2 << 20;
 
 /// Empty, and sizes that travel in the ring, together in one frame, or alone.
 const SIZES: [usize; 6] = [64, 0, 512, 513, 9_000, 40_000];
-
-/// Tensors per round.
-const ROUND: usize = 30;
 
 /// How often an acceptor is dropped and the next one opened.
 const REOPENED: usize = 1000;
@@ -52,45 +49,6 @@ pub fn two_hosts_with(arguments: &[&str]) -> (Vec<Place>, Vec<Daemon>) {
         tasks.map(|(place, task)| Daemon::start_at(place, &all(task))).collect()
     };
     Daemon::start_in(make, start)
-}
-
-/// Pushes and accepts in rounds that are larger than the queue.
-fn push_and_accept(ps: &Task, worker: &Task) {
-    let acceptor = ps.acceptor("grads", AcceptOptions { tensors_max: 10, ..AcceptOptions::default() });
-    for round in 0..20 {
-        let numbers = || round * ROUND..(round + 1) * ROUND;
-        let pushing = worker.push_all(PS, "grads", numbers().map(tensor));
-        let mut numbers = numbers();
-        while !numbers.is_empty() {
-            for accepted in acceptor.accept_many(7).wait().unwrap() {
-                let number = numbers.next().unwrap();
-                assert_eq!(&*accepted.from, WORKER);
-                assert!(accepted.tensor.bytes() == tensor(number).bytes(), "tensor {number}");
-            }
-        }
-        pushing.wait().unwrap();
-    }
-    assert!(acceptor.accept().wait_within(Duration::from_millis(1)).unwrap().is_none());
-
-    // While nobody accepts, pushers wait: the queue takes ten, and the credit allows about as many more.
-    let mut pushes: Vec<_> = (0..100).map(|_| worker.push(PS, "grads", tensor(0))).collect();
-    pushes.remove(0).wait().unwrap();
-    let soon = SendOptions { timeout: Some(Duration::from_millis(1)) };
-    let late = worker.push_with(PS, "grads", tensor(5), soon).wait().unwrap_err();
-    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
-    assert!(pushes[50..].iter_mut().all(|push| push.try_outcome().is_none()));
-    for _ in 0..100 {
-        assert!(acceptor.accept().wait().unwrap().tensor.bytes() == tensor(0).bytes());
-    }
-    pushes.into_iter().for_each(|push| push.wait().unwrap());
-
-    // A second acceptor is refused while the first is open; the next one after it is served.
-    let second = ps.acceptor("grads", AcceptOptions::default());
-    assert_eq!(second.accept().wait().unwrap_err().code(), Code::InvalidArgument);
-    drop((acceptor, second));
-    let third = ps.acceptor("grads", AcceptOptions::default());
-    worker.push(PS, "grads", tensor(3)).wait().unwrap();
-    assert!(third.accept().wait().unwrap().tensor.bytes() == tensor(3).bytes());
 }
 
 /// The acceptor is dropped and opened again, with tensors in its hands, in its rings and at the daemon, while the pusher
@@ -146,7 +104,6 @@ fn acceptors_come_and_go(ps: &Task, worker: &Task) {
 fn a_worker_pushes_and_a_ps_of_another_host_accepts() {
     let (places, daemons) = two_hosts();
     let (ps, worker) = (attach(&places[0], PS), attach(&places[1], WORKER));
-    push_and_accept(&ps, &worker);
     acceptors_come_and_go(&ps, &worker);
     drop((ps, worker));
     daemons.into_iter().for_each(|daemon| assert_eq!(daemon.stop().code, Some(0)));
@@ -157,7 +114,6 @@ fn clients_of_one_daemon_push_to_each_other() {
     for shards in ["runtime.shards=1", "runtime.shards=2"] {
         let (place, daemon) = Daemon::start(&["--set", shards]);
         let (ps, worker) = (attach(&place, PS), attach(&place, WORKER));
-        push_and_accept(&ps, &worker);
         acceptors_come_and_go(&ps, &worker);
         drop((ps, worker));
         assert_eq!(daemon.stop().code, Some(0));

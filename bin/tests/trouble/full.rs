@@ -4,8 +4,8 @@
 use sealane::{Code, Error, Tensor};
 
 use crate::fixture::{PS, WORKER};
-use crate::hosts::{ARENA_BYTES, Hosts};
-use crate::tensors::{LARGE, STEP, bytes, in_arena, meta, tensor, verify};
+use crate::hosts::{Hosts, NEAR_AND_FAR};
+use crate::tensors::{LARGE, STEP, in_arena, tensor, verify};
 
 /// Large tensors that the receive area of these hosts holds.
 const HELD: u64 = 4;
@@ -16,43 +16,6 @@ fn limit(error: &Error) -> &str {
         Error::ResourceExhausted { limit, .. } => limit,
         other => panic!("{other}"),
     }
-}
-
-#[test]
-fn a_full_arena_is_told_and_works_again() {
-    let hosts = Hosts::start(&[&[PS, WORKER]]);
-    let (producer, consumer) = (hosts.attach(PS), hosts.attach(WORKER));
-    for _ in 0..3 {
-        let mut under_way = Vec::new();
-        let error = loop {
-            let number = under_way.len() as u64;
-            match producer.alloc(LARGE) {
-                Ok(mut memory) => {
-                    memory.copy_from_slice(&bytes(number, LARGE));
-                    let tensor = Tensor::new(meta(LARGE), memory).unwrap();
-                    under_way.push(producer.send(WORKER, STEP, &number.to_string(), tensor));
-                }
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(limit(&error), "client arena_bytes");
-        let text = error.to_string();
-        assert!(text.contains("drop tensors that are done with, or attach with a larger arena"), "{text}");
-        // A send that would have to copy into it fails too.
-        let error = producer.send(WORKER, STEP, "copied", tensor(9, LARGE)).wait().unwrap_err();
-        assert_eq!(limit(&error), "client arena_bytes");
-        // A tensor that travels in the ring needs no arena.
-        let small = producer.send(WORKER, STEP, "small", tensor(8, 64));
-        verify(&consumer.recv(PS, STEP, "small").wait().unwrap(), 8, 64);
-        small.wait().unwrap();
-        for (number, sending) in (0..).zip(under_way) {
-            verify(&consumer.recv(PS, STEP, &number.to_string()).wait().unwrap(), number, LARGE);
-            sending.wait().unwrap();
-        }
-        drop(producer.alloc(ARENA_BYTES as usize).unwrap());
-    }
-    drop((producer, consumer));
-    hosts.drain();
 }
 
 fn receive_areas_are_full(hosts: Hosts) {
@@ -92,26 +55,5 @@ fn receive_areas_are_full(hosts: Hosts) {
 
 #[test]
 fn a_full_receive_area_leaves_the_tensor_with_its_producer() {
-    receive_areas_are_full(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn a_full_receive_area_leaves_the_tensor_with_its_producer_over_tcp() {
-    receive_areas_are_full(Hosts::start(&[&[PS], &[WORKER]]));
-}
-
-#[test]
-fn a_destination_that_is_too_small_leaves_the_tensor_with_its_producer() {
-    let hosts = Hosts::start(&[&[PS, WORKER]]);
-    let (producer, consumer) = (hosts.attach(PS), hosts.attach(WORKER));
-    let sending = producer.send(WORKER, STEP, "key", tensor(1, 2000));
-    let unreceived = consumer.recv_into(PS, STEP, "key", consumer.alloc(1999).unwrap()).wait().unwrap_err();
-    assert_eq!(unreceived.error.code(), Code::InvalidArgument);
-    assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(1999));
-    let tensor = consumer.recv(PS, STEP, "key").wait().unwrap();
-    assert_eq!(tensor.meta(), &meta(2000));
-    verify(&tensor, 1, 2000);
-    sending.wait().unwrap();
-    drop((producer, consumer, tensor));
-    hosts.drain();
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(receive_areas_are_full);
 }

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use sealane::{Attach, Task};
 
-use crate::fixture::{Daemon, Ended, Place, STUCK};
+use crate::fixture::{Daemon, Ended, PS, Place, STUCK, WORKER};
 use crate::traces::{eventually, mappings};
 
 /// A client's arena: a few of the largest tensors.
@@ -13,6 +13,9 @@ pub const ARENA_BYTES: u64 = 32 << 20;
 
 /// Shared memory objects per client of a daemon with one shard: an arena and a segment.
 pub const MAPPINGS_PER_CLIENT: usize = 2;
+
+/// The groups of two tasks of one daemon, and of two daemons that are joined by TCP.
+pub const NEAR_AND_FAR: [&[&[&str]]; 2] = [&[&[PS, WORKER]], &[&[PS], &[WORKER]]];
 
 /// Daemons, and the tasks that each serves.
 pub struct Hosts {

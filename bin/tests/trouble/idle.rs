@@ -5,7 +5,7 @@ use std::time::Duration;
 use sealane::{Attach, Code, RecvOptions, Task};
 
 use crate::fixture::{PS, STUCK, WORKER};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, NEAR_AND_FAR};
 use crate::tensors::{STEP, tensor, verify};
 use crate::traces::{eventually, sleeps, time_used};
 
@@ -48,7 +48,7 @@ fn shards_with_idle_clients_sleep() {
 
 #[test]
 fn shards_sleep_after_their_last_client_has_gone_in_the_middle_of_calls() {
-    for groups in [&[&[PS, WORKER][..]][..], &[&[PS], &[WORKER]]] {
+    for groups in NEAR_AND_FAR {
         let mut hosts = Hosts::start(groups);
         let (producer, consumer) = (hosts.attach(PS), hosts.attach(WORKER));
         let sending = producer.send(WORKER, STEP, "key", tensor(1, 64));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealane::{Code, Receiving, RecvOptions, Sending, Task, Unreceived};
 
 use crate::fixture::{PS, WORKER};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, NEAR_AND_FAR};
 use crate::processes::Process;
 use crate::tensors::{LARGE, STEP, in_arena, tensor, verify};
 
@@ -79,12 +79,7 @@ fn producers_die(mut hosts: Hosts) {
 
 #[test]
 fn a_producer_is_killed_in_the_middle_of_large_sends() {
-    producers_die(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn a_producer_is_killed_in_the_middle_of_large_sends_over_tcp() {
-    producers_die(Hosts::start(&[&[PS], &[WORKER]]));
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(producers_die);
 }
 
 fn consumers_die(mut hosts: Hosts) {
@@ -128,12 +123,7 @@ fn consumers_die(mut hosts: Hosts) {
 
 #[test]
 fn a_consumer_is_killed_in_the_middle_of_large_recvs() {
-    consumers_die(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn a_consumer_is_killed_in_the_middle_of_large_recvs_over_tcp() {
-    consumers_die(Hosts::start(&[&[PS], &[WORKER]]));
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(consumers_die);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use sealane::{
 };
 
 use crate::fixture::{PS, WORKER};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, NEAR_AND_FAR};
 use crate::processes::Process;
 use crate::roles::LISTENER;
 use crate::tensors::STEP;
@@ -90,12 +90,7 @@ fn a_ps_is_killed(mut hosts: Hosts) {
 
 #[test]
 fn who_waits_for_a_task_hears_that_its_process_was_killed() {
-    a_ps_is_killed(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn who_waits_for_a_task_hears_that_its_process_was_killed_over_tcp() {
-    a_ps_is_killed(Hosts::start(&[&[PS], &[WORKER]]));
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(a_ps_is_killed);
 }
 
 #[test]

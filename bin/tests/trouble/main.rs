@@ -18,7 +18,6 @@ mod pushed;
 mod raw;
 mod restarted;
 mod roles;
-mod seats;
 mod streams;
 mod stuck;
 mod tensors;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealane::{Code, Keys, Plan, Task};
 
 use crate::fixture::{PS, WORKER};
-use crate::hosts::{ARENA_BYTES, Hosts};
+use crate::hosts::{ARENA_BYTES, Hosts, NEAR_AND_FAR};
 use crate::processes::Process;
 use crate::roles::PUBLISHED;
 use crate::tensors::{LARGE, number_in, tensor, verify};
@@ -58,17 +58,12 @@ fn publishers_die(mut hosts: Hosts, plan: fn(&Task) -> Plan) {
 
 #[test]
 fn a_publisher_is_killed_while_its_tensors_are_pulled() {
-    publishers_die(Hosts::start(&[&[PS, WORKER]]), pulling);
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(|hosts| publishers_die(hosts, pulling));
 }
 
 #[test]
 fn a_publisher_is_killed_while_its_tensors_are_viewed() {
     publishers_die(Hosts::start(&[&[PS, WORKER]]), |consumer| consumer.viewing_plan(PS, keys()));
-}
-
-#[test]
-fn a_publisher_is_killed_while_its_tensors_are_pulled_over_tcp() {
-    publishers_die(Hosts::start(&[&[PS], &[WORKER]]), pulling);
 }
 
 fn pullers_die(mut hosts: Hosts, role: &str) {
@@ -95,10 +90,5 @@ fn a_client_is_killed_while_it_views_tensors() {
 
 #[test]
 fn a_client_is_killed_in_the_middle_of_its_pulls() {
-    pullers_die(Hosts::start(&[&[PS, WORKER]]), "pull");
-}
-
-#[test]
-fn a_client_is_killed_in_the_middle_of_its_pulls_over_tcp() {
-    pullers_die(Hosts::start(&[&[PS], &[WORKER]]), "pull");
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(|hosts| pullers_die(hosts, "pull"));
 }

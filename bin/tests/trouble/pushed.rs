@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealane::{AcceptOptions, Code, Error, SendOptions};
 
 use crate::fixture::{PS, WORKER};
-use crate::hosts::{ARENA_BYTES, Hosts};
+use crate::hosts::{ARENA_BYTES, Hosts, NEAR_AND_FAR};
 use crate::processes::Process;
 use crate::roles::QUEUE;
 use crate::tensors::{MIDDLING, number_in, tensor, verify};
@@ -76,12 +76,7 @@ fn acceptors_die(mut hosts: Hosts) {
 
 #[test]
 fn an_acceptor_is_killed_and_its_pushers_go_on_with_the_next() {
-    acceptors_die(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn an_acceptor_is_killed_and_its_pushers_go_on_with_the_next_over_tcp() {
-    acceptors_die(Hosts::start(&[&[PS], &[WORKER]]));
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(acceptors_die);
 }
 
 fn pushers_die(mut hosts: Hosts) {
@@ -110,10 +105,5 @@ fn pushers_die(mut hosts: Hosts) {
 
 #[test]
 fn a_pusher_is_killed_in_the_middle_of_its_pushes() {
-    pushers_die(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn a_pusher_is_killed_in_the_middle_of_its_pushes_over_tcp() {
-    pushers_die(Hosts::start(&[&[PS], &[WORKER]]));
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(pushers_die);
 }

@@ -19,6 +19,9 @@ use crate::traces::eventually;
 /// Each sends to the next member and receives from the one before.
 const MEMBERS: [&str; 4] = ["ps0:2222", "worker0:2222", "ps1:2222", "worker1:2222"];
 
+/// All of them at one daemon, or at two.
+const CIRCLES: [&[&[&str]]; 2] = [&[&MEMBERS], &[&["ps0:2222", "worker0:2222"], &["ps1:2222", "worker1:2222"]]];
+
 /// The pairs of item and attempt that a member reports.
 fn attempts(member: &Process, begin: &str) -> Vec<(usize, u64)> {
     let read = |line: &str| {
@@ -77,32 +80,17 @@ fn drained(hosts: &mut Hosts, task: &str) {
 
 #[test]
 fn a_daemon_is_killed_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS]), killed);
-}
-
-#[test]
-fn one_of_two_daemons_is_killed_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), killed);
+    CIRCLES.into_iter().for_each(|groups| daemons_end(Hosts::start(groups), killed));
 }
 
 #[test]
 fn a_daemon_drains_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS]), drained);
-}
-
-#[test]
-fn one_of_two_daemons_drains_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), drained);
+    CIRCLES.into_iter().for_each(|groups| daemons_end(Hosts::start(groups), drained));
 }
 
 #[test]
 fn a_daemon_hands_over_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS]), Hosts::hand_over);
-}
-
-#[test]
-fn one_of_two_daemons_hands_over_under_four_busy_clients() {
-    daemons_end(Hosts::start(&[&MEMBERS[..2], &MEMBERS[2..]]), Hosts::hand_over);
+    CIRCLES.into_iter().for_each(|groups| daemons_end(Hosts::start(groups), Hosts::hand_over));
 }
 
 #[test]

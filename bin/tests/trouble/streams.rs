@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use sealane::{Code, Stream, StreamOptions, Streams};
 
 use crate::fixture::{PS, STUCK, WORKER};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, NEAR_AND_FAR};
 use crate::processes::Process;
 use crate::roles::LISTENER;
 
@@ -82,12 +82,7 @@ fn a_link_that_is_lost_costs_a_stream_no_byte() {
 
 #[test]
 fn who_waits_for_a_stream_hears_that_its_other_end_was_killed() {
-    ends_die(Hosts::start(&[&[PS, WORKER]]));
-}
-
-#[test]
-fn who_waits_for_a_stream_hears_that_its_other_end_was_killed_over_tcp() {
-    ends_die(Hosts::start(&[&[PS], &[WORKER]]));
+    NEAR_AND_FAR.into_iter().map(Hosts::start).for_each(ends_die);
 }
 
 /// A daemon that gives up a silent peer after some seconds.

@@ -10,7 +10,7 @@ use sealane_transport::shm::limits::SLOTS;
 use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, PushError, Submission};
 
 use crate::fixture::{PS, STUCK, WORKER};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, NEAR_AND_FAR};
 use crate::processes::Process;
 use crate::raw::{Raw, arrived};
 use crate::tensors::{LARGE, STEP, in_arena, meta, tensor, verify};
@@ -200,8 +200,7 @@ fn a_recv_that_is_given_up_as_its_tensor_arrives_ends_once() {
 
 #[test]
 fn whenever_a_recv_is_given_up_its_tensor_is_the_next_ones() {
-    let groups: [&[&[&str]]; 2] = [&[&[PS, WORKER]], &[&[PS], &[WORKER]]];
-    for groups in groups {
+    for groups in NEAR_AND_FAR {
         let hosts = Hosts::start(groups);
         let [ps, worker] = [PS, WORKER].map(|task| hosts.attach(task));
         for round in 0..GIVEN_UP {

@@ -497,6 +497,9 @@ fn without_a_daemon_calls_fail_at_once_and_work_again_with_the_next() {
                 sealane_code::Unavailable,
             );
             refused(sealane_cleanup(worker.0, 1), sealane_code::Unavailable);
+            let (mut start, mut length) = (null(), 0);
+            refused(sealane_arena_range(worker.0, &mut start, &mut length), sealane_code::Unavailable);
+            refused(sealane_knows_task(worker.0, text(PS), &mut false), sealane_code::Unavailable);
         }
         // Only the attaching thread waits for a daemon that does not answer.
         let next = Process::start(&socket);

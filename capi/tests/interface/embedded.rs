@@ -90,12 +90,20 @@ fn engines_that_share_a_secret_let_each_other_in_and_nobody_else() {
     let with = |secret: &CString| sealane_embedded_options { secret_file: secret.as_ptr(), ..OPTIONS };
     assert!(is_carried(&with(&one), &with(&one), 2));
     assert!(!is_carried(&with(&one), &with(&other), 3));
-    // SAFETY: everything lives until the function returns.
-    let error = unsafe {
-        let absent = sealane_embedded_options { secret_file: c"/no/secret".as_ptr(), ..OPTIONS };
-        sealane_embedded(c"/no/map".as_ptr(), c"a:1".as_ptr(), &absent, &mut null_mut())
-    };
-    refused(error, sealane_code::InvalidArgument);
+}
+
+#[test]
+fn an_engine_that_cannot_start_says_why() {
+    let directory = TempDir::new().unwrap();
+    let there = private(&directory, "endpoint_map", "a:1=127.0.0.1:1\n");
+    let absent = sealane_embedded_options { secret_file: c"/no/secret".as_ptr(), ..OPTIONS };
+    for (map, options, why) in [(c"/no/map", null(), "/no/map"), (&there, &raw const absent, "/no/secret")] {
+        let mut embedded = null_mut();
+        // SAFETY: everything lives until the function returns.
+        let error = unsafe { sealane_embedded(map.as_ptr(), c"a:1".as_ptr(), options, &mut embedded) };
+        assert!(refused(error, sealane_code::InvalidArgument).contains(why));
+        assert!(embedded.is_null());
+    }
 }
 
 #[test]
@@ -202,13 +210,4 @@ fn tables_of_engines_of_ones_own_are_pulled_from() {
     unsafe { sealane_table_close(table) };
     worker.detach();
     assert_eq!(floats(&pulled)[4..], [3996., 3997., 3998., 3999.]);
-}
-
-#[test]
-fn an_engine_that_cannot_start_says_why() {
-    let mut embedded = null_mut();
-    // SAFETY: everything lives until the function returns.
-    let error = unsafe { sealane_embedded(c"/no/map".as_ptr(), c"a:1".as_ptr(), std::ptr::null(), &mut embedded) };
-    assert!(refused(error, sealane_code::InvalidArgument).contains("/no/map"));
-    assert!(embedded.is_null());
 }

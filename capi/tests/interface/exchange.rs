@@ -88,6 +88,11 @@ fn dead_tensors_and_those_of_strings_are_what_they_were() {
         let tensor = got.tensor();
         assert_eq!((tensor.view().meta.flags, tensor.bytes()), (flags, bytes));
         sent.ok();
+        // Nobody has to be called back of a send.
+        // SAFETY: everything lives until the function returns.
+        ok(unsafe { sealane_send(ps.0, text(WORKER), 1, text("key"), &source, 0, None, null_mut(), null_mut()) });
+        worker.recv(PS, 1, "key", &got);
+        assert_eq!(got.tensor().bytes(), bytes);
     }
 }
 
@@ -167,26 +172,6 @@ fn a_destination_of_a_recv_that_fails_comes_back() {
 }
 
 #[test]
-fn a_tensor_that_does_not_fit_ends_its_recv_and_the_destination_comes_back() {
-    let World { ps, worker, .. } = &world();
-    let mut memory = [0_u8; 2];
-    let (got, filled, sent) = (Ear::new(), Ear::new(), Ear::new());
-    let destination = filled.destination(&mut memory);
-    // SAFETY: memory stays until it is released, all else until the function returns.
-    ok(unsafe {
-        let context = got.context();
-        sealane_recv(worker.0, text(PS), 1, text("key"), &destination, 0, Some(received), context, null_mut())
-    });
-    ps.send(WORKER, 1, "key", &[1, 2, 3], &sent);
-    assert_eq!(got.told().code, sealane_code::InvalidArgument);
-    assert!(filled.ok().released);
-    // The producer still owns the memory.
-    worker.recv(PS, 1, "key", &got);
-    assert_eq!(got.tensor().bytes(), [1, 2, 3]);
-    sent.ok();
-}
-
-#[test]
 fn the_longest_times_are_as_good_as_none() {
     let World { ps, daemon, .. } = &world();
     let (got, sent) = (Ear::new(), Ear::new());
@@ -214,14 +199,6 @@ fn the_longest_times_are_as_good_as_none() {
     ps.send(THIRD.to_str().unwrap(), 9, "key", &[2], &sent);
     assert_eq!(got.tensor().bytes(), [2]);
     sent.ok();
-}
-
-#[test]
-fn a_key_that_is_too_long_is_told_as_an_error() {
-    let World { worker, .. } = &world();
-    let got = Ear::new();
-    worker.recv(PS, 1, &"k".repeat(100_000), &got);
-    assert_eq!(got.told().code, sealane_code::InvalidArgument);
 }
 
 #[test]
@@ -283,8 +260,11 @@ fn a_recv_that_is_given_up_is_told_so_once_and_the_tensor_is_anothers() {
 fn what_fails_says_so_in_grpcs_codes() {
     let World { worker, .. } = &world();
     let ear = Ear::new();
+    assert!(!worker.knows("nobody:1") && !worker.knows("") && !worker.knows("no name"));
     worker.recv("nobody:1", 1, "key", &ear);
     assert_eq!(ear.told().code, sealane_code::NotFound);
+    worker.recv(PS, 1, &"k".repeat(100_000), &ear);
+    assert_eq!(ear.told().code, sealane_code::InvalidArgument);
     worker.recv_within(PS, 1, "key", 1, &ear);
     let late = ear.told();
     assert_eq!(late.code, sealane_code::DeadlineExceeded);
@@ -296,13 +276,6 @@ fn what_fails_says_so_in_grpcs_codes() {
     assert_eq!((aborted.code, aborted.message.as_str()), (sealane_code::Aborted, "step 2 was aborted: enough"));
     // SAFETY: the task lives.
     ok(unsafe { sealane_cleanup(worker.0, 2) });
-}
-
-#[test]
-fn a_task_says_whom_its_endpoint_map_has() {
-    let World { worker, .. } = &world();
-    assert!(worker.knows(PS) && worker.knows(WORKER));
-    assert!(!worker.knows("nobody:1") && !worker.knows("") && !worker.knows("no name"));
 }
 
 /// The state that a chain of callbacks passes on.
@@ -350,17 +323,6 @@ fn a_callback_may_start_the_next_call() {
     ok(unsafe { sealane_recv(worker.0, text(PS), STEPS, text("key"), null(), 0, Some(next), context, null_mut()) });
     ended.recv_timeout(LONG).unwrap();
     (0..STEPS).for_each(|_| drop(sent.ok()));
-}
-
-#[test]
-fn nobody_has_to_be_called_back_of_a_send() {
-    let World { ps, worker, .. } = &world();
-    let (bytes, dims, got) = ([1, 2, 3], [3], Ear::new());
-    let source = source(&bytes, &dims);
-    // SAFETY: everything lives until the function returns.
-    ok(unsafe { sealane_send(ps.0, text(WORKER), 1, text("key"), &source, 0, None, null_mut(), null_mut()) });
-    worker.recv(PS, 1, "key", &got);
-    assert_eq!(got.tensor().bytes(), [1, 2, 3]);
 }
 
 #[test]

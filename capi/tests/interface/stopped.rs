@@ -11,23 +11,6 @@ use sealane_c::*;
 use crate::{daemon::LONG, fixture::*};
 
 #[test]
-fn calls_are_called_back_before_a_task_is_detached() {
-    let World { _directory, daemon, ps, worker } = world();
-    let ears: Vec<Ear> = (0..100).map(|_| Ear::new()).collect();
-    for (step, ear) in ears.iter().enumerate() {
-        worker.recv(PS, step as i64, "key", ear);
-    }
-    worker.detach();
-    for ear in &ears {
-        let told = ear.try_told().expect("it was called back already");
-        assert_eq!(told.code, sealane_code::Cancelled);
-        ear.nothing();
-    }
-    daemon.until_detached(WORKER);
-    ps.detach();
-}
-
-#[test]
 fn what_a_task_made_may_be_closed_and_freed_after_it() {
     let World { _directory, daemon: _daemon, ps, worker } = world();
     let (got, sent, pulled) = (Ear::new(), Ear::new(), Ear::new());
@@ -116,25 +99,6 @@ fn a_callback_may_detach_its_own_task() {
     let told = other.told();
     assert!([sealane_code::Cancelled, sealane_code::Unavailable].contains(&told.code), "{}", told.message);
     other.nothing();
-}
-
-#[test]
-fn a_daemon_that_dies_ends_calls_with_unavailable() {
-    let World { _directory, daemon, ps, worker } = world();
-    let ear = Ear::new();
-    worker.recv(PS, 1, "key", &ear);
-    daemon.until_under_way(1);
-    daemon.kill();
-    assert_eq!(ear.told().code, sealane_code::Unavailable);
-    let (mut start, mut bytes) = (null(), 0);
-    // A call may end before the socket is closed.
-    // SAFETY: the places live.
-    while code(unsafe { sealane_arena_range(worker.0, &mut start, &mut bytes) }).0 != sealane_code::Unavailable {
-        std::thread::yield_now();
-    }
-    // SAFETY: the place lives.
-    refused(unsafe { sealane_knows_task(worker.0, text(PS), &mut false) }, sealane_code::Unavailable);
-    drop((ps, worker));
 }
 
 #[test]

@@ -40,12 +40,35 @@ impl Store for InMemory {
     }
 }
 
-/// Runs each rank of a group on its own thread; the results by rank.
+/// Runs each rank of a group on its own thread, all on one host; the results by rank.
 fn ranks<T: Send>(size: usize, each: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let store = InMemory::default();
+    ranks_on(&vec![0; size], each)
+}
+
+/// Runs each rank on the host with its number; the results by rank.
+fn ranks_on<T: Send>(hosts: &[usize], each: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    ranks_with(hosts, |_, options| options, each).into_iter().map(Result::unwrap).collect()
+}
+
+/// Like [`ranks_on`], with options changed for some ranks. Some ranks may fail to meet.
+fn ranks_with<T: Send>(
+    hosts: &[usize],
+    change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
+    each: impl Fn(Group) -> T + Sync,
+) -> Vec<Result<T, Error>> {
+    ranks_by(&InMemory::default(), hosts, change, each)
+}
+
+fn ranks_by<T: Send>(
+    store: &(impl Store + Sync),
+    hosts: &[usize],
+    change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
+    each: impl Fn(Group) -> T + Sync,
+) -> Vec<Result<T, Error>> {
+    let (each, change) = (&each, &change);
     thread::scope(|scope| {
-        let run = |rank| each(Group::new(&store, rank, size, &on(0)).unwrap());
-        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        let run = |rank: usize| Group::new(store, rank, hosts.len(), &change(rank, on(hosts[rank]))).map(each);
+        let threads: Vec<_> = (0..hosts.len()).map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -129,14 +152,34 @@ fn collective(group: &Group, number: usize, len: usize) {
     }
 }
 
+/// The host of each rank: up to five ranks of one host, two single ranks, two equal hosts, three hosts with uneven and unordered
+/// ranks, and more.
+const HOSTS: [&[usize]; 11] = [
+    &[0],
+    &[0, 0],
+    &[0, 0, 0],
+    &[0, 0, 0, 0],
+    &[0, 0, 0, 0, 0],
+    &[0, 1],
+    &[0, 0, 1, 1],
+    &[0, 1, 1, 0, 2],
+    &[0, 1, 0, 0, 0],
+    &[0, 1, 2, 3, 4],
+    &[0, 0, 0, 1, 1, 1],
+];
+
 const SIZES: [usize; 8] = [0, 1, 63, 16 << 10, (16 << 10) + 1, SLOT_BYTES, SLOT_BYTES + 1, 5 * SLOT_BYTES + 333];
 
 #[test]
 fn every_collective_of_every_size_gives_what_it_should() {
-    for size in 1..=5 {
-        ranks(size, |group| {
+    for hosts in HOSTS {
+        ranks_on(hosts, |group| {
+            assert_eq!((group.size(), group.hosts()), (hosts.len(), hosts.iter().max().unwrap() + 1));
             for (index, len) in SIZES.into_iter().enumerate() {
-                (0..9).for_each(|kind| collective(&group, 9 * index + kind, len));
+                // Each rank is the root of some collective.
+                for number in 0..9 {
+                    collective(&group, 9 * (index + number % 5) + number, len);
+                }
             }
         });
     }
@@ -144,17 +187,19 @@ fn every_collective_of_every_size_gives_what_it_should() {
 
 #[test]
 fn collectives_follow_each_other_in_any_order_and_ranks_are_late_by_turns() {
-    ranks(3, |group| {
-        let mut random = 12345_usize;
-        for call in 0..600 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            if (random >> 40) % 4 == group.rank() {
-                (0..(random >> 50) % 50).for_each(|_| thread::yield_now());
+    for (hosts, calls) in [(&[0, 0, 0][..], 600), (&[0, 0, 1, 1], 300), (&[0, 1, 1, 2], 300)] {
+        ranks_on(hosts, |group| {
+            let mut random = 12345_usize;
+            for call in 0..calls {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                if (random >> 40) % 5 == group.rank() {
+                    (0..(random >> 50) % 50).for_each(|_| thread::yield_now());
+                }
+                let len = [0, 8, 1000, 20_000, 300_000][(random >> 33) % 5];
+                collective(&group, 9 * (call / 9) + (random >> 20) % 9, len);
             }
-            let len = [0, 8, 1000, 20_000, 300_000][(random >> 33) % 5];
-            collective(&group, 9 * (call / 9) + (random >> 20) % 9, len);
-        }
-    });
+        });
+    }
 }
 
 #[test]
@@ -186,18 +231,24 @@ fn parts_of_any_length_go_to_all_and_who_expects_another_length_is_named() {
 
 #[test]
 fn sums_of_floats_are_the_same_bits_on_all_ranks_and_in_each_run() {
-    let run = |elements: usize| {
-        ranks(5, |group| {
+    let run = |hosts: &[usize], elements: usize| {
+        ranks_on(hosts, |group| {
             let value = |index: usize| ((index * 7919 + group.rank() * 104_729) % 1_000_003) as f32 * 1.000_1e-3;
             let mut data: Vec<u8> = (0..elements).flat_map(|index| value(index).to_ne_bytes()).collect();
             group.all_reduce(&mut data, DType::F32, ReduceOp::Average, LIMIT).unwrap();
             data
         })
     };
-    for elements in [100, 100_000] {
-        let first = run(elements);
+    for (hosts, elements) in [([0; 5], 100), ([0; 5], 100_000), ([0, 1, 1, 0, 2], 100), ([0, 1, 1, 0, 2], 200_000)] {
+        let first = run(&hosts, elements);
         assert!(first.iter().all(|rank| *rank == first[0]));
-        assert_eq!(first, run(elements));
+        assert_eq!(first, run(&hosts, elements));
+        // An average is over all ranks.
+        let mean = |index: usize| {
+            (0..5).map(|rank| ((index * 7919 + rank * 104_729) % 1_000_003) as f64 * 1.000_1e-3).sum::<f64>() / 5.0
+        };
+        let own = f32::from_ne_bytes(first[0][396..400].try_into().unwrap());
+        assert!((f64::from(own) - mean(99)).abs() < 1e-3, "{own} {}", mean(99));
     }
 }
 
@@ -212,8 +263,9 @@ fn ranks_that_call_differently_all_hear_what_both_call() {
         (|group| group.all_reduce(&mut [0; 64], DType::F32, ReduceOp::Max, LIMIT), "max of f32"),
         (|group| group.barrier(LIMIT), "barrier"),
     ];
-    for (other, what) in others {
-        let errors = ranks(3, |group| {
+    let hosts = [&[0, 0, 0][..], &[0, 1], &[0, 0, 1, 1]];
+    for ((other, what), hosts) in others.into_iter().flat_map(|other| hosts.map(|hosts| (other, hosts))) {
+        let errors = ranks_on(hosts, |group| {
             let call = if group.rank() == 1 { other } else { all_reduce };
             // A rank that needs nothing from the differing one notices at its next call.
             call(&group).and_then(|()| group.barrier(LIMIT)).unwrap_err().to_string()
@@ -247,55 +299,63 @@ fn ranks_of_which_none_reads_another_hear_at_their_next_call_that_they_differ() 
 }
 
 #[test]
-fn a_rank_that_leaves_ends_what_waits_for_it_and_is_named() {
-    let errors = ranks(3, |group| {
-        group.barrier(LIMIT).unwrap();
-        if group.rank() == 2 {
-            return None;
+fn a_rank_that_leaves_ends_what_waits_for_it_on_all_hosts_and_is_named() {
+    for hosts in [[0, 0, 0], [0, 1, 1], [0, 0, 1], [0, 1, 2]] {
+        let errors = ranks_on(&hosts, |group| {
+            group.barrier(LIMIT).unwrap();
+            if group.rank() == 2 {
+                return None;
+            }
+            // More ranks than rank 2 leave: whichever of the others hears first leaves too.
+            let error = group.barrier(LIMIT).unwrap_err();
+            assert_eq!(group.error(), Some(error.clone()));
+            assert_eq!(group.send(vec![0; 8], 2, 0).map(drop).unwrap_err(), error);
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            assert_eq!(error.code(), Code::Unavailable);
+            assert!(error.to_string().contains("rank 2 has left (it has left the group)"), "{error}");
         }
-        // More ranks than rank 2 leave: whichever of the others hears first leaves too.
-        let error = group.barrier(LIMIT).unwrap_err();
-        assert_eq!(group.error(), Some(error.clone()));
-        assert_eq!(group.send(vec![0; 8], 2, 0).map(drop).unwrap_err(), error);
-        Some(error)
-    });
-    for error in errors.into_iter().flatten() {
-        assert_eq!(error.code(), Code::Unavailable);
-        assert!(error.to_string().contains("rank 2 has left (it has left the group)"), "{error}");
     }
 }
 
 #[test]
 fn a_call_whose_time_is_over_names_who_is_late_and_ends_the_group() {
-    let (met, over) = (std::sync::Barrier::new(4), std::sync::Barrier::new(4));
-    let errors = ranks(4, |group| {
-        met.wait();
-        let error = match group.rank() {
-            1 | 3 => None,
-            _ => group.barrier(Some(Duration::from_millis(30))).err(),
-        };
-        over.wait();
-        error.unwrap_or_else(|| group.barrier(LIMIT).unwrap_err()).to_string()
-    });
-    for error in errors {
-        assert!(error.contains("Timed out waiting for ranks 1, 3, which have not arrived"), "{error}");
+    let cases = [
+        (&[0, 0, 0, 0][..], &[1, 3][..], "ranks 1, 3, which have not arrived"),
+        (&[0, 0, 1], &[2], "rank 2, which has not arrived"),
+    ];
+    for (hosts, late, named) in cases {
+        let (met, over) = (std::sync::Barrier::new(hosts.len()), std::sync::Barrier::new(hosts.len()));
+        let errors = ranks_on(hosts, |group| {
+            met.wait();
+            let is_late = late.contains(&group.rank());
+            let error = (!is_late).then(|| group.barrier(Some(Duration::from_millis(30))).unwrap_err());
+            over.wait();
+            error.unwrap_or_else(|| group.barrier(LIMIT).unwrap_err()).to_string()
+        });
+        for error in errors {
+            assert!(error.contains(&format!("Timed out waiting for {named}")), "{error}");
+        }
     }
 }
 
 #[test]
 fn who_aborts_ends_calls_that_wait_everywhere() {
-    let errors = ranks(3, |group| {
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| group.recv(vec![0; 8], None, 7).and_then(|recv| recv.wait(LIMIT)).map(drop));
-            match group.rank() {
-                0 => group.abort("as the test says"),
-                _ => drop(group.barrier(LIMIT).unwrap_err()),
-            }
-            waits.join().unwrap().unwrap_err().to_string()
-        })
-    });
-    for error in errors {
-        assert!(error.contains("it was aborted: as the test says"), "{error}");
+    for hosts in [[0, 0, 0], [0, 1, 1]] {
+        let errors = ranks_on(&hosts, |group| {
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| group.recv(vec![0; 8], None, 7).and_then(|recv| recv.wait(LIMIT)).map(drop));
+                match group.rank() {
+                    0 => group.abort("as the test says"),
+                    _ => drop(group.barrier(LIMIT).unwrap_err()),
+                }
+                waits.join().unwrap().unwrap_err().to_string()
+            })
+        });
+        for error in errors {
+            assert!(error.contains("it was aborted: as the test says"), "{error}");
+        }
     }
 }
 
@@ -342,44 +402,49 @@ const MESSAGES: [usize; 5] = [0, 1, 4096, MAIL_PIECE_BYTES * MAIL_PIECES, 1 << 2
 
 #[test]
 fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
-    ranks(3, |group| {
-        let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
-        let mut sends = Vec::new();
-        for (number, len) in MESSAGES.into_iter().enumerate() {
-            for tag in [1, 2] {
-                sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
-            }
-        }
-        // Messages with the other tag must wait in memory meanwhile.
-        for tag in [2, 1] {
+    // On two hosts, rank 2's counterpart is on the other; rank 1 has counterparts only on its own host.
+    for hosts in [[0, 0, 0], [0, 0, 1]] {
+        ranks_on(&hosts, |group| {
+            let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
+            let mut sends = Vec::new();
             for (number, len) in MESSAGES.into_iter().enumerate() {
-                let (from, came) = receive(&group, len, Some(before), tag);
-                assert!(from == before && came == bytes(len, before, number * 2 + tag as usize), "{len} of {tag}");
+                for tag in [1, 2] {
+                    sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
+                }
             }
-        }
-        sends.into_iter().for_each(|send| assert_eq!(send.wait(LIMIT), Ok(next)));
-        group.barrier(LIMIT).unwrap();
-    });
+            // Messages with the other tag must wait in memory meanwhile.
+            for tag in [2, 1] {
+                for (number, len) in MESSAGES.into_iter().enumerate() {
+                    let (from, came) = receive(&group, len, Some(before), tag);
+                    assert!(from == before && came == bytes(len, before, number * 2 + tag as usize), "{len} of {tag}");
+                }
+            }
+            sends.into_iter().for_each(|send| assert_eq!(send.wait(LIMIT), Ok(next)));
+            group.barrier(LIMIT).unwrap();
+        });
+    }
 }
 
 #[test]
 fn a_recv_from_any_rank_says_from_which_it_came() {
-    ranks(4, |group| {
-        if group.rank() == 0 {
-            let mut from: Vec<usize> = (0..3)
-                .map(|_| {
-                    let (from, came) = receive(&group, 100, None, 5);
-                    assert_eq!(came, bytes(100, from, 0));
-                    from
-                })
-                .collect();
-            from.sort_unstable();
-            assert_eq!(from, [1, 2, 3]);
-        } else {
-            group.send(bytes(100, group.rank(), 0), 0, 5).unwrap().wait(LIMIT).unwrap();
-        }
-        group.barrier(LIMIT).unwrap();
-    });
+    for hosts in [[0, 0, 0, 0], [0, 0, 1, 2]] {
+        ranks_on(&hosts, |group| {
+            if group.rank() == 0 {
+                let mut from: Vec<usize> = (0..3)
+                    .map(|_| {
+                        let (from, came) = receive(&group, 100, None, 5);
+                        assert_eq!(came, bytes(100, from, 0));
+                        from
+                    })
+                    .collect();
+                from.sort_unstable();
+                assert_eq!(from, [1, 2, 3]);
+            } else {
+                group.send(bytes(100, group.rank(), 0), 0, 5).unwrap().wait(LIMIT).unwrap();
+            }
+            group.barrier(LIMIT).unwrap();
+        });
+    }
 }
 
 #[test]

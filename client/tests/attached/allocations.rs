@@ -9,7 +9,7 @@ use sealane::{Keys, Polling, Tensor};
 
 use crate::{
     daemon::{Daemon, Settings},
-    fixture::{TASK, directory, meta, to},
+    fixture::{TASK, attached_with, directory, meta, to},
 };
 
 thread_local! {
@@ -89,9 +89,7 @@ fn calls_allocate_nothing_but_tensors_that_travel_in_the_ring() {
 #[test]
 fn pulls_of_a_plan_allocate_nothing() {
     const ROUNDS: i64 = 500;
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).polling(Polling::Spin).attach().unwrap();
+    let (_directory, _daemon, task) = attached_with(|attach| attach.polling(Polling::Spin));
     let keys: Vec<String> = (0..100).map(|at| format!("key {at}")).collect();
     let tensor = |len| Tensor::new(meta(len), vec![7; len]).unwrap();
     task.publish_many(1, keys.iter().enumerate().map(|(at, key)| (key, tensor(at * 20)))).wait().unwrap();

@@ -166,39 +166,6 @@ fn what_was_sent_is_counted_while_the_clients_go_on() {
 }
 
 #[test]
-fn large_tensors_come_by_the_daemon_in_between() {
-    let Both { one, other, peer, .. } = &Both::with_lane();
-    for step in 0..50 {
-        let keys = ["small", "large", "later"];
-        let receivings = keys.map(|key| other.recv(TASK, step, key));
-        let sendings = keys.map(|key| {
-            let len = if key == "large" { 100_000 } else { 100 };
-            one.send(peer, step, key, tensor(len, step as u64))
-        });
-        for (receiving, len) in receivings.into_iter().zip([100, 100_000, 100]) {
-            assert_eq!(receiving.wait().unwrap().bytes(), bytes(len, step as u64));
-        }
-        sendings.into_iter().for_each(|sending| sending.wait().unwrap());
-    }
-}
-
-#[test]
-fn more_than_a_lane_holds_goes_by_the_daemon() {
-    let Both { one, other, peer, .. } = &Both::with_lane();
-    const TENSORS: usize = 3000;
-    for step in 0..3 {
-        let keys: Vec<String> = (0..TENSORS).map(|key| key.to_string()).collect();
-        let sendings = one.send_all(peer, step, keys.iter().map(|key| (key, tensor(20, key.len() as u64))));
-        let wanted = keys.iter().rev().map(|key| (key, RecvOptions::default()));
-        let receivings = other.recv_all(TASK, step, wanted);
-        for (received, key) in Receiving::wait_all(receivings).into_iter().zip(keys.iter().rev()) {
-            assert_eq!(received.unwrap().bytes(), bytes(20, key.len() as u64));
-        }
-        assert!(Sending::wait_all(sendings).into_iter().all(|outcome| outcome.is_ok()));
-    }
-}
-
-#[test]
 fn a_send_that_nobody_asks_for_ends_at_its_deadline_and_is_not_received_after_it() {
     let Both { one, other, peer, .. } = &Both::with_lane();
     let late = one.send_with(peer, 1, "w", tensor(10, 1), within(Duration::from_millis(30)));
@@ -213,17 +180,6 @@ fn a_send_that_nobody_asks_for_ends_at_its_deadline_and_is_not_received_after_it
         assert_eq!(other.recv(TASK, 1, key).wait().unwrap().bytes(), bytes(10, seed));
         sending.wait().unwrap();
     }
-}
-
-#[test]
-fn a_recv_for_which_nothing_comes_ends_at_its_deadline() {
-    let Both { other, .. } = &Both::with_lane();
-    let options = RecvOptions { timeout: Some(Duration::from_millis(30)), ..RecvOptions::default() };
-    let error = other.recv_with(TASK, 1, "w", options).wait().unwrap_err().error;
-    assert_eq!(error.code(), Code::DeadlineExceeded);
-    let options = RecvOptions { timeout: Some(Duration::from_millis(30)), ..RecvOptions::default() };
-    let error = block_on(other.recv_with(TASK, 1, "w", options)).unwrap_err().error;
-    assert_eq!(error.code(), Code::DeadlineExceeded);
 }
 
 #[test]
@@ -299,38 +255,6 @@ fn two_tensors_of_one_name_and_two_recvs_are_refused() {
     assert_eq!(other.recv(TASK, 2, "w").wait().unwrap_err().error.code(), Code::InvalidArgument);
     one.send(peer, 2, "w", tensor(10, 3)).wait().unwrap();
     assert_eq!(waits.wait().unwrap().bytes(), bytes(10, 3));
-}
-
-#[test]
-fn a_destination_that_is_too_small_leaves_the_tensor_where_it_is() {
-    let Both { one, other, peer, .. } = &Both::with_lane();
-    for asked_first in [false, true] {
-        let step = i64::from(asked_first);
-        let small = || other.recv_into(TASK, step, "w", Buffer::from_vec(vec![0; 9]));
-        let asked = asked_first.then(small);
-        let sending = one.send(peer, step, "w", tensor(10, 1));
-        let refused = asked.unwrap_or_else(small).wait().unwrap_err();
-        assert_eq!(refused.error.code(), Code::InvalidArgument);
-        assert_eq!(refused.destination.unwrap().len(), 9);
-        let received = other.recv_into(TASK, step, "w", other.alloc(10).unwrap()).wait().unwrap();
-        assert_eq!(received.bytes(), bytes(10, 1));
-        sending.wait().unwrap();
-    }
-}
-
-#[test]
-fn what_a_process_that_has_gone_did_not_take_waits_for_the_next() {
-    let Both { _directory, daemon, one, other, peer } = Both::with_lane();
-    let sending = one.send(&peer, 1, "w", tensor(10, 1));
-    drop(other);
-    daemon.until_detached(&peer);
-    let other = to_as(&daemon, &peer).attach().unwrap();
-    let receiving = other.recv(TASK, 1, "w");
-    // The waiting sender finds that the lane is gone.
-    sending.wait().unwrap();
-    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 1));
-    // After a while the two have another lane.
-    open_lane(&one, &other, &peer);
 }
 
 #[test]

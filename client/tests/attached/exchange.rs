@@ -4,31 +4,12 @@ use std::{collections::HashSet, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use sealane::{Buffer, Code, Polling, RecvOptions, SendOptions, Task, Tensor};
+use sealane::{Buffer, Code, Polling, RecvOptions, Task, Tensor};
 
 use crate::{
-    daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to, until_there_is_room},
+    daemon::LONG,
+    fixture::{TASK, attached, attached_with, block_on, bytes, meta, peers, tensor, until_there_is_room},
 };
-
-#[test]
-fn tensors_of_all_sizes_arrive_as_they_were_sent() {
-    let (_directory, _daemon, task) = attached();
-    assert_eq!(task.name(), TASK);
-    for (step, len) in [0, 1, 64, 511, 512, 513, 4096, 100_000, 1 << 20].into_iter().enumerate() {
-        let step = step as i64 - 3;
-        let sending = task.send(TASK, step, "key", tensor(len, 7));
-        let arrived = task.recv(TASK, step, "key").wait().unwrap();
-        assert_eq!(arrived.meta(), &meta(len));
-        assert_eq!(arrived.bytes(), bytes(len, 7), "{len} bytes");
-        sending.wait().unwrap();
-    }
-    let _full = task.alloc(4 << 20).unwrap();
-    let sending = task.send(TASK, 1, "small", tensor(512, 7));
-    assert_eq!(task.recv(TASK, 1, "small").wait().unwrap().bytes(), bytes(512, 7), "it needs no arena");
-    sending.wait().unwrap();
-    assert_eq!(task.send(TASK, 1, "large", tensor(513, 7)).wait().unwrap_err().code(), Code::ResourceExhausted);
-}
 
 #[test]
 fn a_recv_may_come_first_and_peers_are_told_apart() {
@@ -40,15 +21,6 @@ fn a_recv_may_come_first_and_peers_are_told_apart() {
     for (seed, receiving) in receivings.into_iter().enumerate() {
         assert_eq!(receiving.wait().unwrap().bytes(), bytes(64, seed as u64));
     }
-}
-
-#[test]
-fn where_the_arena_lies_is_told() {
-    let (_directory, _daemon, task) = attached();
-    let arena = task.arena_range().unwrap().unwrap();
-    assert_eq!(arena.end.addr() - arena.start.addr(), 4 << 20);
-    let memory = task.alloc(1000).unwrap().as_ptr_range();
-    assert!(arena.start <= memory.start && memory.end <= arena.end);
 }
 
 #[test]
@@ -92,92 +64,10 @@ fn a_payload_is_kept_until_its_consumer_has_it() {
 }
 
 #[test]
-fn a_destination_comes_back_with_the_tensor() {
-    let (_directory, _daemon, task) = attached();
-    for len in [0, 64, 10_000] {
-        // In the arena.
-        let memory = task.alloc(20_000).unwrap();
-        let place = memory.as_ptr();
-        let receiving = task.recv_into(TASK, 1, "arena", memory);
-        task.send(TASK, 1, "arena", tensor(len, 3)).wait().unwrap();
-        let arrived = receiving.wait().unwrap();
-        assert_eq!(arrived.bytes(), bytes(len, 3));
-        assert_eq!(arrived.into_buffer().as_ptr(), place);
-
-        // On the heap.
-        let memory = Buffer::from_vec(vec![0; 20_000]);
-        let place = memory.as_ptr();
-        let receiving = task.recv_into(TASK, 1, "heap", memory);
-        task.send(TASK, 1, "heap", tensor(len, 4)).wait().unwrap();
-        let arrived = receiving.wait().unwrap();
-        assert_eq!(arrived.bytes(), bytes(len, 4));
-        assert_eq!(arrived.into_buffer().as_ptr(), place);
-    }
-    task.alloc(4 << 20).expect("no block of the arena is left behind");
-}
-
-#[test]
-fn a_destination_that_is_too_small_comes_back_with_the_error() {
-    let (_directory, _daemon, task) = attached();
-    for memory in [task.alloc(100).unwrap(), Buffer::from_vec(vec![0; 100])] {
-        let place = memory.as_ptr();
-        let receiving = task.recv_into(TASK, 1, "key", memory);
-        let sending = task.send(TASK, 1, "key", tensor(101, 3));
-        let unreceived = receiving.wait().unwrap_err();
-        assert_eq!(unreceived.error.to_string(), "the destination has 100 bytes, the tensor needs 101");
-        assert_eq!(unreceived.destination.unwrap().as_ptr(), place);
-        assert_eq!(task.recv(TASK, 1, "key").wait().unwrap().bytes(), bytes(101, 3), "the next recv has the tensor");
-        sending.wait().unwrap();
-    }
-}
-
-#[test]
-fn what_was_received_can_be_sent_again() {
-    let (_directory, _daemon, task) = attached();
-    let mut tensor = tensor(50_000, 9);
-    for step in 0..10 {
-        let sending = task.send(TASK, step, "key", tensor);
-        tensor = task.recv(TASK, step, "key").wait().unwrap();
-        sending.wait().unwrap();
-    }
-    assert_eq!(tensor.bytes(), bytes(50_000, 9));
-}
-
-#[test]
-fn blocks_of_the_receive_area_go_back() {
-    let (_directory, _daemon, task) = attached();
-    // Together they fill the area five times over.
-    for step in 0..200 {
-        let sending = task.send(TASK, step, "key", tensor(100_000, step as u64));
-        assert_eq!(task.recv(TASK, step, "key").wait().unwrap().bytes(), bytes(100_000, step as u64));
-        sending.wait().unwrap();
-    }
-}
-
-#[test]
-fn tensors_of_a_batch_come_each_for_itself() {
-    let (_directory, _daemon, task) = attached();
-    let keys: Vec<String> = (0..3000).map(|number| format!("tensor/{number}")).collect();
-    let len = |index: usize| if index.is_multiple_of(100) { 5000 } else { 64 };
-    let receivings = task.recv_all(TASK, 1, keys.iter().map(|key| (key, RecvOptions::default())));
-    let tensors = keys.iter().enumerate().map(|(index, key)| (key, tensor(len(index), index as u64)));
-    let sendings = task.send_all(TASK, 1, tensors);
-    assert_eq!((receivings.len(), sendings.len()), (3000, 3000));
-    for (index, receiving) in receivings.into_iter().enumerate() {
-        assert_eq!(receiving.wait().unwrap().bytes(), bytes(len(index), index as u64));
-    }
-    for sending in sendings {
-        sending.wait().unwrap();
-    }
-}
-
-#[test]
 fn calls_can_be_awaited() {
     let (_directory, _daemon, task) = attached();
     for polling in [Polling::default(), Polling::Spin, Polling::Park] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
+        let (_directory, _daemon, task) = attached_with(|attach| attach.polling(polling));
         let keys: Vec<String> = (0..100).map(|number| number.to_string()).collect();
         block_on(async {
             let receivings = join_all(keys.iter().map(|key| task.recv(TASK, 1, key)));
@@ -196,42 +86,12 @@ fn calls_can_be_awaited() {
 }
 
 #[test]
-fn a_call_can_be_looked_at_and_then_waited_for() {
-    let (_directory, daemon, task) = attached();
-    let mut receiving = task.recv(TASK, 1, "key");
-    daemon.until_under_way(1);
-    assert!(receiving.try_outcome().is_none());
-    let mut sending = task.send(TASK, 1, "key", tensor(10, 1));
-    let outcome = loop {
-        if let Some(outcome) = sending.try_outcome() {
-            break outcome;
-        }
-        std::thread::yield_now();
-    };
-    outcome.unwrap();
-    assert_eq!(receiving.wait().unwrap().bytes(), bytes(10, 1));
-}
-
-#[test]
 #[should_panic(expected = "handed out before")]
 fn an_outcome_is_handed_out_once() {
     let (_directory, _daemon, task) = attached();
     let mut sending = task.send(TASK, 1, &"long".repeat(10_000), tensor(10, 1));
     assert!(sending.try_outcome().unwrap().is_err());
     let _ = sending.wait();
-}
-
-#[test]
-fn every_polling_moves_tensors() {
-    for polling in [Polling::Spin, Polling::Park] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
-        for step in 0..300 {
-            drop(task.send(TASK, step, "key", tensor(64, step as u64)));
-            assert_eq!(task.recv(TASK, step, "key").wait().unwrap().bytes(), bytes(64, step as u64));
-        }
-    }
 }
 
 #[test]
@@ -251,17 +111,6 @@ fn steps_are_aborted_and_cleaned_up_on_every_shard() {
     for sending in sendings {
         assert_eq!(sending.wait().unwrap_err().code(), Code::Aborted);
     }
-}
-
-#[test]
-fn deadlines_are_the_daemons_to_keep() {
-    let (_directory, _daemon, task) = attached();
-    let timeout = Some(Duration::from_millis(1));
-    let recv = task.recv_with(TASK, 5, "late", RecvOptions { timeout, destination: None, ..RecvOptions::default() });
-    let send = task.send_with(TASK, 6, "late", tensor(10, 1), SendOptions { timeout });
-    let error = recv.wait().unwrap_err().error;
-    assert!(error.to_string().starts_with("recv of step 5 key 'late' waited"), "{error}");
-    assert_eq!(send.wait().unwrap_err().code(), Code::DeadlineExceeded);
 }
 
 /// Provides memory for a tensor of so many bytes, or none.

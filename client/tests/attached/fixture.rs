@@ -1,19 +1,16 @@
-//! What the tests share: an attached task, tensors that cannot be mistaken for each other, an executor for one future.
+//! What the tests share: attached tasks, and what the tests of embedded engines have too.
 //!
 //! In most tests the task talks to itself: its requests and their answers cross the rings all the same.
 
-use std::{
-    future::Future,
-    pin::pin,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    thread::Thread,
-    time::Instant,
-};
+#[path = "../calls/fixture.rs"]
+mod shared;
 
-use sealane::{Attach, DType, Task, Tensor, TensorMeta};
+use std::time::Instant;
+
+use sealane::{Attach, Code, Task, Tensor};
 use tempfile::TempDir;
 
+pub use self::shared::{block_on, bytes, meta, tensor};
 use crate::daemon::{Daemon, LONG, Settings};
 
 /// The task of most tests.
@@ -46,23 +43,41 @@ pub fn to_as(daemon: &Daemon, task: &str) -> Attach {
 
 /// A daemon and a task that is attached to it.
 pub fn attached() -> (TempDir, Daemon, Task) {
+    attached_with(|attach| attach)
+}
+
+/// Like [`attached`], with changed options.
+pub fn attached_with(change: impl FnOnce(Attach) -> Attach) -> (TempDir, Daemon, Task) {
     let directory = directory();
     let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).attach().unwrap();
+    let task = change(to(&daemon)).attach().unwrap();
     (directory, daemon, task)
 }
 
-pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(31) ^ seed ^ (at >> 8)) as u8).collect()
+/// Like [`attached`], with a second task of the same daemon before the usual one.
+pub fn two_clients() -> (TempDir, Daemon, Task, Task) {
+    let (directory, daemon, worker) = attached();
+    let ps = to_as(&daemon, &peers()[0]).attach().unwrap();
+    (directory, daemon, ps, worker)
 }
 
-pub fn meta(len: usize) -> TensorMeta {
-    TensorMeta::new(DType::U8, &[len as u64]).unwrap()
-}
-
-/// A tensor of `len` bytes that differs for each seed.
-pub fn tensor(len: usize, seed: u64) -> Tensor {
-    Tensor::new(meta(len), bytes(len, seed)).unwrap()
+/// Tensors from one task to another that fill the memory that the other receives into.
+pub fn fill_area(one: &Task, other: &Task) -> Vec<Tensor> {
+    let mut others = Vec::new();
+    for (part, len) in [256 << 10, 16 << 10, 1 << 10].into_iter().enumerate() {
+        for number in 0.. {
+            let key = format!("{part}/{number}");
+            drop(one.send(other.name(), 1, &key, tensor(len, 1)));
+            match other.recv(one.name(), 1, &key).wait() {
+                Ok(tensor) => others.push(tensor),
+                Err(full) => {
+                    assert_eq!(full.error.code(), Code::ResourceExhausted, "{}", full.error);
+                    break;
+                }
+            }
+        }
+    }
+    others
 }
 
 /// Allocates until that works.
@@ -74,26 +89,5 @@ pub fn until_there_is_room(task: &Task, len: usize) {
     while let Err(error) = task.alloc(len) {
         assert!(Instant::now() < deadline, "{error}");
         std::thread::yield_now();
-    }
-}
-
-/// Polls a future to its end on this thread.
-pub fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::park();
     }
 }

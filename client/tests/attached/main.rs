@@ -1,6 +1,7 @@
 //! Attachments to a real engine in the test's process.
 
 mod allocations;
+mod calls;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod daemon;

@@ -2,91 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use sealane::{Code, DType, Keys, RecvOptions, Task, Tensor, TensorMeta};
+use sealane::{Code, DType, Keys, RecvOptions, Tensor, TensorMeta};
 
 use crate::{
-    daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
+    daemon::LONG,
+    fixture::{TASK, attached, block_on, bytes, meta, peers, tensor, until_there_is_room},
 };
-
-/// Empty, and sizes that travel in the ring or lie in the arena.
-const SIZES: [usize; 5] = [64, 0, 512, 513, 100_000];
 
 fn keys(names: &[&str]) -> Keys {
     Keys::new(names).unwrap()
-}
-
-fn names() -> Vec<String> {
-    SIZES.iter().map(|size| format!("{size} bytes")).collect()
-}
-
-/// Publishes a tensor of each size; the bytes differ for each seed.
-fn publish_all(task: &Task, version: i64, seed: u64) {
-    let tensors = names().into_iter().zip(SIZES.map(|size| tensor(size, seed)));
-    task.publish_many(version, tensors).wait().unwrap();
-}
-
-#[test]
-fn tensors_of_any_size_are_published_and_pulled() {
-    let (_directory, _daemon, task) = attached();
-    publish_all(&task, 3, 1);
-    let pulled = task.pull_many(TASK, Keys::new(names()).unwrap(), 2).wait();
-    for (pulled, size) in pulled.into_iter().zip(SIZES) {
-        let pulled = pulled.unwrap();
-        assert_eq!((pulled.version, pulled.tensor.bytes()), (3, &*bytes(size, 1)));
-    }
-    let pulled = block_on(task.pull(TASK, "64 bytes", i64::MIN)).unwrap();
-    assert_eq!(pulled.tensor.bytes(), bytes(64, 1));
-    // A pulled tensor belongs to the caller and is freed when dropped: 50 of them would not fit into the receive area.
-    for _ in 0..50 {
-        task.pull(TASK, "100000 bytes", 3).wait().unwrap();
-    }
-}
-
-#[test]
-fn what_is_refused_or_absent_is_an_error_of_its_own() {
-    let (_directory, _daemon, task) = attached();
-    block_on(task.publish("here", 5, tensor(10, 1))).unwrap();
-    let older = task.publish("here", 4, tensor(10, 2)).wait().unwrap_err();
-    assert_eq!(older.code(), Code::InvalidArgument);
-    let timeout = Some(Duration::from_millis(1));
-    let pulled = task.pull_many_within(TASK, keys(&["absent", "here"]), 5, timeout).wait();
-    assert_eq!(pulled[0].as_ref().unwrap_err().code(), Code::DeadlineExceeded);
-    assert_eq!(pulled[1].as_ref().unwrap().tensor.bytes(), bytes(10, 1));
-    let long = task.pull(TASK, &"k".repeat(5000), 1).wait().unwrap_err();
-    assert_eq!(long.code(), Code::InvalidArgument);
-    let large = task.publish("large", 1, tensor(5 << 20, 1)).wait().unwrap_err();
-    assert_eq!(large.code(), Code::ResourceExhausted);
-    task.withdraw("here").unwrap();
-    let withdrawn = task.pull_many_within(TASK, keys(&["here"]), 5, timeout).wait().pop().unwrap();
-    assert_eq!(withdrawn.unwrap_err().code(), Code::DeadlineExceeded);
-    assert!(task.publish_many::<&str>(1, []).wait().is_ok());
-    assert!(task.pull_many(TASK, keys(&[]), 1).wait().is_empty());
-}
-
-#[test]
-fn a_plan_keeps_its_memory_from_pull_to_pull() {
-    let (_directory, _daemon, task) = attached();
-    let mut plan = task.plan(TASK, Keys::new(names()).unwrap());
-    assert_eq!(plan.get(0).unwrap_err().code(), Code::InvalidArgument);
-    let mut places = Vec::new();
-    for version in 1..5 {
-        publish_all(&task, version, version as u64);
-        plan.pull(version).wait().unwrap();
-        for (at, size) in SIZES.into_iter().enumerate() {
-            let tensor = plan.get(at).unwrap();
-            assert_eq!((plan.version(at), tensor.bytes()), (version, &*bytes(size, version as u64)));
-        }
-        let now: Vec<_> = (0..SIZES.len()).map(|at| plan.get(at).unwrap().bytes().as_ptr()).collect();
-        places = if version == 1 { now.clone() } else { places };
-        assert_eq!(now, places);
-    }
-    assert_eq!(plan.keys().len(), SIZES.len());
-    drop(plan);
-    // A dropped plan frees its memory: 50 plans would not fit into the receive area.
-    for _ in 0..50 {
-        task.plan(TASK, keys(&["100000 bytes"])).pull(4).wait().unwrap();
-    }
 }
 
 #[test]
@@ -161,32 +85,14 @@ fn memory_that_is_published_comes_back_when_a_newer_version_is() {
     let large = Tensor::new(meta(3 << 20), large).unwrap();
     task.publish("w", 1, large).wait().unwrap();
     assert!(task.alloc(2 << 20).is_err());
+    let full = task.publish("large", 1, tensor(2 << 20, 1)).wait().unwrap_err();
+    assert_eq!(full.code(), Code::ResourceExhausted);
     task.publish("w", 2, tensor(1, 1)).wait().unwrap();
     until_there_is_room(&task, 4 << 20);
     let whole = Tensor::new(meta(4 << 20), task.alloc(4 << 20).unwrap()).unwrap();
     drop(task.publish("w", 3, whole));
     task.withdraw("w").unwrap();
     until_there_is_room(&task, 4 << 20);
-}
-
-#[test]
-fn a_plan_is_opened_again_with_a_daemon_that_is_new() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).attach().unwrap();
-    task.publish("w", 1, tensor(1000, 1)).wait().unwrap();
-    let mut plan = task.plan(TASK, keys(&["w"]));
-    plan.pull(1).wait().unwrap();
-    daemon.kill();
-    assert_eq!(plan.pull(1).wait().unwrap_err().code(), Code::Unavailable);
-    assert_eq!(plan.get(0).unwrap_err().code(), Code::Unavailable);
-    let _daemon = Daemon::start(&directory, Settings::default());
-    let deadline = Instant::now() + LONG;
-    while let Err(error) = task.publish("w", 1, tensor(2000, 2)).wait() {
-        assert!(Instant::now() < deadline, "{error}");
-    }
-    plan.pull(1).wait().unwrap();
-    assert_eq!(plan.get(0).unwrap().bytes(), bytes(2000, 2));
 }
 
 #[test]
@@ -247,4 +153,23 @@ fn of_many_tensors_those_that_fit_are_seen_and_the_others_told_at_once() {
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
     assert!(began.elapsed() < LONG / 2, "it waits for each of those that find no room");
     assert_eq!(pulled("0"), bytes(512, 2));
+}
+
+#[test]
+fn a_plan_that_has_no_room_says_so() {
+    const LARGE: usize = 3 << 20;
+    let (_directory, daemon, task) = attached();
+    let peer = &peers()[0];
+    let publisher = daemon.engine.task(peer).unwrap();
+    publisher.publish_many(1, ["a", "b"].map(|key| (key.to_owned(), tensor(LARGE, 1)))).wait().unwrap();
+    let mut plan = task.plan(peer, keys(&["a", "b"]));
+    let full = plan.pull(1).wait().unwrap_err();
+    assert_eq!(full.code(), Code::ResourceExhausted);
+    assert!(full.to_string().contains("daemon.area_bytes"), "{full}");
+    assert!(plan.get(0).is_ok() && plan.get(1).is_err());
+    publisher.publish("a", 2, tensor(10, 2)).wait().unwrap();
+    plan.pull(1).wait().unwrap_err();
+    // The first place was freed when the end of the second pull was reported.
+    plan.pull(1).wait().unwrap();
+    assert_eq!(plan.get(1).unwrap().bytes(), bytes(LARGE, 1));
 }

@@ -42,9 +42,7 @@ fn publish(task: &Task, version: i64) {
 #[test]
 fn what_was_published_is_pulled_from_the_next_daemon_while_its_publisher_does_nothing() {
     for (drains, shards) in [(true, 2), (false, 1), (true, 3)] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).attach().unwrap();
+        let (directory, daemon, task) = attached();
         (1..4).for_each(|version| publish(&task, version));
         if drains {
             daemon.engine.announce_drain().unwrap();

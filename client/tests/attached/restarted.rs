@@ -14,7 +14,7 @@ use std::{
 };
 
 use sealane::{
-    AcceptOptions, Code, Error, Keys, Polling, RecvOptions, SliceVersions, Slicing, StreamOptions, Streams, Task,
+    AcceptOptions, Code, Error, Keys, Plan, Polling, RecvOptions, SliceVersions, Slicing, StreamOptions, Streams, Task,
     Tensor,
 };
 use sealane_fusion::{EndpointMap, EngineSettings};
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, meta, peers, tensor, to},
+    fixture::{TASK, attached, attached_with, block_on, bytes, directory, meta, peers, tensor, to},
 };
 
 /// Makes a daemon announce that it drains; when this returns, the task has heard it.
@@ -44,9 +44,7 @@ fn drained() -> (TempDir, Task) {
 #[test]
 fn what_is_under_way_ends_and_later_calls_are_the_next_daemons() {
     for polling in [Polling::default(), Polling::Spin] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
+        let (directory, daemon, task) = attached_with(|attach| attach.polling(polling));
         let source = Tensor::new(meta(20_000), {
             let mut memory = task.alloc(20_000).unwrap();
             memory.copy_from_slice(&bytes(20_000, 5));
@@ -132,14 +130,12 @@ fn what_a_restart_does_not_mend_is_told_at_once() {
     assert_eq!(error.code(), Code::NotFound);
 }
 
-#[test]
-fn pulls_under_way_are_asked_of_the_next_daemon() {
+/// Pulls by plans of these, one of them looked at, one awaited, one waited for, while daemons change; then it is published.
+fn asked_of_the_next_daemon(plan: impl Fn(&Task) -> Plan, publish: impl Fn(&Task)) {
     let (directory, daemon, task) = attached();
-    let keys = || Keys::new(["weights"]).unwrap();
     let waiting = [false, true].map(|awaited| {
-        let task = task.clone();
+        let mut plan = plan(&task);
         thread::spawn(move || {
-            let mut plan = task.plan(TASK, keys());
             if awaited {
                 block_on(plan.pull(7)).unwrap()
             } else {
@@ -148,7 +144,7 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
             (plan.version(0), plan.get(0).unwrap().bytes().to_vec())
         })
     });
-    let mut looked_at = task.plan(TASK, keys());
+    let mut looked_at = plan(&task);
     let mut looking = looked_at.pull_within(7, LONG);
     daemon.until_under_way(3);
     drain(&daemon, &task);
@@ -162,7 +158,7 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
         assert!(looking.try_outcome().is_none());
         thread::yield_now();
     }
-    task.publish("weights", 7, tensor(1000, 4)).wait().unwrap();
+    publish(&task);
     for waiting in waiting {
         assert_eq!(waiting.join().unwrap(), (7, bytes(1000, 4)));
     }
@@ -171,38 +167,13 @@ fn pulls_under_way_are_asked_of_the_next_daemon() {
 }
 
 #[test]
-fn pulls_of_slices_under_way_are_asked_of_the_next_daemon() {
-    let (directory, daemon, task) = attached();
+fn pulls_under_way_are_asked_of_the_next_daemon() {
+    let plan = |task: &Task| task.plan(TASK, Keys::new(["weights"]).unwrap());
+    asked_of_the_next_daemon(plan, |task| task.publish("weights", 7, tensor(1000, 4)).wait().unwrap());
     let slicing = || Slicing::even(meta(1000), [TASK; 2]).unwrap();
-    let plan = || task.sliced_plan([("weights", slicing())], SliceVersions::Same).unwrap();
-    let waiting = [false, true].map(|awaited| {
-        let mut plan = plan();
-        thread::spawn(move || {
-            if awaited {
-                block_on(plan.pull(7)).unwrap()
-            } else {
-                plan.pull(7).wait().unwrap()
-            }
-            (plan.version(0), plan.get(0).unwrap().bytes().to_vec())
-        })
-    });
-    let mut looked_at = plan();
-    let mut looking = looked_at.pull_within(7, LONG);
-    daemon.until_under_way(3);
-    drain(&daemon, &task);
-    daemon.kill();
-    assert!(looking.try_outcome().is_none(), "it is waited for");
-    let next = Daemon::start(&directory, Settings::default());
-    while next.under_way() < 3 {
-        assert!(looking.try_outcome().is_none());
-        thread::yield_now();
-    }
-    task.publish_slices("weights", 7, &slicing(), tensor(1000, 4)).unwrap().wait().unwrap();
-    for waiting in waiting {
-        assert_eq!(waiting.join().unwrap(), (7, bytes(1000, 4)));
-    }
-    looking.wait().unwrap();
-    assert_eq!(looked_at.get(0).unwrap().bytes(), bytes(1000, 4));
+    let plan = |task: &Task| task.sliced_plan([("weights", slicing())], SliceVersions::Same).unwrap();
+    let publish = |task: &Task| task.publish_slices("weights", 7, &slicing(), tensor(1000, 4)).unwrap().wait();
+    asked_of_the_next_daemon(plan, |task| publish(task).unwrap());
 }
 
 #[test]

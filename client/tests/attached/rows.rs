@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, PORTION, Settings},
-    fixture::{directory, peers, to, to_as, until_there_is_room},
+    fixture::{directory, peers, to, to_as, two_clients, until_there_is_room},
 };
 
 /// A daemon whose clients read each other's tables directly, or else have the daemon gather the rows.
@@ -51,9 +51,7 @@ fn rows_stay_whole_for_a_minute() {
 
 #[test]
 fn a_task_detaches_although_its_table_is_there() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+    let (_directory, daemon, ps, worker) = two_clients();
     let rows = ps.alloc(64_000).unwrap();
     let tensor = Tensor::new(TensorMeta::new(DType::U8, &[1000, 64]).unwrap(), rows).unwrap();
     let table = ps.publish_table("user", tensor, TableOptions::default()).unwrap();
@@ -65,52 +63,6 @@ fn a_task_detaches_although_its_table_is_there() {
     let options = RowsOptions { timeout: Some(Duration::from_millis(100)), ..RowsOptions::default() };
     assert!(worker.pull_rows(&users, &[7], &options).wait().is_err());
     drop(table);
-}
-
-#[test]
-fn a_pull_may_have_no_limit_of_time() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
-    let users = ShardedTable::of(ps.name(), "user").unwrap();
-    let forever = || RowsOptions { timeout: Some(Duration::MAX), ..RowsOptions::default() };
-    let pulling = worker.pull_rows(&users, &[1], &forever());
-    let rows = Tensor::from_elements(&[2, 2], &[1_u8, 2, 3, 4]).unwrap();
-    let table = ps.publish_table("user", rows, TableOptions::default()).unwrap();
-    assert_eq!(pulling.wait().unwrap().rows.bytes(), [3, 4]);
-    assert_eq!(worker.pull_rows(&users, &[0], &forever()).wait().unwrap().rows.bytes(), [1, 2]);
-    drop(table);
-}
-
-#[test]
-fn a_table_moves_to_the_next_daemon_with_what_was_written() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let ps = to_as(&daemon, &peers()[0]).attach().unwrap();
-    let mut rows = ps.alloc(64_000).unwrap();
-    rows.fill(1);
-    let tensor = Tensor::new(TensorMeta::new(DType::U8, &[1000, 64]).unwrap(), rows).unwrap();
-    let table = ps.publish_table("user", tensor, TableOptions::default()).unwrap();
-    let row = |value: u8| Tensor::from_elements(&[1, 64], &[value; 64]).unwrap();
-    table.update(&[5], &row(5)).unwrap();
-    daemon.kill();
-    // No daemon is there to be told: the update is in the copy that the next daemon gets, or moves there with the next write.
-    table.update(&[6], &row(6)).unwrap();
-    // Nor can a version be told; the table comes back with it all the same.
-    let told = table.set_version(2);
-    assert_eq!(told.unwrap_err().code(), Code::Unavailable);
-    let daemon = Daemon::start(&directory, Settings::default());
-    let worker = to(&daemon).attach().unwrap();
-    let users = ShardedTable::of(ps.name(), "user").unwrap();
-    let pulled = |ids: &[u64]| {
-        let pulled = worker.pull_rows(&users, ids, &RowsOptions::default()).wait().unwrap();
-        pulled.rows.bytes().chunks(64).map(|row| row[0]).collect::<Vec<_>>()
-    };
-    assert_eq!(pulled(&[5, 6, 7]), [5, 6, 1]);
-    table.update(&[7], &row(7)).unwrap();
-    assert_eq!(pulled(&[5, 6, 7]), [5, 6, 7]);
-    table.update(&[7], &row(8)).unwrap();
-    assert_eq!((pulled(&[7]), table.version()), (vec![8], 2));
 }
 
 /// Bytes of each row below.
@@ -171,13 +123,15 @@ fn an_owner_that_does_not_answer_keeps_no_row_of_another_back() {
     }
 }
 
-/// A ps that has published a table of pages filled with their row numbers, and a worker.
-fn with_pages(daemon: &Daemon, rows: u64) -> (Task, Task, Table, ShardedTable) {
-    let ps = to_as(daemon, &peers()[0]).arena_bytes(12 << 20).attach().unwrap();
-    let worker = to(daemon).attach().unwrap();
-    let published = ps.publish_table("page", pages(&ps, rows), TableOptions::default()).unwrap();
+/// A daemon, a ps that has published a table of 1000 pages filled with their row numbers, and a worker.
+fn with_pages(views: bool) -> (TempDir, Daemon, Task, Task, Table, ShardedTable) {
+    let directory = directory();
+    let daemon = start(&directory, views);
+    let ps = to_as(&daemon, &peers()[0]).arena_bytes(12 << 20).attach().unwrap();
+    let worker = to(&daemon).attach().unwrap();
+    let published = ps.publish_table("page", pages(&ps, 1000), TableOptions::default()).unwrap();
     let table = ShardedTable::of(ps.name(), "page").unwrap();
-    (ps, worker, published, table)
+    (directory, daemon, ps, worker, published, table)
 }
 
 fn page(of: u8) -> Tensor {
@@ -194,10 +148,8 @@ fn counted(daemon: &Daemon) -> (u64, u64, u64) {
 
 #[test]
 fn the_requests_of_a_large_pull_are_shared_out_among_the_shards() {
-    let directory = directory();
-    let daemon = start(&directory, false);
+    let (_directory, daemon, _ps, worker, _published, table) = with_pages(false);
     assert_eq!(daemon.engine.shards(), 2);
-    let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
     let rows_of_shards = || -> Vec<u64> {
         let shards = daemon.engine.figures().into_iter();
         shards.map(|shard| shard.tables.iter().map(|table| table.counters.rows).sum()).collect()
@@ -215,9 +167,7 @@ fn the_requests_of_a_large_pull_are_shared_out_among_the_shards() {
 
 #[test]
 fn a_client_reads_rows_where_they_lie_and_the_daemon_counts_them() {
-    let directory = directory();
-    let daemon = start(&directory, true);
-    let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
+    let (_directory, daemon, _ps, worker, _published, table) = with_pages(true);
     let ids: Vec<u64> = (0..1000).rev().collect();
     // More than one poll can read.
     let mut pulling = worker.pull_rows(&table, &ids, &RowsOptions::default());
@@ -238,9 +188,7 @@ fn a_client_reads_rows_where_they_lie_and_the_daemon_counts_them() {
 
 #[test]
 fn a_table_stays_while_a_client_reads_it() {
-    let directory = directory();
-    let daemon = start(&directory, true);
-    let (ps, worker, published, table) = with_pages(&daemon, 1000);
+    let (_directory, daemon, ps, worker, published, table) = with_pages(true);
     // The arena has room for both tables, but not for a third.
     let other = ps.publish_table("other", pages(&ps, 1000), TableOptions::default()).unwrap();
     let pulling = worker.pull_rows(&table, &[3, 4], &RowsOptions::default());
@@ -262,9 +210,7 @@ fn a_table_stays_while_a_client_reads_it() {
 
 #[test]
 fn a_pull_that_is_dropped_keeps_no_table() {
-    let directory = directory();
-    let daemon = start(&directory, true);
-    let (_ps, worker, _published, table) = with_pages(&daemon, 1000);
+    let (_directory, daemon, _ps, worker, _published, table) = with_pages(true);
     let pulling = worker.pull_rows(&table, &[3, 4], &RowsOptions::default());
     daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);
     drop(pulling);
@@ -273,9 +219,7 @@ fn a_pull_that_is_dropped_keeps_no_table() {
 
 #[test]
 fn what_was_read_where_a_daemon_had_it_that_is_gone_is_asked_for_again() {
-    let directory = directory();
-    let daemon = start(&directory, true);
-    let (_ps, worker, published, table) = with_pages(&daemon, 1000);
+    let (directory, daemon, _ps, worker, published, table) = with_pages(true);
     let ids: Vec<u64> = (0..1000).collect();
     let mut pulling = worker.pull_rows(&table, &ids, &RowsOptions::default());
     daemon.until("the worker knows where it is", |daemon| daemon.sum(|counters| counters.views) == 2);

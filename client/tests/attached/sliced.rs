@@ -8,7 +8,7 @@ use sealane_runtime::Pin;
 
 use crate::{
     daemon::{Daemon, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, peers, tensor, to, to_as, until_there_is_room},
+    fixture::{TASK, attached, bytes, directory, peers, tensor, to, to_as, until_there_is_room},
 };
 
 /// The slices of the largest are a few bytes, travel in the ring, and lie in the arena.
@@ -49,31 +49,6 @@ fn assert_is(plan: &Plan, version: i64) {
         assert_eq!((&tensor.shape()[..], plan.version(index)), (&[rows, 3][..], version));
         assert!(tensor.bytes() == bytes(rows as usize * 3, version as u64), "{rows} rows of version {version}");
     }
-}
-
-#[test]
-fn slices_of_all_owners_arrive_where_they_belong_in_one_array() {
-    let (_directory, daemon, task) = attached();
-    let (tasks, owners) = publishers(&daemon);
-    let mut plan = plan(&task, &owners, SliceVersions::Same);
-    assert_eq!((plan.keys().len(), plan.get(0).unwrap_err().code()), (3, Code::InvalidArgument));
-    let mut places = Vec::new();
-    for version in 1..5 {
-        let pulling = plan.pull(version);
-        publish(&tasks, &owners, version);
-        if version % 2 == 0 {
-            block_on(pulling).unwrap()
-        } else {
-            pulling.wait().unwrap()
-        }
-        assert_is(&plan, version);
-        places.push([0, 1, 2].map(|index| plan.get(index).unwrap().bytes().as_ptr()));
-    }
-    // The same arena memory each time.
-    assert!(places.iter().all(|place| *place == places[0] && task.arena_range().unwrap().unwrap().contains(&place[2])));
-    drop(plan);
-    // And the memory is freed.
-    until_there_is_room(&task, 3 << 20);
 }
 
 #[test]
@@ -234,9 +209,7 @@ fn slices_of_another_host_arrive_in_the_array_too() {
 
 #[test]
 fn a_plan_has_new_memory_with_the_next_daemon() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).attach().unwrap();
+    let (directory, daemon, task) = attached();
     let (tasks, owners) = publishers(&daemon);
     publish(&tasks, &owners, 1);
     let mut plan = plan(&task, &owners, SliceVersions::Same);

@@ -16,8 +16,8 @@ use nix::{
 use sealane::{Attach, Code, Receiving, RecvOptions, SendOptions, Sending, Task};
 
 use crate::{
-    daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, bytes, directory, peers, tensor, to, to_as},
+    daemon::{Daemon, LONG},
+    fixture::{TASK, attached, bytes, peers, tensor, to_as},
 };
 
 /// Environment variables that tell a process of this program which socket to attach at, and what to do.
@@ -131,9 +131,7 @@ fn until_there_is_a_lane(task: &Task, peer: &str) -> i64 {
 
 #[test]
 fn one_that_fills_a_lane_and_stops_holds_nobody_up_and_its_end_is_told() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).attach().unwrap();
+    let (_directory, daemon, task) = attached();
     let other = Other::start(&daemon, ANSWERS, true);
     let peer = other.name.clone();
     let step = until_there_is_a_lane(&task, &peer);
@@ -168,9 +166,7 @@ fn one_that_fills_a_lane_and_stops_holds_nobody_up_and_its_end_is_told() {
 
 #[test]
 fn one_that_stops_at_any_moment_and_goes_on_later_has_lost_nothing() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).attach().unwrap();
+    let (_directory, daemon, task) = attached();
     let other = Other::start(&daemon, ANSWERS, false);
     let peer = other.name.clone();
     let mut step = until_there_is_a_lane(&task, &peer);

@@ -16,16 +16,14 @@ use tempfile::TempDir;
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, bytes, directory, peers, tensor, to, to_as},
+    fixture::{TASK, bytes, directory, fill_area, peers, tensor, to, to_as, two_clients},
 };
 
 macro_rules! between_clients {
     ($($scenario:ident),* $(,)?) => {
         $(#[test]
         fn $scenario() {
-            let directory = directory();
-            let daemon = Daemon::start(&directory, Settings::default());
-            let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+            let (_directory, _daemon, ps, worker) = two_clients();
             scenarios::$scenario(&ps, &worker, scenarios::NARROW);
         })*
     };
@@ -42,9 +40,7 @@ mod by_rings {
         ($($scenario:ident),* $(,)?) => {
             $(#[test]
             fn $scenario() {
-                let directory = directory();
-                let daemon = Daemon::start(&directory, Settings::default());
-                let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+                let (_directory, _daemon, ps, worker) = two_clients();
                 open_lane(&worker, &ps, ps.name());
                 scenarios::$scenario(&ps, &worker, scenarios::WIDE);
             })*
@@ -69,28 +65,13 @@ struct Full {
 
 impl Full {
     fn new() -> Full {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+        let (directory, daemon, ps, worker) = two_clients();
         let options = StreamOptions { timeout: Some(LONG / 2), ..StreamOptions::default() };
         let listener = Streams::of(&ps).listen("bytes", options).unwrap();
         let streams = Streams::of(&worker);
         let dialed = streams.connect(ps.name(), "bytes", options).wait().unwrap();
         let accepted = listener.accept().wait().unwrap();
-        let mut others = Vec::new();
-        for (part, len) in [256 << 10, 16 << 10, 1 << 10].into_iter().enumerate() {
-            for number in 0.. {
-                let key = format!("{part}/{number}");
-                drop(worker.send(ps.name(), 1, &key, tensor(len, 1)));
-                match ps.recv(worker.name(), 1, &key).wait() {
-                    Ok(tensor) => others.push(tensor),
-                    Err(full) => {
-                        assert_eq!(full.error.code(), Code::ResourceExhausted, "{}", full.error);
-                        break;
-                    }
-                }
-            }
-        }
+        let others = fill_area(&worker, &ps);
         let acceptor = ps.acceptor("another", sealane::AcceptOptions::default());
         Full { dialed, accepted, others, _acceptor: acceptor, streams, ps, worker, daemon, _directory: directory }
     }
@@ -165,9 +146,7 @@ fn bytes_that_were_refused_come_although_their_writer_has_gone() {
 
 #[test]
 fn nothing_is_left_of_a_stream_whose_ends_both_left_before_the_bytes_of_the_other_came() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let (ps, worker) = (to_as(&daemon, &peers()[0]).attach().unwrap(), to(&daemon).attach().unwrap());
+    let (_directory, daemon, ps, worker) = two_clients();
     let (here, there) = (Streams::of(&worker), Streams::of(&ps));
     let listener = there.listen("bytes", StreamOptions::default()).unwrap();
     let dialed = here.connect(ps.name(), "bytes", StreamOptions::default()).wait().unwrap();

@@ -4,16 +4,11 @@ use std::time::Duration;
 
 use sealane::{Polling, RecvOptions};
 
-use crate::{
-    daemon::{Daemon, Settings},
-    fixture::{TASK, block_on, bytes, directory, peers, tensor, to},
-};
+use crate::fixture::{TASK, attached, attached_with, block_on, bytes, peers, tensor};
 
 /// Threads that send and receive at once, some blocking, some awaiting.
 fn crowd(polling: Polling, threads: u64, rounds: i64) {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).polling(polling).attach().unwrap();
+    let (_directory, daemon, task) = attached_with(|attach| attach.polling(polling));
     std::thread::scope(|scope| {
         for (thread, peer) in (0..threads).zip(peers()) {
             let task = task.clone();
@@ -45,26 +40,15 @@ fn crowd(polling: Polling, threads: u64, rounds: i64) {
 }
 
 #[test]
-fn threads_that_look_for_a_while() {
-    crowd(Polling::default(), 6, 100);
-}
-
-#[test]
-fn threads_that_sleep_at_once() {
-    crowd(Polling::Park, 6, 100);
-}
-
-#[test]
-fn threads_that_never_sleep() {
-    crowd(Polling::Spin, 3, 30);
+fn threads_have_their_tensors_however_they_wait() {
+    for (polling, threads, rounds) in [(Polling::default(), 6, 100), (Polling::Park, 6, 100), (Polling::Spin, 3, 30)] {
+        crowd(polling, threads, rounds);
+    }
 }
 
 #[test]
 fn whoever_listens_hands_over_to_those_who_still_wait() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let polling = Polling::Park;
-    let task = to(&daemon).polling(polling).attach().unwrap();
+    let (_directory, _daemon, task) = attached_with(|attach| attach.polling(Polling::Park));
     for round in 0..20 {
         let waiting: Vec<_> = (0..4)
             .map(|number| {
@@ -84,9 +68,7 @@ fn whoever_listens_hands_over_to_those_who_still_wait() {
 
 #[test]
 fn a_tensor_may_be_dropped_by_any_thread_at_any_time() {
-    let directory = directory();
-    let daemon = Daemon::start(&directory, Settings::default());
-    let task = to(&daemon).attach().unwrap();
+    let (_directory, daemon, task) = attached();
     let (arrived, to_drop) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || to_drop.into_iter().for_each(drop::<sealane::Tensor>));

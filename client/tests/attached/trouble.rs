@@ -17,7 +17,7 @@ use sealane::{
 
 use crate::{
     daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, meta, tensor, to, to_as, until_there_is_room},
+    fixture::{TASK, attached, attached_with, block_on, bytes, directory, meta, tensor, to, until_there_is_room},
 };
 
 #[test]
@@ -61,15 +61,6 @@ fn give_up_capabilities() {
 }
 
 #[test]
-fn a_refusal_is_passed_on() {
-    let (_directory, daemon, _task) = attached();
-    let error = to(&daemon).attach().unwrap_err();
-    assert_eq!(error.code(), Code::Unavailable);
-    assert!(error.to_string().contains("is already attached as this task; only one process may be"), "{error}");
-    assert_eq!(to_as(&daemon, "nobody:1").attach().unwrap_err().code(), Code::NotFound);
-}
-
-#[test]
 fn a_daemon_that_says_nothing_is_not_waited_for() {
     let directory = directory();
     let path = directory.path().join("sealane.sock");
@@ -82,9 +73,7 @@ fn a_daemon_that_says_nothing_is_not_waited_for() {
 #[test]
 fn the_death_of_the_daemon_ends_every_call() {
     for polling in [Polling::default(), Polling::Spin] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
+        let (_directory, daemon, task) = attached_with(|attach| attach.polling(polling));
         let sending = task.send(TASK, 1, "early", tensor(10_000, 3));
         let kept = task.recv(TASK, 1, "early").wait().unwrap();
         sending.wait().unwrap();
@@ -183,9 +172,7 @@ impl Reaching for sealane::Sending {
 #[test]
 fn a_daemon_that_hangs_does_not_hang_its_clients() {
     for polling in [Polling::default(), Polling::Spin] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
+        let (_directory, daemon, task) = attached_with(|attach| attach.polling(polling));
         let _held = daemon.hold();
         let timeout = Some(Duration::from_millis(1));
         let receiving =

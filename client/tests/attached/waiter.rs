@@ -11,10 +11,7 @@ use std::{
 
 use sealane::{Polling, Waiter};
 
-use crate::{
-    daemon::{Daemon, Settings},
-    fixture::{TASK, attached, block_on, bytes, directory, tensor, to},
-};
+use crate::fixture::{TASK, attached, attached_with, block_on, bytes, tensor};
 
 /// Waits with a time limit, as often as it takes.
 fn wait<F: Future + Unpin>(waiter: &Waiter, mut future: F) -> F::Output {
@@ -41,9 +38,7 @@ fn a_wait_that_is_over_leaves_the_future_as_it_was() {
 #[test]
 fn what_others_wait_for_is_the_drivers_when_nobody_attends_to_it() {
     for polling in [Polling::Park, Polling::default(), Polling::Spin] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
+        let (_directory, _daemon, task) = attached_with(|attach| attach.polling(polling));
         thread::scope(|scope| {
             let (attending, attends) = mpsc::channel();
             let mine = task.recv(TASK, 1, "mine");
@@ -80,9 +75,7 @@ fn what_others_wait_for_is_the_drivers_when_nobody_attends_to_it() {
 #[test]
 fn a_future_that_is_woken_by_another_thread_ends() {
     for polling in [Polling::Park, Polling::default(), Polling::Spin] {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).polling(polling).attach().unwrap();
+        let (_directory, _daemon, task) = attached_with(|attach| attach.polling(polling));
         let (giving, given) = mpsc::channel::<Waker>();
         let other = thread::spawn(move || given.recv().unwrap().wake());
         let mut polled = false;

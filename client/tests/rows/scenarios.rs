@@ -132,7 +132,8 @@ pub fn a_table_that_comes_later_is_waited_for(ps: &Task, worker: &Task) {
     let late = worker.pull_rows(&users, &[3], &RowsOptions { timeout, ..RowsOptions::default() }).wait().unwrap_err();
     assert_eq!(late.error.code(), Code::DeadlineExceeded);
     let options = |min_version| RowsOptions { min_version, ..RowsOptions::default() };
-    let (first, third) = (worker.pull_rows(&users, &[3], &options(1)), worker.pull_rows(&users, &[3], &options(3)));
+    let forever = RowsOptions { timeout: Some(Duration::MAX), ..options(3) };
+    let (first, third) = (worker.pull_rows(&users, &[3], &options(1)), worker.pull_rows(&users, &[3], &forever));
     let table = ps.publish_table("user", table(ps, 100, whole), TableOptions { version: 1, torn: false }).unwrap();
     assert_eq!(firsts(&first.wait().unwrap().rows), [3.]);
     table.set_version(2).unwrap();

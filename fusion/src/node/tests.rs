@@ -203,9 +203,7 @@ impl Net {
     fn recv_into(&mut self, at: (usize, &str), from: &str, key: &str, destination: Option<Buffer>) -> Asked {
         let pair = self.number(at.0, at.1, from);
         let (sender, receiver) = oneshot::channel();
-        let (deadline, waiter) = (self.now + SOON, RecvWaiter::Channel(sender));
-        let request =
-            RecvRequest { pair, step: 1, key, deadline, destination, waiter, fused: false, fail_if_gone: false };
+        let request = RecvRequest { destination, ..request(pair, key, self.now + SOON, RecvWaiter::Channel(sender)) };
         let ticket = self.nodes[at.0].recv(self.now, request);
         Asked { receiver, ticket }
     }
@@ -218,6 +216,11 @@ impl Net {
             assert_eq!((counters.slab_send_bytes, counters.slab_receive_bytes), (0, 0));
         }
     }
+}
+
+/// A recv of step 1 that brings no memory.
+fn request(pair: u32, key: &str, deadline: Instant, waiter: RecvWaiter) -> RecvRequest<'_> {
+    RecvRequest { pair, step: 1, key, deadline, destination: None, waiter, fused: false, fail_if_gone: false }
 }
 
 struct Sent(oneshot::Receiver<SendOutcome>);

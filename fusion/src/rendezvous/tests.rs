@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use sealane_transport::{Code, Error, Handle, Payload};
+use sealane_transport::{Error, Handle, Payload};
 
 use super::{Ended, Found, Late, MatchKey, Parked, RawMatchKey, Released, Sent, Table};
 use sealane_transport::tensor::{DType, TensorMeta};
@@ -54,19 +54,6 @@ fn a_tensor_is_pending_until_it_is_released() {
 }
 
 #[test]
-fn a_request_waits_for_its_tensor() {
-    let now = Instant::now();
-    let mut table = Table::new(10);
-    assert!(matches!(table.request(at("w"), request(1)), Ok(Found::Parked)));
-    assert_eq!(table.parked(), 1);
-    let Ok(Sent::Requested { by, tensor: matched, pending }) = table.send(at("w"), tensor(7), "a", now) else {
-        panic!("a request waits")
-    };
-    assert_eq!((by, byte(&matched), table.parked(), table.pending_sends()), (request(1), 7, 0, 1));
-    assert!(matches!(table.release(pending, matched, true), Released::Taken("a")));
-}
-
-#[test]
 fn pair_step_and_key_keep_tensors_apart() {
     let now = Instant::now();
     let mut table = Table::new(10);
@@ -76,41 +63,6 @@ fn pair_step_and_key_keep_tensors_apart() {
         assert!(matches!(table.request(other, request(id)), Ok(Found::Parked)));
     }
     assert_eq!((table.parked(), table.pending_sends()), (3, 1));
-}
-
-#[test]
-fn one_send_meets_one_recv() {
-    let now = Instant::now();
-    let mut table = Table::new(10);
-    keep(&mut table, "w", "a", now);
-    let (error, sender) = table.send(at("w"), tensor(2), "b", now).unwrap_err();
-    assert_eq!((error.code(), sender), (Code::InvalidArgument, "b"));
-    assert!(matches!(table.request(at("v"), request(1)), Ok(Found::Parked)));
-    assert_eq!(table.request(at("v"), request(2)).unwrap_err().code(), Code::InvalidArgument);
-    // While a tensor is matched, the next one with the same name may come.
-    let _matched = take(&mut table, "w", 3);
-    keep(&mut table, "w", "b", now);
-}
-
-#[test]
-fn a_tensor_that_comes_back_waits_again_or_goes_to_who_waits() {
-    let now = Instant::now();
-    let mut table = Table::new(10);
-    keep(&mut table, "w", "a", now + SOON);
-    let (matched, pending) = take(&mut table, "w", 1);
-    assert!(matches!(table.release(pending, matched, false), Released::Kept));
-    let (matched, pending) = take(&mut table, "w", 2);
-    assert!(matches!(table.request(at("w"), request(3)), Ok(Found::Parked)));
-    let Released::Requested { by, tensor: matched, pending } = table.release(pending, matched, false) else {
-        panic!("wanted")
-    };
-    assert_eq!((by, byte(&matched), table.parked(), table.pending_sends()), (request(3), b'a', 0, 1));
-    keep(&mut table, "w", "b", now);
-    let Released::Displaced(sender, error) = table.release(pending, matched, false) else {
-        panic!("its place is taken")
-    };
-    assert_eq!((sender, error.code()), ("a", Code::InvalidArgument));
-    assert_eq!(table.pending_sends(), 1);
 }
 
 #[test]

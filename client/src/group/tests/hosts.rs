@@ -9,140 +9,15 @@ use std::{
 };
 
 use sealane_transport::{
-    Code, Error,
+    Error,
     authentication::{Authentication, Authority},
-    tensor::DType,
 };
 
-use super::{InMemory, LIMIT, MESSAGES, Shared, bytes, collective, on, receive};
+use super::{InMemory, LIMIT, Shared, bytes, collective, on, ranks_by, ranks_on, ranks_with, receive};
 use crate::group::{
-    Group, GroupOptions, ReduceOp, Store,
+    Group, GroupOptions, Store,
     hosts::address::{Reach, decode, encode},
 };
-
-/// The host of each rank: two single ranks, two equal hosts, three hosts with uneven and unordered ranks, and more.
-const HOSTS: [&[usize]; 6] =
-    [&[0, 1], &[0, 0, 1, 1], &[0, 1, 1, 0, 2], &[0, 1, 0, 0, 0], &[0, 1, 2, 3, 4], &[0, 0, 0, 1, 1, 1]];
-
-/// Runs each rank on the host with its number; the results by rank.
-fn ranks_on<T: Send>(hosts: &[usize], each: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    ranks_with(hosts, |_, options| options, each).into_iter().map(Result::unwrap).collect()
-}
-
-/// Like [`ranks_on`], with options changed for some ranks. Some ranks may fail to meet.
-fn ranks_with<T: Send>(
-    hosts: &[usize],
-    change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
-    each: impl Fn(Group) -> T + Sync,
-) -> Vec<Result<T, Error>> {
-    ranks_by(&InMemory::default(), hosts, change, each)
-}
-
-fn ranks_by<T: Send>(
-    store: &(impl Store + Sync),
-    hosts: &[usize],
-    change: impl Fn(usize, GroupOptions) -> GroupOptions + Sync,
-    each: impl Fn(Group) -> T + Sync,
-) -> Vec<Result<T, Error>> {
-    let (each, change) = (&each, &change);
-    thread::scope(|scope| {
-        let run = |rank: usize| Group::new(store, rank, hosts.len(), &change(rank, on(hosts[rank]))).map(each);
-        let threads: Vec<_> = (0..hosts.len()).map(|rank| scope.spawn(move || run(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-#[test]
-fn every_collective_of_every_size_gives_what_it_should() {
-    for hosts in HOSTS {
-        ranks_on(hosts, |group| {
-            assert_eq!((group.size(), group.hosts()), (hosts.len(), hosts.iter().max().unwrap() + 1));
-            for (index, len) in super::SIZES.into_iter().enumerate() {
-                // Each rank is the root of some collective.
-                for number in 0..9 {
-                    collective(&group, 9 * (index + number % 5) + number, len);
-                }
-            }
-        });
-    }
-}
-
-#[test]
-fn collectives_follow_each_other_in_any_order_and_ranks_are_late_by_turns() {
-    for hosts in [&[0, 0, 1, 1][..], &[0, 1, 1, 2]] {
-        ranks_on(hosts, |group| {
-            let mut random = 4711_usize;
-            for call in 0..300 {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                if (random >> 40) % 5 == group.rank() {
-                    (0..(random >> 50) % 50).for_each(|_| thread::yield_now());
-                }
-                let len = [0, 8, 1000, 20_000, 300_000][(random >> 33) % 5];
-                collective(&group, 9 * (call / 9) + (random >> 20) % 9, len);
-            }
-        });
-    }
-}
-
-#[test]
-fn sums_of_floats_are_the_same_bits_on_all_ranks_and_in_each_run() {
-    let run = |elements: usize| {
-        ranks_on(&[0, 1, 1, 0, 2], |group| {
-            let value = |index: usize| ((index * 7919 + group.rank() * 104_729) % 1_000_003) as f32 * 1.000_1e-3;
-            let mut data: Vec<u8> = (0..elements).flat_map(|index| value(index).to_ne_bytes()).collect();
-            group.all_reduce(&mut data, DType::F32, ReduceOp::Average, LIMIT).unwrap();
-            data
-        })
-    };
-    for elements in [100, 200_000] {
-        let first = run(elements);
-        assert!(first.iter().all(|rank| *rank == first[0]));
-        assert_eq!(first, run(elements));
-        // An average is over all ranks.
-        let mean = |index: usize| {
-            (0..5).map(|rank| ((index * 7919 + rank * 104_729) % 1_000_003) as f64 * 1.000_1e-3).sum::<f64>() / 5.0
-        };
-        let own = f32::from_ne_bytes(first[0][396..400].try_into().unwrap());
-        assert!((f64::from(own) - mean(99)).abs() < 1e-3, "{own} {}", mean(99));
-    }
-}
-
-#[test]
-fn messages_of_every_size_arrive_in_the_order_of_their_tag() {
-    // Rank 2's counterpart is on the other host; rank 1 has counterparts only on its own host.
-    ranks_on(&[0, 0, 1], |group| {
-        let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
-        let mut sends = Vec::new();
-        for (number, len) in MESSAGES.into_iter().enumerate() {
-            for tag in [1, 2] {
-                sends.push(group.send(bytes(len, group.rank(), number * 2 + tag as usize), next, tag).unwrap());
-            }
-        }
-        // Messages with the other tag must wait in memory meanwhile.
-        for tag in [2, 1] {
-            for (number, len) in MESSAGES.into_iter().enumerate() {
-                let (from, came) = receive(&group, len, Some(before), tag);
-                assert!(from == before && came == bytes(len, before, number * 2 + tag as usize), "{len} of {tag}");
-            }
-        }
-        sends.into_iter().for_each(|send| assert_eq!(send.wait(LIMIT), Ok(next)));
-        group.barrier(LIMIT).unwrap();
-    });
-}
-
-#[test]
-fn a_recv_from_any_rank_takes_what_comes_from_any_host() {
-    ranks_on(&[0, 0, 1, 2], |group| {
-        if group.rank() == 0 {
-            let mut from: Vec<usize> = (0..3).map(|_| receive(&group, 100, None, 5).0).collect();
-            from.sort_unstable();
-            assert_eq!(from, [1, 2, 3]);
-        } else {
-            group.send(bytes(100, group.rank(), 0), 0, 5).unwrap().wait(LIMIT).unwrap();
-        }
-        group.barrier(LIMIT).unwrap();
-    });
-}
 
 #[test]
 fn messages_move_while_nobody_waits_and_collectives_go_on() {
@@ -196,48 +71,13 @@ fn ranks_that_leave_after_their_last_call_disturb_nobody() {
 }
 
 #[test]
-fn ranks_that_call_differently_all_hear_what_both_call() {
-    for hosts in [&[0, 1][..], &[0, 0, 1, 1]] {
-        let errors = ranks_on(hosts, |group| {
-            let first = match group.rank() {
-                1 => group.all_reduce(&mut [0; 128], DType::F32, ReduceOp::Sum, LIMIT),
-                _ => group.all_reduce(&mut [0; 64], DType::F32, ReduceOp::Sum, LIMIT),
-            };
-            first.and_then(|()| group.barrier(LIMIT)).unwrap_err().to_string()
-        });
-        for error in errors {
-            assert!(
-                error.contains("128 bytes") && error.contains("all_reduce (call 1, 64 bytes, sum of f32)"),
-                "{error}"
-            );
-        }
-    }
-    // Neither reads from the other, so they notice only at the next call.
+fn hosts_of_which_none_reads_another_hear_at_their_next_call_that_they_differ() {
     let errors = ranks_on(&[0, 1], |group| {
         group.broadcast(&mut [0; 64], group.rank(), LIMIT).unwrap();
         group.barrier(LIMIT).unwrap_err().to_string()
     });
     for error in errors {
         assert!(error.contains("must make the same calls in the same order"), "{error}");
-    }
-}
-
-#[test]
-fn a_rank_that_leaves_ends_what_waits_for_it_on_all_hosts_and_is_named() {
-    for hosts in [&[0, 1, 1][..], &[0, 0, 1], &[0, 1, 2]] {
-        let errors = ranks_on(hosts, |group| {
-            group.barrier(LIMIT).unwrap();
-            if group.rank() == 2 {
-                return None;
-            }
-            let error = group.barrier(LIMIT).unwrap_err();
-            assert_eq!(group.error(), Some(error.clone()));
-            Some(error)
-        });
-        for error in errors.into_iter().flatten() {
-            assert_eq!(error.code(), Code::Unavailable);
-            assert!(error.to_string().contains("rank 2 has left (it has left the group)"), "{error}");
-        }
     }
 }
 
@@ -270,40 +110,6 @@ fn a_recv_hears_that_a_rank_left_which_it_has_no_other_connection_with() {
             assert!(error.to_string().contains("rank 2 has left"), "{error}");
         }
     });
-}
-
-#[test]
-fn a_call_whose_time_is_over_names_who_is_late_and_ends_the_group() {
-    let (met, over) = (Barrier::new(3), Barrier::new(3));
-    let errors = ranks_on(&[0, 0, 1], |group| {
-        met.wait();
-        let error = match group.rank() {
-            2 => None,
-            _ => group.barrier(Some(Duration::from_millis(30))).err(),
-        };
-        over.wait();
-        error.unwrap_or_else(|| group.barrier(LIMIT).unwrap_err()).to_string()
-    });
-    for error in errors {
-        assert!(error.contains("Timed out waiting for rank 2, which has not arrived"), "{error}");
-    }
-}
-
-#[test]
-fn who_aborts_ends_calls_that_wait_everywhere() {
-    let errors = ranks_on(&[0, 1, 1], |group| {
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| group.recv(vec![0; 8], None, 7).and_then(|recv| recv.wait(LIMIT)).map(drop));
-            match group.rank() {
-                0 => group.abort("as the test says"),
-                _ => drop(group.barrier(LIMIT).unwrap_err()),
-            }
-            waits.join().unwrap().unwrap_err().to_string()
-        })
-    });
-    for error in errors {
-        assert!(error.contains("it was aborted: as the test says"), "{error}");
-    }
 }
 
 fn secret(text: &str) -> Authentication {

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use super::{NARROW, PATIENT, code, echo, fill, read_all, until_direct};
 use crate::{
-    daemon::{Daemon, LONG, Settings},
-    fixture::{TASK, bytes, directory, peers, to, to_as},
+    daemon::{Daemon, LONG},
+    fixture::{TASK, attached, bytes, peers, to_as},
     stopped::{Other, SOCKET},
 };
 
@@ -60,9 +60,7 @@ struct WithStopped {
 
 impl WithStopped {
     fn new() -> WithStopped {
-        let directory = directory();
-        let daemon = Daemon::start(&directory, Settings::default());
-        let task = to(&daemon).attach().unwrap();
+        let (directory, daemon, task) = attached();
         let streams = Streams::of(&task);
         let listener = streams.listen("bytes", PATIENT).unwrap();
         let other = Other::start(&daemon, "rings::other_process::what_it_does", true);

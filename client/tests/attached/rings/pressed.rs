@@ -13,7 +13,7 @@ use sealane_transport::shm::limits::LANE_RINGS;
 use super::{Neighbours, echo, read_all};
 use crate::{
     daemon::LONG,
-    fixture::{bytes, tensor},
+    fixture::{bytes, fill_area, tensor},
 };
 
 const PIECE: usize = 2 << 10;
@@ -41,20 +41,7 @@ impl Pressed {
             ends.swap(0, 1);
         }
         let [one, other] = &neighbours.tasks;
-        let mut others = Vec::new();
-        for (part, len) in [256 << 10, 16 << 10, 1 << 10].into_iter().enumerate() {
-            for number in 0.. {
-                let key = format!("{part}/{number}");
-                drop(one.send(other.name(), 1, &key, tensor(len, 1)));
-                match other.recv(one.name(), 1, &key).wait() {
-                    Ok(tensor) => others.push(tensor),
-                    Err(full) => {
-                        assert_eq!(full.error.code(), Code::ResourceExhausted, "{}", full.error);
-                        break;
-                    }
-                }
-            }
-        }
+        let others = fill_area(one, other);
         let acceptor = other.acceptor("another", AcceptOptions::default());
         let held = neighbours.daemon.hold();
         let sent = bytes(pieces * PIECE + by_ring, 3);

@@ -59,54 +59,13 @@ fn an_unknown_task_is_an_error_to_the_caller_alone() {
 }
 
 #[test]
-fn a_task_that_its_host_does_not_serve_is_not_found() {
-    let mut net = Net::pair();
-    let before = net.recv(PS, "absent:1", "w");
-    net.rest();
-    assert_eq!(before.error().code(), Code::NotFound);
-    let after = net.recv(PS, "absent:1", "w");
-    assert_eq!(after.error().code(), Code::NotFound);
-    let mut alone = Net::new([worker()]);
-    assert_eq!(alone.recv((0, "worker:1"), "absent:1", "w").error().code(), Code::NotFound);
-}
-
-#[test]
-fn a_host_that_is_not_in_the_map_is_rejected() {
-    let mut net = Net::pair();
-    let map = EndpointMap::parse("ps:1=10.0.0.1:7000\n", "narrow").unwrap();
-    net.nodes[0].set_map(Arc::new(map), Vec::new()).unwrap();
-    let _asked = net.recv(WORKER, "ps:1", "w");
-    net.rest();
-    let [(RejectCode::Refused, reason)] = &net.rejections[..] else { panic!("{:?}", net.rejections) };
-    assert!(reason.contains("the endpoint map of 10.0.0.1:7000 has no task at 10.0.0.2:7000"), "{reason}");
-}
-
-#[test]
-fn a_stranger_is_told_that_the_asked_host_does_not_know_it() {
-    let mut net = Net::pair();
-    // The host is known by another task.
-    let map = EndpointMap::parse("ps:1=10.0.0.1:7000\nother:1=10.0.0.2:7000\n", "narrow").unwrap();
-    net.nodes[0].set_map(Arc::new(map), Vec::new()).unwrap();
-    let asked = net.recv(WORKER, "ps:1", "w");
-    net.rest();
-    let error = asked.error();
-    assert_eq!(error.code(), Code::NotFound);
-    assert!(error.to_string().contains("not in the endpoint map of the producer's host"), "{error}");
-    net.nodes[1].abort(0, 1, "a stranger's abort ends nothing");
-    net.rest();
-}
-
-#[test]
 fn requests_wait_so_long_for_a_connection() {
     let mut net = Net::new([worker()]);
     net.mute = true;
     let timeout = net.nodes[0].settings().connect_timeout;
     let pair = net.number(0, "worker:1", "ps:1");
     let (sender, receiver) = oneshot::channel();
-    let (deadline, waiter) = (net.now + timeout * 10, RecvWaiter::Channel(sender));
-    let request =
-        RecvRequest { pair, step: 1, key: "w", deadline, destination: None, waiter, fused: false, fail_if_gone: false };
-    net.nodes[0].recv(net.now, request);
+    net.nodes[0].recv(net.now, request(pair, "w", net.now + timeout * 10, RecvWaiter::Channel(sender)));
     net.pass(timeout - Duration::from_millis(1));
     assert!(receiver.try_recv().is_err());
     net.pass(Duration::from_millis(1));
@@ -127,16 +86,6 @@ fn who_waits_for_a_peer_that_is_not_there_hears_what_its_calls_came_to() {
         told.strip_prefix("recv of step 1 key 'w' waited 5s and its deadline passed: nowhere:1 at 10.0.0.9:7000: ");
     let tries = rest.and_then(|rest| rest.strip_prefix("nobody is there, ")?.strip_suffix(" tries in 5.0s"));
     assert!(tries.is_some_and(|tries| tries.parse::<u32>().unwrap() > 5), "{told}");
-}
-
-#[test]
-fn who_waits_for_one_that_never_answers_hears_so() {
-    let mut net = Net::new([worker()]);
-    net.mute = true;
-    let asked = net.recv((0, "worker:1"), "ps:1", "w");
-    net.pass(SOON);
-    let told = asked.error().to_string();
-    assert!(told.ends_with("ps:1 at 10.0.0.1:7000: no answer to the call for 5.0s"), "{told}");
 }
 
 #[test]
@@ -190,21 +139,6 @@ fn calls_are_repeated_ever_less_often() {
     }
     assert!(pauses[0] <= Duration::from_millis(10) && pauses.len() < 25, "{pauses:?}");
     assert!(pauses[8..].iter().all(|pause| (200..=400).contains(&pause.as_millis())), "{pauses:?}");
-}
-
-#[test]
-fn a_peer_that_restarted_has_lost_what_it_was_asked() {
-    let mut net = Net::pair();
-    let asked = net.recv(WORKER, "ps:1", "w");
-    net.rest();
-    net.nodes[0] = node(NodeSettings { incarnation: 2000, ..ps() });
-    net.rest();
-    let error = asked.error();
-    assert_eq!(error.to_string(), "10.0.0.1:7000 is unavailable: it restarted, and its outstanding requests are lost");
-    let (sent, again) = (net.send(PS, "worker:1", "w", &[1]), net.recv(WORKER, "ps:1", "w"));
-    net.rest();
-    assert_eq!((again.bytes(), sent.outcome()), (vec![1], Ok(())));
-    assert_eq!(net.nodes[1].counters().sessions_reset, 1);
 }
 
 #[test]
@@ -415,8 +349,7 @@ fn what_was_asked_of_a_host_that_is_gone_from_the_map_ends_with_its_link() {
         net.nodes[1].set_map(Arc::new(EndpointMap::parse(&moved, "moved").unwrap()), Vec::new()).unwrap();
         net.rest();
         net.failure = DialFailureKind::Transient;
-        let peers = net.nodes[1].context.peers.select(|peer| peer.has_link());
-        peers.into_iter().for_each(|peer| net.nodes[1].lose(net.now, peer, &sealane_transport::LinkError::Closed));
+        net.lose(1);
         net.rest();
     }
     let error = asked.error();

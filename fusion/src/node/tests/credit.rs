@@ -18,8 +18,7 @@ fn crowd(in_flight_bytes_max: usize) -> (Net, Vec<String>) {
     let slab = |name| Slab::new(SlabSettings { name, bytes: 16 << 20, populate: false }).unwrap();
     let node = |settings| Node::new(settings, map.clone(), slab("send"), slab("receive")).unwrap();
     let nodes = std::iter::once(ps).chain(workers).map(node).collect();
-    let (now, failure) = (Instant::now(), DialFailureKind::Transient);
-    (Net { nodes, now, mute: false, failure, rejections: Vec::new() }, names)
+    (Net { nodes, ..Net::new([]) }, names)
 }
 
 /// Turns of the ps until the workers that read have all their tensors; `stuck` workers ask and then do nothing.

@@ -12,10 +12,6 @@ const WORKER: (usize, &str) = (1, "worker:1");
 /// Too large to be sent ahead of its request.
 const LARGE: usize = sealane_transport::limits::AHEAD_TENSOR_BYTES + 1;
 
-fn with_limits(session: SessionLimits) -> Net {
-    Net::new([NodeSettings { session: session.clone(), ..ps() }, NodeSettings { session, ..worker() }])
-}
-
 #[test]
 fn a_recv_ends_at_its_deadline_and_the_producer_forgets_it() {
     let mut net = Net::pair();
@@ -103,22 +99,6 @@ fn a_client_hears_at_the_deadline_of_its_send_and_later_that_its_memory_is_back(
     assert_eq!(asked.bytes(), [7; LARGE]);
     net.nodes[0].swap_client_outcomes(&mut outcomes);
     assert!(matches!(outcomes.make_contiguous(), [(told, ClientOutcome::Returned)] if *told == call), "{outcomes:?}");
-}
-
-#[test]
-fn one_send_meets_one_recv() {
-    let mut net = Net::pair();
-    let first = net.send(PS, "worker:1", "w", &[1]);
-    let second = net.send(PS, "worker:1", "w", &[2]);
-    assert_eq!(second.error().code(), Code::InvalidArgument);
-    let asked = net.recv(WORKER, "ps:1", "w");
-    net.rest();
-    assert_eq!((asked.bytes(), first.outcome()), (vec![1], Ok(())));
-    let waiting = net.recv(WORKER, "ps:1", "w");
-    let refused = net.recv(WORKER, "ps:1", "w");
-    net.rest();
-    assert_eq!(refused.error().code(), Code::InvalidArgument);
-    assert!(waiting.waits());
 }
 
 #[test]
@@ -226,76 +206,6 @@ fn cleanup_frees_what_is_left_of_a_step() {
         assert_eq!(error, Error::Aborted { step: 1, reason: "the step was cleaned up".into() });
     }
     net.nothing_is_left();
-}
-
-#[test]
-fn a_full_table_takes_no_more_tensors() {
-    let mut net = Net::new([NodeSettings { pending_sends_max: 1, ..ps() }, worker()]);
-    let _kept = net.send(PS, "worker:1", "w", &[1]);
-    assert_eq!(limit(&net.send(PS, "worker:1", "v", &[1]).error()), "fusion.pending_sends_max");
-}
-
-#[test]
-fn a_consumer_asks_for_so_many_tensors_at_most() {
-    let mut net = with_limits(SessionLimits { queued_requests_max: 1, ..SessionLimits::default() });
-    let _waits = net.recv(WORKER, "ps:1", "w");
-    let refused = net.recv_into(WORKER, "ps:1", "v", Some(Buffer::from_vec(vec![0; 3])));
-    let unreceived = refused.outcome().unwrap_err();
-    assert_eq!(limit(&unreceived.error), "fusion.queued_requests_max");
-    assert_eq!(unreceived.destination.unwrap().len(), 3, "the memory comes back");
-    assert!(refused.ticket.is_none());
-}
-
-#[test]
-fn a_producer_parks_so_many_requests_at_most_also_when_they_come_at_once() {
-    let mut net = with_limits(SessionLimits { parked_requests_max: 2, ..SessionLimits::default() });
-    let asked: Vec<_> = (0..3).map(|key| net.recv(WORKER, "ps:1", &key.to_string())).collect();
-    net.rest();
-    assert_eq!(net.nodes[0].counters().parked, 2);
-    let error = asked[2].error();
-    assert!(error.to_string().contains("fusion.parked_requests_max"), "{error}");
-    assert!(asked[0].waits() && asked[1].waits());
-}
-
-#[test]
-fn a_tensor_over_the_consumers_limit_stays_with_its_producer() {
-    let session = SessionLimits { tensor_bytes_max: 10, ..SessionLimits::default() };
-    let mut net = Net::new([ps(), NodeSettings { session, ..worker() }]);
-    let (sent, asked) = (net.send(PS, "worker:1", "w", &[0; 11]), net.recv(WORKER, "ps:1", "w"));
-    net.rest();
-    let error = asked.error();
-    assert_eq!(error.code(), Code::ResourceExhausted);
-    assert!(error.to_string().contains("transport.tensor_bytes_max"), "{error}");
-    assert!(sent.waits());
-}
-
-#[test]
-fn a_full_receive_slab_refuses_the_recv_and_not_the_tensor() {
-    let mut net = Net::pair();
-    let large = vec![1; SLAB_BYTES - 4096];
-    let first = net.recv(WORKER, "ps:1", "w");
-    net.send(PS, "worker:1", "w", &large);
-    net.rest();
-    let held = first.outcome().unwrap();
-    let (sent, asked) = (net.send(PS, "worker:1", "v", &large), net.recv(WORKER, "ps:1", "v"));
-    net.rest();
-    assert_eq!(limit(&asked.error()), "runtime.slab_receive_bytes");
-    drop(held);
-    let again = net.recv(WORKER, "ps:1", "v");
-    net.rest();
-    assert_eq!((again.bytes().len(), sent.outcome()), (large.len(), Ok(())));
-}
-
-#[test]
-fn memory_that_is_too_short_comes_back_and_so_does_the_tensor() {
-    let mut net = Net::pair();
-    let sent = net.send(PS, "worker:1", "w", &[6; 10]);
-    let asked = net.recv_into(WORKER, "ps:1", "w", Some(Buffer::from_vec(vec![0; 9])));
-    net.rest();
-    let unreceived = asked.outcome().unwrap_err();
-    assert_eq!(unreceived.error.to_string(), "the destination has 9 bytes, the tensor needs 10");
-    assert_eq!(unreceived.destination.unwrap().len(), 9);
-    assert!(sent.waits());
 }
 
 #[test]

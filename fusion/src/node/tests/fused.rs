@@ -7,11 +7,13 @@ use crate::node::{BatchWaiter, FusedRequest};
 
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 
-fn ask(net: &mut Net, keys: &[&str], destinations: Vec<Buffer>) -> Handle {
-    let pair = net.number(1, "worker:1", "ps:1");
+const WORKER: (usize, &str) = (1, "worker:1");
+
+fn ask(net: &mut Net, at: (usize, &str), keys: &[&str], destinations: Vec<Buffer>) -> Handle {
+    let pair = net.number(at.0, at.1, "ps:1");
     let (deadline, waiter) = (net.now + SOON, BatchWaiter::Future(None));
     let keys = keys.iter().copied();
-    net.nodes[1].recv_fused(net.now, FusedRequest { pair, step: 1, keys, destinations, deadline, waiter })
+    net.nodes[at.0].recv_fused(net.now, FusedRequest { pair, step: 1, keys, destinations, deadline, waiter })
 }
 
 /// The outcomes of a fused receive, once all have ended.
@@ -26,7 +28,7 @@ fn come(net: &mut Net, node: usize, batch: Handle) -> Option<Vec<RecvOutcome>> {
 fn all_come_in_the_order_of_their_keys_whatever_order_they_were_sent_in() {
     let mut net = Net::pair();
     let sent: Vec<_> = ["d", "b"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
-    let asked = ask(&mut net, &KEYS, Vec::new());
+    let asked = ask(&mut net, WORKER, &KEYS, Vec::new());
     net.rest();
     assert!(come(&mut net, 1, asked).is_none(), "two are missing");
     let more: Vec<_> = ["a", "c"].map(|key| net.send((0, "ps:1"), "worker:1", key, key.as_bytes())).into();
@@ -46,7 +48,7 @@ fn they_do_not_wait_for_the_window_and_share_messages() {
     let keys: Vec<String> = (0..100).map(|number| format!("key/{number}")).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     keys.iter().for_each(|key| drop(net.send((0, "ps:1"), "worker:1", key, &[7; 16])));
-    let asked = ask(&mut net, &keys, Vec::new());
+    let asked = ask(&mut net, WORKER, &keys, Vec::new());
     net.rest();
     assert!(come(&mut net, 1, asked).unwrap().into_iter().all(|outcome| outcome.is_ok()));
     let messages: u64 = net.nodes.iter().map(|node| node.counters().messages_sent).sum();
@@ -57,7 +59,7 @@ fn they_do_not_wait_for_the_window_and_share_messages() {
 fn what_is_late_fails_alone() {
     let mut net = Net::pair();
     let _sent = net.send((0, "ps:1"), "worker:1", "a", &[1]);
-    let asked = ask(&mut net, &["a", "never"], vec![Buffer::of_len(4), Buffer::of_len(4)]);
+    let asked = ask(&mut net, WORKER, &["a", "never"], vec![Buffer::of_len(4), Buffer::of_len(4)]);
     net.rest();
     net.pass(SOON);
     let outcomes = come(&mut net, 1, asked).unwrap();
@@ -72,10 +74,7 @@ fn what_is_late_fails_alone() {
 #[test]
 fn a_future_takes_them_as_they_come_and_gives_up_the_rest() {
     let mut net = Net::pair();
-    let pair = net.number(1, "worker:1", "ps:1");
-    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Future(None));
-    let (keys, now) = (KEYS.into_iter(), net.now);
-    let batch = net.nodes[1].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
+    let batch = ask(&mut net, WORKER, &KEYS, Vec::new());
     let context = Context::from_waker(Waker::noop());
     let next = |net: &mut Net| net.nodes[1].poll_next_of(batch, context.waker());
     assert!(next(&mut net).is_pending());
@@ -91,19 +90,9 @@ fn a_future_takes_them_as_they_come_and_gives_up_the_rest() {
 }
 
 #[test]
-fn nothing_is_asked_and_nothing_comes() {
-    let mut net = Net::pair();
-    let asked = ask(&mut net, &[], Vec::new());
-    assert!(come(&mut net, 1, asked).unwrap().is_empty());
-}
-
-#[test]
 fn tasks_of_one_node_meet_in_batches_too() {
     let mut net = Net::new([ps(), worker()]);
-    let pair = net.number(0, "ps:2", "ps:1");
-    let (deadline, waiter) = (net.now + SOON, BatchWaiter::Future(None));
-    let (keys, now) = (KEYS.into_iter(), net.now);
-    let asked = net.nodes[0].recv_fused(now, FusedRequest { pair, step: 1, keys, destinations: [], deadline, waiter });
+    let asked = ask(&mut net, (0, "ps:2"), &KEYS, Vec::new());
     let sent: Vec<_> = KEYS.map(|key| net.send((0, "ps:1"), "ps:2", key, key.as_bytes())).into();
     net.rest();
     assert!(come(&mut net, 0, asked).unwrap().into_iter().all(|outcome| outcome.is_ok()));
@@ -113,7 +102,7 @@ fn tasks_of_one_node_meet_in_batches_too() {
 #[test]
 fn one_that_is_given_up_gives_back_what_comes() {
     let mut net = Net::pair();
-    let asked = ask(&mut net, &["a", "b"], Vec::new());
+    let asked = ask(&mut net, WORKER, &["a", "b"], Vec::new());
     let _first = net.send((0, "ps:1"), "worker:1", "a", &[1; 1000]);
     net.rest();
     assert!(net.nodes[1].counters().slab_receive_bytes > 0, "the first has come, and waits for the other");
@@ -122,7 +111,7 @@ fn one_that_is_given_up_gives_back_what_comes() {
     net.rest();
     assert!(sent.waits());
     assert_eq!(net.nodes[1].counters().slab_receive_bytes, 0);
-    let again = net.recv((1, "worker:1"), "ps:1", "b");
+    let again = net.recv(WORKER, "ps:1", "b");
     net.pass(crate::limits::REQUEST_DELAY);
     assert_eq!((again.bytes(), sent.outcome()), (vec![2; 1000], Ok(())));
 }

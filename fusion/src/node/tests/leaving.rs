@@ -1,7 +1,7 @@
 //! Tasks whose process leaves: calls that wait for them end, and so do later calls that ask not to wait for a process that has left.
 
 use sealane_transport::named_rows::NamedRowsBuf;
-use sealane_transport::{Keys, LinkError, PullBuffer};
+use sealane_transport::{Keys, PullBuffer};
 
 use super::*;
 use crate::node::{PullRequest, PullRowsRequest, PullWaiter};
@@ -22,22 +22,12 @@ impl Net {
         self.nodes[0].forget_client(PRODUCER, "its process ended");
     }
 
-    fn lose_links(&mut self) {
-        for node in &mut self.nodes {
-            for peer in node.context.peers.select(|peer| peer.has_link()) {
-                node.lose(self.now, peer, &LinkError::Closed);
-            }
-        }
-    }
-
     /// A recv that fails if the process has left.
     fn recv_or_fail(&mut self, at: (usize, &str), key: &str) -> Asked {
         let pair = self.number(at.0, at.1, "ps:1");
         let (sender, receiver) = oneshot::channel();
-        let (deadline, waiter) = (self.now + SOON, RecvWaiter::Channel(sender));
-        let (fused, fail_if_gone) = (false, true);
-        let request = RecvRequest { pair, step: 1, key, deadline, destination: None, waiter, fused, fail_if_gone };
-        let ticket = self.nodes[at.0].recv(self.now, request);
+        let request = request(pair, key, self.now + SOON, RecvWaiter::Channel(sender));
+        let ticket = self.nodes[at.0].recv(self.now, RecvRequest { fail_if_gone: true, ..request });
         Asked { receiver, ticket }
     }
 }
@@ -88,7 +78,7 @@ fn a_recv_for_a_process_that_left_while_the_link_was_lost_does_not_wait_for_the_
         net.rest();
         net.leave();
         // The notice is on its way, and never arrives.
-        net.lose_links();
+        net.cut();
         net.come();
         net.pass(Duration::from_secs(1));
         match asked.receiver.try_recv() {
@@ -96,23 +86,6 @@ fn a_recv_for_a_process_that_left_while_the_link_was_lost_does_not_wait_for_the_
             Err(_) => assert!(!marked, "it waits for another process than that which it was told of"),
         }
     }
-}
-
-#[test]
-fn many_that_are_asked_together_end_with_their_producer_too() {
-    let mut net = Net::pair();
-    net.come();
-    let ask =
-        |net: &mut Net| -> Vec<Asked> { (0..50).map(|number| net.recv_or_fail(WORKER, &number.to_string())).collect() };
-    let asked = ask(&mut net);
-    net.rest();
-    net.leave();
-    net.rest();
-    assert!(asked.iter().all(|asked| asked.error() == left()));
-    let late = ask(&mut net);
-    net.rest();
-    assert!(late.iter().all(|asked| asked.error() == left()));
-    net.nothing_is_left();
 }
 
 #[test]
@@ -227,7 +200,7 @@ fn whatever_happens_in_whatever_order_no_recv_waits_for_the_wrong_process() {
                     (is_here, has_left) = (false, true);
                 }
                 // At most once, since a lost call is repeated only after a pause.
-                2 if !deeds[..at].contains(&2) => net.lose_links(),
+                2 if !deeds[..at].contains(&2) => net.cut(),
                 3 => net.rest(),
                 4 => {
                     net.nodes.iter_mut().for_each(|node| _ = node.turn(net.now));

@@ -121,18 +121,7 @@ fn a_recv_given_up_or_late_while_its_tensor_is_copied_returns_it() {
     let ticket = asked.ticket.unwrap();
     let (sender, late) = oneshot::channel();
     let pair = net.number(0, "ps:2", "ps:1");
-    let waiter = RecvWaiter::Channel(sender);
-    let request = RecvRequest {
-        pair,
-        step: 1,
-        key: "v",
-        deadline: net.now,
-        destination: None,
-        waiter,
-        fused: false,
-        fail_if_gone: false,
-    };
-    net.nodes[0].recv(now, request);
+    net.nodes[0].recv(now, request(pair, "v", now, RecvWaiter::Channel(sender)));
     net.rest();
     assert_eq!(asked.bytes(), bytes);
     assert!(!net.nodes[0].cancel(ticket), "it has ended");
@@ -184,10 +173,7 @@ fn a_recv_follows_its_producer_to_this_very_node() {
         net.nodes[0].set_map(elsewhere, Vec::new()).unwrap();
         let pair = net.number(0, "ps:1", "ps:2");
         let cell = net.nodes[0].open_recv();
-        let (now, deadline, waiter) = (net.now, net.now + SOON, RecvWaiter::Cell(cell));
-        let (step, key, destination, fused, fail_if_gone) = (1, "w", None, false, false);
-        let recv = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
-        let ticket = net.nodes[0].recv(now, recv);
+        let ticket = net.nodes[0].recv(net.now, request(pair, "w", net.now + SOON, RecvWaiter::Cell(cell)));
         net.rest();
         let here = MAP.replace("nowhere:1=10.0.0.9:7000\n", "");
         let more = vec![("ps:2".parse().unwrap(), 0)];
@@ -257,12 +243,7 @@ fn client_send(net: &mut Net, number: u64, key: &str) {
 
 fn client_recv(net: &mut Net, number: u64, from: &str, key: &str) {
     let pair = net.number(0, "ps:1", from);
-    let (deadline, waiter) = (net.now + SOON, RecvWaiter::Client(call(number)));
-    let now = net.now;
-    net.nodes[0].recv(
-        now,
-        RecvRequest { pair, step: 1, key, deadline, destination: None, waiter, fused: false, fail_if_gone: false },
-    );
+    net.nodes[0].recv(net.now, request(pair, key, net.now + SOON, RecvWaiter::Client(call(number))));
 }
 
 #[test]

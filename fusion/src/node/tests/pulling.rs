@@ -234,8 +234,7 @@ fn a_plan_survives_its_link() {
     assert!(plan.pulled(&mut net, 0).iter().all(Result::is_ok));
     let (receiver, _) = plan.pull(&mut net, 2);
     net.rest();
-    let peers = net.nodes[1].context.peers.select(|_| true);
-    net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
+    net.lose(1);
     publish(&mut net, "w", 2, &[2]);
     publish(&mut net, "v", 2, &large(4));
     net.pass(Duration::from_secs(1));
@@ -331,8 +330,7 @@ fn a_peer_that_restarts_ends_the_pulls_that_it_was_asked() {
     let (receiver, _) = plan.pull(&mut net, 0);
     net.rest();
     net.nodes[0] = node(NodeSettings { incarnation: 5_000_000, ..ps() });
-    let peers = net.nodes[1].context.peers.select(|_| true);
-    net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
+    net.lose(1);
     net.pass(Duration::from_secs(1));
     let pull_buffer = receiver.try_recv().unwrap().unwrap();
     assert_eq!(bytes(&pull_buffer, 0), Err(Code::Unavailable));

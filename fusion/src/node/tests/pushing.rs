@@ -1,7 +1,5 @@
 //! Pushes into queues: in order, exactly once, and held back where there is no room.
 
-use sealane_transport::LinkError;
-
 use super::*;
 use crate::limits::{PROMISE_LOOK, PROMISE_TIME};
 use crate::node::PushRequest;
@@ -208,9 +206,7 @@ fn a_lost_link_loses_nothing_and_doubles_nothing() {
             net.nodes[1].turn(net.now);
             net.nodes[0].turn(net.now);
         }
-        for peer in net.nodes[1].context.peers.select(|_| true) {
-            net.nodes[1].lose(net.now, peer, &LinkError::Closed);
-        }
+        net.lose(1);
         net.pass(Duration::from_secs(1));
         sent.outcome().unwrap();
         all.extend(taken(&mut net, &queue, 9));
@@ -228,9 +224,7 @@ fn a_peer_that_restarts_leaves_pushes_in_doubt_and_the_next_go_on() {
     let doubtful = push(&mut net, WORKER, [2], 8);
     net.nodes[1].turn(net.now);
     net.nodes[0] = node(NodeSettings { incarnation: 5_000_000, ..ps() });
-    for peer in net.nodes[1].context.peers.select(|_| true) {
-        net.nodes[1].lose(net.now, peer, &LinkError::Closed);
-    }
+    net.lose(1);
     net.pass(Duration::from_secs(1));
     assert_eq!(doubtful.error().code(), Code::Unavailable);
     let queue = accept(&mut net, 4, 1000);
@@ -248,9 +242,7 @@ fn a_pusher_that_restarts_gives_its_room_back() {
     net.rest();
     assert_eq!(taken(&mut net, &queue, 9), [1]);
     net.nodes[1] = node(NodeSettings { incarnation: 5_000_000, ..worker() });
-    for peer in net.nodes[0].context.peers.select(|_| true) {
-        net.nodes[0].lose(net.now, peer, &LinkError::Closed);
-    }
+    net.lose(0);
     let sent = push(&mut net, WORKER, [5, 6, 7, 8], 8);
     net.pass(Duration::from_secs(1));
     sent.outcome().unwrap();
@@ -338,8 +330,7 @@ fn what_was_pushed_with_credit_waits_for_the_next_acceptor_as_well() {
         assert_eq!(late.error().code(), Code::DeadlineExceeded);
         let last = push(&mut net, WORKER, [7], bytes);
         net.rest();
-        let peers = net.nodes[1].context.peers.select(|_| true);
-        net.nodes[1].lose(net.now, peers[0], &LinkError::Closed);
+        net.lose(1);
         net.pass(Duration::from_millis(500));
         assert!(last.waits());
         let queue = accept(&mut net, 100, 64 << 20);

@@ -417,8 +417,7 @@ fn a_push_into_a_queue_that_is_not_taken_in_ends_with_the_limits_name() {
     for _ in 0..2 {
         let reason = push(&mut net, &"c".repeat(4000)).error().to_string();
         assert!(reason.contains("fusion.peer_name_bytes_max"), "{reason}");
-        let peers = net.nodes[1].context.peers.select(|_| true);
-        net.nodes[1].lose(net.now, peers[0], &sealane_transport::LinkError::Closed);
+        net.lose(1);
         net.pass(Duration::from_secs(1));
     }
     assert!(long[2].error().to_string().contains("fusion.peer_name_bytes_max"));

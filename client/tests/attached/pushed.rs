@@ -131,14 +131,6 @@ fn who_waits_while_another_opens_the_queue_in_vain_opens_it() {
     assert_eq!(seed(&ended.recv_timeout(LONG).unwrap().unwrap()), 7);
 }
 
-#[test]
-fn a_queue_whose_name_is_too_long_is_refused() {
-    let (_directory, _daemon, task) = attached();
-    let name = "q".repeat(5000);
-    assert_eq!(task.acceptor(&name, NARROW).accept().wait().unwrap_err().code(), Code::InvalidArgument);
-    assert_eq!(task.push(TASK, &name, tensor(8, 3)).wait().unwrap_err().code(), Code::InvalidArgument);
-}
-
 /// Retries accepting until it works: the daemon may be starting, or not have read yet.
 fn accept_in_the_end(acceptor: &sealane::Acceptor) -> Accepted {
     let deadline = Instant::now() + LONG;

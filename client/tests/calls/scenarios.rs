@@ -33,6 +33,7 @@ macro_rules! all {
             accepts_are_awaited_and_may_be_dropped,
             many_threads_accept_and_each_tensor_comes_once,
             a_second_acceptor_of_a_queue_hears_so,
+            a_queue_whose_name_is_too_long_is_refused,
         );
     };
 }
@@ -410,4 +411,10 @@ pub fn a_second_acceptor_of_a_queue_hears_so(ps: &Task, worker: &Task) {
     let third = ps.acceptor("grads", NARROW);
     drop(worker.push(ps.name(), "grads", tensor(8, 3)));
     assert_eq!(seed(&third.accept().wait().unwrap()), 3);
+}
+
+pub fn a_queue_whose_name_is_too_long_is_refused(ps: &Task, worker: &Task) {
+    let name = "q".repeat(5000);
+    assert_eq!(ps.acceptor(&name, NARROW).accept().wait().unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(worker.push(ps.name(), &name, tensor(8, 3)).wait().unwrap_err().code(), Code::InvalidArgument);
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{Credit, Opened, Untaken};
 use sealane_transport::tensor::TensorBatch;
 use sealane_transport::{Error, Handle, Tensor};
@@ -116,7 +117,7 @@ impl Pushes {
     /// accepted.
     ///
     /// # Errors
-    /// InvalidArgument if it has an acceptor already.
+    /// InvalidArgument if it has an acceptor already, or if its name is longer than a peer may say.
     pub(in crate::node) fn open_queue(
         &mut self,
         task: u16,
@@ -124,6 +125,11 @@ impl Pushes {
         shared: Arc<AcceptQueue>,
         context: &mut Context,
     ) -> Result<(), Error> {
+        if name.len() > KEY_BYTES_MAX {
+            let found = name.len();
+            let reason = format!("the queue's name has {found} bytes, at most {KEY_BYTES_MAX} are accepted");
+            return Err(Error::invalid(reason));
+        }
         let handle = self.queue_named(task, name);
         let queue = self.queues.get_mut(handle).expect("just found");
         if queue.shared.is_some() {

@@ -39,10 +39,7 @@ const TESTS: [(&str, &str); 6] = [
         "conformance --test-threads 1 verbs --skip tiny --skip slow --skip failing --skip without --skip crowded",
     ),
     ("256_links", "conformance crowded_verbs::"),
-    (
-        "engine",
-        "engine --test-threads 1 verbs:: --skip nothing_is_lost --skip a_port_that_goes_down --skip links_go_back",
-    ),
+    ("engine", "engine --test-threads 1 verbs:: --skip nothing_is_lost --skip links_go_back"),
     ("peer_is_killed", "engine --ignored real_device::a_process_killed"),
     ("200_are_killed", "engine --ignored --nocapture real_device::receive_buffers"),
     ("port_goes_down", "engine --ignored real_device::a_port_that_goes_down; code=$?; ip link set eth0 up; exit $code"),

@@ -48,7 +48,7 @@
 //! readable; a thread publishes again what the task has published. A forked child cannot use its parent's task
 //! and gets an error; it may drop the task.
 
-#![deny(unsafe_code)]
+#![deny(missing_docs, unsafe_code)]
 
 mod acceptor;
 mod attach;

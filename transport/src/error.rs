@@ -7,7 +7,6 @@ use sealane_runtime::DeviceError;
 /// gRPC's canonical codes that Sealane uses; the number is the one on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[allow(missing_docs, reason = "each is gRPC's code of that name")]
 pub enum Code {
     InvalidArgument = 3,
     DeadlineExceeded = 4,

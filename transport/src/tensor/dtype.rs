@@ -7,7 +7,6 @@ use crate::Error;
 /// DLPack's type codes (`DLDataTypeCode`, DLPack 1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[allow(missing_docs, reason = "each is DLPack's code of that name")]
 pub enum TypeCode {
     Int = 0,
     UInt = 1,

@@ -295,7 +295,6 @@ impl AheadRelease<'_> {
 
 /// A frame of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each carries the types that document it, or what is named here")]
 pub enum AheadFrame<'a> {
     Tensors(Ahead<'a>),
     Release(AheadRelease<'a>),

@@ -222,7 +222,6 @@ pub struct GoAway<'a> {
 
 /// One frame, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each carries the type that documents it, or the id named here")]
 pub enum Frame<'a> {
     Request(Request<'a>),
     Requests(Requests<'a>),

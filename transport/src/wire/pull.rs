@@ -194,7 +194,6 @@ impl PullFailure<'_> {
 
 /// A frame of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each carries the type that documents it, or the id named here")]
 pub enum PullFrame<'a> {
     KeySet(KeySet<'a>),
     /// The consumer will no longer pull this set.

@@ -191,7 +191,6 @@ pub struct PushFailure<'a> {
 
 /// A frame of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each carries the type that documents it, or the handle named here")]
 pub enum PushFrame<'a> {
     Open(PushOpen<'a>),
     Push(Push<'a>),

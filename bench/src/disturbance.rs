@@ -57,7 +57,6 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
-    /// Watches it for a moment.
     pub(crate) fn watch() -> Quiet {
         let before = Ticks::now();
         sleep(LOOK);

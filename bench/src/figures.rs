@@ -135,12 +135,10 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A sample that consists of round trips.
     pub fn round_trips(histogram: Histogram<u64>) -> Self {
         Self { round_trips: Some(histogram), ..Self::default() }
     }
 
-    /// A sample that is a single figure.
     pub fn figure(metric: Metric, value: f64) -> Self {
         vec![(metric, value)].into()
     }
@@ -171,7 +169,6 @@ pub fn record_round_trip(histogram: &mut Histogram<u64>, took: Duration) {
     histogram.saturating_record(nanoseconds.clamp(1, ROUND_TRIP_NS_MAX));
 }
 
-/// A percentile of round trips, in microseconds.
 pub(crate) fn microseconds(trips: &Histogram<u64>, quantile: f64) -> f64 {
     trips.value_at_quantile(quantile) as f64 / 1_000.0
 }
@@ -179,9 +176,7 @@ pub(crate) fn microseconds(trips: &Histogram<u64>, quantile: f64) -> f64 {
 /// All rounds of one system.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// The system's name.
     pub system: &'static str,
-    /// How it was run.
     pub variant: String,
     /// One sample a round, in the order of the rounds.
     pub samples: Vec<Sample>,
@@ -224,9 +219,7 @@ impl Measured {
 pub struct Spread {
     /// The median; of an even number of rounds the mean of the middle two.
     pub median: f64,
-    /// The lowest.
     pub min: f64,
-    /// The highest.
     pub max: f64,
 }
 
@@ -251,9 +244,7 @@ pub(crate) fn rounded(value: f64) -> f64 {
 pub struct Ratio {
     /// Which systems: the first one's figure is divided by the second one's.
     pub name: String,
-    /// Which figure.
     pub of: String,
-    /// Its spread over the rounds.
     #[serde(flatten)]
     pub spread: Spread,
 }

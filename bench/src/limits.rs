@@ -16,7 +16,6 @@ pub const SIZE_BYTES_MAX: usize = 1 << 30;
 /// where they arrive. All of it is taken from the machine before the first round.
 pub const SHARED_BYTES_MAX: usize = 1 << 30;
 
-/// Most rounds of one run.
 pub const ROUNDS_MAX: u32 = 1_000;
 
 /// Longest round, in seconds.
@@ -46,7 +45,6 @@ pub const HOSTED_BYTES_MAX: usize = 2 << 30;
 /// Most ranks of a group, which are as many processes on this machine.
 pub const RANKS_MAX: usize = 64;
 
-/// Most tables of a measurement of rows.
 pub const TABLES_MAX: usize = 1_024;
 
 /// Most elements of a row.
@@ -61,7 +59,6 @@ pub const TABLES_BYTES_MAX: u64 = 64 << 30;
 /// Longest time that a worker computes in a step, in microseconds.
 pub const COMPUTE_US_MAX: u64 = 1_000_000;
 
-/// Most steps that a worker makes in one round.
 pub const ROUND_STEPS_MAX: u64 = 1_000_000;
 
 /// Peers of the small crowd that many peers of one engine are compared with.

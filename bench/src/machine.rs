@@ -50,11 +50,8 @@ impl Drop for Pinned {
 /// An RDMA device, as the measured processes opened it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RdmaDevice {
-    /// Its name.
     pub name: String,
-    /// Its port.
     pub port: u8,
-    /// Index of the port's GID.
     pub gid_index: u8,
     /// The path MTU, in bytes.
     pub mtu: u16,

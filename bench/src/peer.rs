@@ -32,7 +32,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How to start a producer: a program, and the arguments before the job.
 #[derive(Clone, Debug)]
 pub struct PeerProgram {
-    /// The executable.
     pub program: PathBuf,
     /// Arguments that make it call [`serve_peer`](crate::serve_peer) with the argument after them.
     pub arguments: Vec<String>,
@@ -49,9 +48,7 @@ impl PeerProgram {
 /// What a producer is told to do, as JSON in one argument.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PeerJob {
-    /// The system whose producer it is.
     pub system: SystemName,
-    /// What is measured.
     pub plan: Plan,
     /// The CPU that it pins itself to.
     pub cpu: Option<usize>,
@@ -114,7 +111,6 @@ impl Peer {
         &self.ports
     }
 
-    /// The producer's process id.
     pub fn process_id(&self) -> u32 {
         self.child.id()
     }

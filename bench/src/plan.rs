@@ -347,7 +347,6 @@ impl Plan {
         Ok(())
     }
 
-    /// The plan of one variant of the parameter-server experiment.
     pub(crate) fn with_variant(&self, variant: Variant) -> Self {
         let Variant { size, request_buffers: window, registration, fuse, polling } = variant;
         let of_one = |whole: Training| Training { size: size.unwrap_or(whole.size), variants: vec![variant], ..whole };
@@ -378,7 +377,6 @@ impl Plan {
     }
 }
 
-/// Checks that a setting is within its limits.
 pub(crate) fn within(setting: &'static str, value: usize, least: usize, most: usize) -> Result<(), BenchError> {
     if (least..=most).contains(&value) {
         return Ok(());
@@ -386,7 +384,6 @@ pub(crate) fn within(setting: &'static str, value: usize, least: usize, most: us
     Err(BenchError::setting(setting, value, format!("{least} to {most}")))
 }
 
-/// Checks that the given value is offered.
 fn one_of<T: Copy + PartialEq + ToString>(
     setting: &'static str,
     given: impl IntoIterator<Item = T>,

@@ -56,50 +56,29 @@ pub struct Report {
 pub(crate) struct Carrier {
     /// The congestion control of every socket; `None` without TCP.
     pub(crate) congestion: Option<String>,
-    /// The RDMA device, if there was one.
     pub(crate) device: Option<RdmaDevice>,
 }
 
 /// One metric of one system over all rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ResultRow {
-    /// The system's name.
     pub system: &'static str,
-    /// How it was run.
     pub variant: String,
-    /// Which metric this is.
     pub metric: Metric,
-    /// Its figures.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// The figures of a result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Figures {
     /// Percentiles of all round trips of all rounds together, in microseconds.
-    RoundTrips {
-        /// Half are at most this long.
-        p50: f64,
-        /// 90 % are.
-        p90: f64,
-        /// 99 % are.
-        p99: f64,
-        /// 99.9 % are.
-        p999: f64,
-        /// The longest.
-        max: f64,
-        /// How many there were.
-        count: u64,
-    },
+    RoundTrips { p50: f64, p90: f64, p99: f64, p999: f64, max: f64, count: u64 },
     /// Of the rounds' values.
     Value {
         /// The median round.
         value: f64,
-        /// The lowest round.
         min: f64,
-        /// The highest round.
         max: f64,
     },
 }

@@ -21,7 +21,6 @@ use crate::systems;
 /// Whether a run says on standard error how far it is: only between rounds, so that it costs the measured systems nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It does not.
     Silent,
     /// By a bar if that is a terminal, else by a line for each measurement.
     Shown,

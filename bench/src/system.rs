@@ -131,7 +131,6 @@ pub(crate) struct System {
     pub(crate) variant: String,
     /// The congestion control of its sockets, read back from one; `None` without TCP.
     pub(crate) congestion: Option<String>,
-    /// The RDMA device that it has opened, if any.
     pub(crate) device: Option<RdmaDevice>,
     /// The producer's process, if it rests between rounds. Dropped before the client, which would otherwise wait for an answer from
     /// a resting process.

@@ -33,7 +33,6 @@ impl Context {
         Ok(Context { environment, working_directory })
     }
 
-    /// The environment of the process.
     pub fn environment(&self) -> &Environment {
         &self.environment
     }
@@ -43,7 +42,6 @@ impl Context {
         self.environment.get(LOG_VARIABLE).is_ok_and(|filter| filter.is_some())
     }
 
-    /// Where `sealane.toml` is searched for.
     pub fn working_directory(&self) -> &Path {
         &self.working_directory
     }

@@ -42,7 +42,6 @@ impl Failure {
         self.code()
     }
 
-    /// The exit code.
     pub fn code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }

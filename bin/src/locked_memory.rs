@@ -15,7 +15,6 @@ use crate::{Failure, host};
 const REMEDY: &str = "raise it with `ulimit -l unlimited` in a shell or LimitMEMLOCK=infinity in the systemd unit, or give \
                       the process the capability CAP_IPC_LOCK";
 
-/// How much memory this process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockLimit {
     /// The current limit; `None` if there is none or it is not known.

@@ -19,7 +19,6 @@ pub struct Column {
 }
 
 impl Column {
-    /// A column of texts.
     pub fn text(head: &str) -> Column {
         Column { head: head.to_owned(), align: Align::Left }
     }
@@ -48,7 +47,6 @@ impl Table {
         Table { columns, rows }
     }
 
-    /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

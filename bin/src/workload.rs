@@ -54,7 +54,6 @@ const BUILT_IN: [(&str, &str); 5] = [
 /// What one worker moves in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Its name.
     pub name: String,
     /// The parameters that a worker pulls.
     pub pull: Vec<TensorSpec>,
@@ -182,7 +181,6 @@ struct TensorEntry {
     dtype: Option<String>,
 }
 
-/// A tensor of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     name: Arc<str>,
@@ -215,7 +213,6 @@ impl TensorSpec {
         &self.name
     }
 
-    /// Its type and shape.
     pub fn meta(&self) -> &TensorMeta {
         &self.meta
     }
@@ -225,12 +222,10 @@ impl TensorSpec {
         self.name.ends_with("/rows")
     }
 
-    /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.meta.dtype()
     }
 
-    /// Its size.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -24,7 +24,6 @@ use crate::{
 /// thread; one pull at a time.
 pub struct sealane_plan {
     home: Arc<Home>,
-    /// The group of the plan's calls.
     group: u64,
     executor: Arc<Executor>,
     process: Process,

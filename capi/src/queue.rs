@@ -38,7 +38,6 @@ pub type sealane_accepted = sealane_received_all;
 /// The receiving end of a queue. Usable from any thread.
 pub struct sealane_acceptor {
     acceptor: Arc<Acceptor>,
-    /// The group of the acceptor's calls.
     group: u64,
     executor: Arc<Executor>,
     process: Process,

@@ -58,7 +58,6 @@ impl sealane_task {
         Self { own: Some(own), ..self }
     }
 
-    /// Whether the task's engine is in this process.
     pub(crate) fn is_embedded(&self) -> bool {
         #[cfg(feature = "embedded")]
         return self.own.is_some();

@@ -35,7 +35,6 @@ const BEYOND_NUMPY: [(&str, DType); 9] = [
     ("float8_e8m0fnu", DType::scalar(TypeCode::Float8E8m0fnu, 8)),
 ];
 
-/// The type of that name.
 pub(crate) fn by_name(name: &str) -> Option<DType> {
     NUMPY.iter().chain(&BEYOND_NUMPY).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }

@@ -56,7 +56,6 @@ type NewFromDescriptor = unsafe extern "C" fn(
 ) -> *mut ffi::PyObject;
 type SetBaseObject = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int;
 
-/// The head of an array object.
 #[repr(C)]
 struct ArrayHead {
     object: ffi::PyObject,

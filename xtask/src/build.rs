@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use crate::command::cargo;
 
-/// The root directory of the workspace.
 pub(crate) fn workspace() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest).to_path_buf()

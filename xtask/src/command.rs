@@ -36,7 +36,6 @@ pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     output(command).map(drop)
 }
 
-/// Runs a command and gives what it printed.
 pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let done = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run {program}: {error}"))?;

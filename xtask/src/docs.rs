@@ -53,7 +53,6 @@ fn pages(root: &Path) -> Result<[Page; 2], String> {
     Ok([header(root)?, (root.join("docs/settings.md"), reference())])
 }
 
-/// What is wrong with the documentation.
 fn problems(root: &Path) -> Result<Vec<String>, String> {
     let mut problems = links::problems(root)?;
     problems.extend(quoted::problems(root)?);

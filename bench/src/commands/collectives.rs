@@ -130,7 +130,6 @@ pub(super) fn serve(job: &str) -> Result<(), BenchError> {
     }
 }
 
-/// One rank with its tensors.
 struct Rank {
     group: Group,
     call: Collective,

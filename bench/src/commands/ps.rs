@@ -103,7 +103,6 @@ impl Args {
         })
     }
 
-    /// The numbers of workers, each with its number of ps.
     fn sizes(&self) -> Result<Vec<Size>, Failure> {
         let (workers, ps) = (self.workers.len(), self.ps.len());
         if ps != 1 && ps != workers {

@@ -37,12 +37,10 @@ pub(super) struct Step {
     /// Bytes of each variable that is pulled whole.
     pub(super) pull: Vec<usize>,
     pub(super) push: Vec<usize>,
-    /// Tables whose rows are pulled.
     pub(super) tables: Vec<Tables>,
 }
 
 impl RowsFlags {
-    /// What these flags make of a workload's step.
     pub(super) fn step(&self, workload: &Workload) -> Result<Step, Failure> {
         if !self.rows {
             return Ok(Step { pull: bytes(&workload.pull), push: bytes(&workload.push), tables: Vec::new() });

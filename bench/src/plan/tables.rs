@@ -38,7 +38,6 @@ impl Tables {
         self.dim * size_of::<f32>()
     }
 
-    /// Rows that a worker names in a step.
     pub(crate) fn rows_a_step(&self) -> usize {
         self.tables * self.batch
     }
@@ -88,7 +87,6 @@ impl Default for Tables {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Skew {
-    /// All the same.
     Uniform,
     /// The `n`th is drawn in proportion to `n` to the power of minus this.
     Zipf(f64),

@@ -28,9 +28,7 @@ pub enum Mode {
 /// How many train; written `50+5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Size {
-    /// Workers.
     pub workers: usize,
-    /// Parameter servers.
     pub ps: usize,
 }
 

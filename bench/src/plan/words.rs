@@ -103,7 +103,6 @@ pub enum SystemName {
 }
 
 impl SystemName {
-    /// The name itself.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sealane => "sealane",
@@ -179,15 +178,12 @@ pub enum Security {
 /// What both processes of a run show each other: made for it, and good for nothing else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Keys {
-    /// A shared secret.
     Secret(String),
     /// One certificate for both sides.
     Tls {
         /// The certificate, as PEM.
         certificate: String,
-        /// Its key.
         key: String,
-        /// The authority's certificate.
         authority: String,
     },
 }
@@ -213,7 +209,6 @@ impl Keys {
         }
     }
 
-    /// The keys in the engine's form.
     pub(crate) fn authentication(&self) -> Result<Authentication, BenchError> {
         let authentication = match self {
             Self::Secret(secret) => Authentication::secret_bytes(secret.as_bytes()),

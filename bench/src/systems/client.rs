@@ -115,7 +115,6 @@ pub(super) fn other_bytes(system: &'static str, tensor: usize) -> BenchError {
     BenchError::failed(system, "deliver what was sent")(format!("tensor {tensor} has other bytes"))
 }
 
-/// Checks that a tensor has the requested length.
 pub(super) fn check_length(system: &'static str, expected: usize, received: usize) -> Result<(), BenchError> {
     if received == expected {
         return Ok(());

@@ -102,7 +102,6 @@ impl Crowd {
         self.0.into_iter()
     }
 
-    /// The congestion control of a caller's socket.
     pub(super) fn congestion(&self) -> Result<String, BenchError> {
         sockets::congestion(&self.0[0].0)
     }

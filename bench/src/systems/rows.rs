@@ -18,7 +18,6 @@ pub(super) fn tables(plan: &Plan) -> Tables {
     plan.tables[0]
 }
 
-/// Each table of a plan by itself.
 pub(super) fn each(plan: &Plan) -> Vec<Tables> {
     plan.tables.iter().flat_map(Tables::each).collect()
 }

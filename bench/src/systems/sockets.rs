@@ -40,7 +40,6 @@ pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream, BenchError> {
     Ok(stream)
 }
 
-/// Connects to a producer on this host.
 pub(super) fn connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, BenchError> {
     let socket = socket(congestion)?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));

@@ -52,7 +52,6 @@ pub(crate) struct StepLog {
 }
 
 impl StepLog {
-    /// For `workers` workers, from now on.
     pub(super) fn begin(workers: usize) -> Self {
         let began = Instant::now();
         Self { began, times: round_trip_histogram(), ended: vec![began; workers] }

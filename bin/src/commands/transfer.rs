@@ -65,7 +65,6 @@ pub(super) enum Side {
 }
 
 impl Ends {
-    /// How long to wait for the other side.
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_s)
     }

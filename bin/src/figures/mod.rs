@@ -30,9 +30,7 @@ pub(crate) struct Figures {
     pub(crate) executor: String,
     /// Addresses at which the daemon listens for peers.
     pub(crate) addresses: Vec<String>,
-    /// The tasks that it serves.
     pub(crate) tasks: Vec<String>,
-    /// What the daemon presents to peers.
     pub(crate) credentials: Credentials,
     /// The pairs of tasks whose clients have a direct lane.
     #[serde(default)]

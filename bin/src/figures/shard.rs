@@ -168,7 +168,6 @@ pub(crate) struct Slab {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub(crate) peer: String,
-    /// The peer's shard, if known.
     pub(crate) peer_shard: Option<u16>,
     /// idle, connecting or up.
     pub(crate) state: String,
@@ -201,7 +200,6 @@ impl From<PeerFigures> for Peer {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Client {
-    /// The task that it is attached as.
     pub(crate) task: String,
     pub(crate) pid: i32,
     pub(crate) counters: ClientCounters,

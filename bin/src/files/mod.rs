@@ -32,7 +32,6 @@ pub enum Format {
     Safetensors,
 }
 
-/// A tensor and its key.
 pub type NamedTensor = (String, Tensor);
 
 impl Format {
@@ -161,7 +160,6 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     }
 }
 
-/// The directory that contains a file.
 pub(crate) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

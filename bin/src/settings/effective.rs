@@ -8,10 +8,8 @@ use super::value::{Typed, Value};
 use super::{Environment, Given, Role, Source, Sourced};
 use crate::Failure;
 
-/// The sources of the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// The environment variables.
     pub environment: &'a Environment,
     /// Where `sealane.toml` is searched for; it may be missing.
     pub working_directory: &'a Path,
@@ -41,11 +39,8 @@ impl Override {
 /// The effective value of one setting.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The setting.
     pub setting: &'static Setting,
-    /// Its value.
     pub value: Value,
-    /// Where it came from.
     pub source: Source,
 }
 
@@ -117,7 +112,6 @@ impl Effective {
         Given { name: setting.name, source: source.clone(), text: value.to_string() }
     }
 
-    /// The error that two values contradict each other.
     pub(super) fn contradiction(&self, one: &str, other: &str, fix: &str) -> Failure {
         Failure::input(format!("{} conflicts with {}; {fix}", self.given(one), self.given(other)))
     }

@@ -41,19 +41,12 @@ pub struct Settings {
     pub role: Sourced<Role>,
     /// What `TF_CONFIG` says of this process.
     pub tf_config: TfConfig,
-    /// Shards, polling, pinning, memory.
     pub runtime: Runtime,
-    /// The endpoint map, time-outs and limits of links.
     pub transport: Transport,
-    /// Sockets.
     pub tcp: Tcp,
-    /// Requests and tensors in flight.
     pub fusion: Fusion,
-    /// Attaching to the daemon, and its stop.
     pub daemon: Daemon,
-    /// What peers of other hosts must show.
     pub security: Security,
-    /// The RDMA device and its queue pairs.
     pub verbs: Verbs,
     entries: Vec<Entry>,
     unread: Vec<&'static str>,

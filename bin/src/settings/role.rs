@@ -16,7 +16,6 @@ pub const TF_CONFIG: &str = "TF_CONFIG";
 pub enum Role {
     /// A parameter server.
     Ps,
-    /// A worker.
     Worker,
     /// The worker that also saves the model.
     Chief,
@@ -25,7 +24,6 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role of a task in the job called `job`.
     pub fn of_job(job: &str) -> Role {
         job.parse().unwrap_or(Role::Other)
     }
@@ -57,9 +55,8 @@ impl FromStr for Role {
 /// What `TF_CONFIG` says of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TfConfig {
-    /// The job of its task.
     pub job: Option<String>,
-    /// Its task's gRPC address.
+    /// The task's gRPC address.
     pub task: Option<String>,
 }
 

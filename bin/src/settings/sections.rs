@@ -70,7 +70,6 @@ impl Tcp {
 /// Where a client looks for the daemon; as text, it also names the other place if no daemon is found.
 #[derive(Debug)]
 pub struct ClientsSocket {
-    /// The socket.
     pub path: PathBuf,
     other: Option<PathBuf>,
 }
@@ -131,7 +130,6 @@ impl Verbs {
 /// What peers must present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peers {
-    /// Nothing.
     Anyone,
     /// Proof that they have the secret in this file.
     Secret(PathBuf),
@@ -140,7 +138,6 @@ pub enum Peers {
 }
 
 impl Peers {
-    /// The credential files.
     pub fn files(&self) -> Vec<&Path> {
         match self {
             Peers::Anyone => Vec::new(),

@@ -10,11 +10,8 @@ use crate::Failure;
 /// A value as it was given: enough to find it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// The setting.
     pub name: &'static str,
-    /// Where the value came from.
     pub source: Source,
-    /// The value as it was written.
     pub text: String,
 }
 
@@ -33,14 +30,11 @@ impl fmt::Display for Given {
 /// A value and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sourced<T> {
-    /// The value.
     pub value: T,
-    /// What gave it.
     pub source: Source,
 }
 
 impl<T> Sourced<T> {
-    /// Applies `make` to the value and keeps the source.
     pub fn map<U>(self, make: impl FnOnce(T) -> U) -> Sourced<U> {
         Sourced { value: make(self.value), source: self.source }
     }
@@ -49,9 +43,7 @@ impl<T> Sourced<T> {
 /// Where a value came from. Later variants win over earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// No source sets it.
     Default,
-    /// A line of a settings file.
     File {
         /// The file, as it was named.
         path: PathBuf,
@@ -60,7 +52,6 @@ pub enum Source {
     },
     /// An environment variable.
     Variable(&'static str),
-    /// A flag of the command line.
     Flag(&'static str),
 }
 

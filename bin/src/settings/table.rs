@@ -15,18 +15,15 @@ use super::limits::*;
 use super::value::{Kind, MetricsAddress, Unit, Value};
 use super::{Peers, Require, Role, Sourced};
 
-/// Describes one setting.
 #[derive(Debug)]
 pub struct Setting {
     /// The full name `section.key`, as in `sealane.toml` and after `--set`.
     pub name: &'static str,
-    /// The variables that give it.
     pub variables: Variables,
     /// The flag of its own that gives it, besides `--set`.
     pub flag: Option<&'static str>,
     /// What it accepts.
     pub kind: Kind,
-    /// What it is when nothing gives it.
     pub default: Value,
     /// What it does, in one sentence.
     pub doc: &'static str,
@@ -35,7 +32,6 @@ pub struct Setting {
 /// The environment variables that give a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variables {
-    /// None does.
     None,
     /// The same one for every role.
     One(&'static str),
@@ -68,7 +64,6 @@ impl Variables {
         first.into_iter().chain(second)
     }
 
-    /// The variable that is read for `role`.
     pub fn for_role(&self, role: Role) -> Option<&'static str> {
         match *self {
             Variables::None => None,
@@ -91,7 +86,6 @@ const fn setting(name: &'static str, variables: Variables, kind: Kind, default: 
     Setting { name, variables, flag: None, kind, default, doc }
 }
 
-/// The same with a flag of its own.
 const fn with_flag(
     flag: &'static str,
     name: &'static str,
@@ -168,7 +162,6 @@ macro_rules! settings {
                     $section { $($made,)? $($($field: from.get(($row).name),)?)* }
                 }
 
-                /// Passes the values on.
                 #[allow(dead_code, unused_variables, reason = "a section that only the daemon uses passes nothing on")]
                 pub(crate) fn apply(&self, target: &mut $target) {
                     $($($(target.$($place).+ = Clone::clone(&self.$field.value);)?)?)*

@@ -18,20 +18,14 @@ use super::limits::{GIB, KIB, MIB, TIB};
 /// What a setting accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole number.
     Number {
-        /// The unit.
         unit: Unit,
-        /// Smallest value.
         min: u64,
-        /// Largest value.
         max: u64,
     },
     /// A bool, written as in TensorFlow or Python.
     Bool,
-    /// One of these words.
     OneOf(&'static [&'static str]),
-    /// Any text.
     Text,
     /// A path; empty means the working directory.
     Path,
@@ -41,23 +35,19 @@ pub enum Kind {
     MetricsAddress,
 }
 
-/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A plain number of things.
     Count,
     /// Bytes, which may be given with a binary unit.
     Bytes,
-    /// Milliseconds.
     Milliseconds,
-    /// Microseconds.
     Microseconds,
 }
 
 /// Where metrics are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
-    /// They are not served.
     Off,
     /// At this address; port 0 lets the system pick one.
     At(SocketAddr),
@@ -72,7 +62,6 @@ pub enum Value {
     Unset(&'static str),
     /// A number, in the unit of its kind.
     Number(u64),
-    /// A bool.
     Bool(bool),
     /// A text, a path or one of the choices.
     Text(Cow<'static, str>),

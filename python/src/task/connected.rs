@@ -82,7 +82,6 @@ impl Connected {
         }))
     }
 
-    /// Publishes tensors of one version.
     pub(super) fn publish(
         &self,
         version: i64,

@@ -33,7 +33,6 @@ pub(crate) enum Cut {
     Throttled(u32),
 }
 
-/// The address of a host within the network.
 pub(crate) fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 83, 0, host as u8 + 1)
 }

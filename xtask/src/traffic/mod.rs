@@ -64,7 +64,6 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// because the machine is busy looks like a lost one.
 const PULL_PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of a task.
 fn number(name: &str) -> Option<usize> {
     name.strip_prefix("task")?.strip_suffix(":2222")?.parse().ok()
 }

@@ -44,7 +44,6 @@ pub(super) fn parcels(from: usize, to: usize, tick: u64) -> impl Iterator<Item =
     })
 }
 
-/// Mixes two numbers into one.
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     let mut mixed = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^= mixed >> 29;

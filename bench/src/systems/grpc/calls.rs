@@ -157,7 +157,6 @@ impl Caller {
         Self(Grpc::new(channel).max_decoding_message_size(2 * largest + STEP_TENSORS_MAX))
     }
 
-    /// Calls a method, and returns the message of its answer.
     pub(super) async fn call(&mut self, method: &'static str, request: Message) -> Result<Bytes, BenchError> {
         self.0.ready().await.map_err(failed("get ready for a call"))?;
         let (path, codec) = (PathAndQuery::from_static(method), MessageCodec::new(request.bytes()));

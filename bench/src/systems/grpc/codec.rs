@@ -52,7 +52,6 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Length in bytes.
     pub(super) fn bytes(&self) -> usize {
         let length_bytes = |bytes: usize| (usize::BITS - (bytes | 1).leading_zeros()).div_ceil(LENGTH_BITS) as usize;
         match self {
@@ -67,10 +66,8 @@ impl Message {
 pub(super) struct MessageCodec(usize);
 
 impl MessageCodec {
-    /// For a stream of messages.
     pub(super) const STREAM: Self = Self(STREAM_BYTES);
 
-    /// For messages of that many bytes.
     pub(super) fn new(message_bytes: usize) -> Self {
         Self(HEADER_BYTES + message_bytes)
     }

@@ -82,7 +82,6 @@ impl Ps {
         ready(Ok(Response::new(Message::Bytes(Bytes::new()))))
     }
 
-    /// The tensor that a request names.
     fn tensor(&self, request: &[u8]) -> Result<Message, Status> {
         let tensor = number_in(request).and_then(|number| self.tensors.get(number));
         tensor.cloned().map(Message::Bytes).ok_or_else(|| Status::not_found("no such tensor"))

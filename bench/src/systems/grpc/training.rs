@@ -128,7 +128,6 @@ struct Workers {
     calls: u64,
 }
 
-/// A worker, with the number of its steps so far.
 struct Worker {
     step: i64,
     compute: Duration,

@@ -103,7 +103,6 @@ pub(super) fn explained(failure: io::Error) -> BenchError {
     }
 }
 
-/// One end of a connection.
 #[derive(Debug)]
 pub(super) struct TcpChannel {
     stream: TcpStream,

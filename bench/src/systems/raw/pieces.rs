@@ -25,7 +25,6 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Tensors filled with `fill`.
     pub(super) fn new(sizes: &[usize], fill: u8) -> Self {
         let mut pieces: Vec<Piece> = Vec::new();
         for &bytes in sizes {
@@ -94,7 +93,6 @@ impl Pieces {
         rest.map(|piece| IoSliceMut::new(&mut piece.bytes[std::mem::take(&mut moved)..])).collect()
     }
 
-    /// Records that `bytes` bytes have moved.
     pub(super) fn advance(&mut self, bytes: usize) {
         self.moved += bytes;
         while let Some(piece) = self.pieces.get(self.at)

@@ -46,7 +46,6 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Adds `count` messages to what must be sent.
     pub(super) fn owe(&mut self, words: &Words, count: usize) {
         self.owed += count * words.said_bytes;
     }

@@ -52,7 +52,6 @@ pub(super) fn let_rest(settings: &mut EngineSettings) {
     settings.runtime.stall_report = Duration::ZERO;
 }
 
-/// The engine's own fuse setting.
 pub(super) fn fuse(plan: &Plan) -> EngineFuse {
     if plan.fuse == Fuse::Off { EngineFuse::Off } else { EngineFuse::Turn }
 }
@@ -249,12 +248,10 @@ pub(super) const QUEUE: &str = "gradients";
 /// during the gap.
 pub(super) const ASKED: &str = "asked";
 
-/// The name of one of many ps.
 pub(super) fn ps_task(number: usize) -> String {
     format!("ps{number:03}:1")
 }
 
-/// The key of the tensor with that number.
 pub(super) fn key_of(tensor: usize) -> String {
     format!("layer_{tensor}/kernel")
 }

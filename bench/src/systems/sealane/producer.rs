@@ -105,7 +105,6 @@ impl Parameter {
         self.tensor.len()
     }
 
-    /// Its key and the tensor.
     pub(super) fn named(&self) -> (&str, &Tensor) {
         (&self.key, &self.tensor)
     }
@@ -115,7 +114,6 @@ impl Parameter {
     }
 }
 
-/// Publishes a version of all parameters.
 pub(super) fn publish(ps: &LocalTask, version: i64, parameters: &[Parameter]) -> Result<(), Error> {
     ps.publish_many(version, parameters.iter().map(Parameter::named))
 }

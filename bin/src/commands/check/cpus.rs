@@ -46,7 +46,6 @@ pub(super) struct Wish<'a> {
 }
 
 impl Topology {
-    /// Reads it from the kernel's files.
     pub(super) fn look(kernel: &Kernel) -> Topology {
         let cpus = |file| kernel.listed(format!("{CPUS}/{file}")).unwrap_or_default();
         let online = cpus("online");
@@ -76,7 +75,6 @@ impl Topology {
         cpus.len() - cpus.iter().filter(is_second).count()
     }
 
-    /// The findings about the processors.
     pub(super) fn findings(&self, wish: Wish<'_>) -> Vec<Finding> {
         let (allowed, online) = (list(wish.allowed), list(&self.online));
         let says = format!("CPUs {allowed} of {online} are allowed by affinity mask and cgroup");

@@ -21,7 +21,6 @@ const TASKS_SHOWN_MAX: usize = 3;
 
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
-    /// The version of the JSON.
     pub(super) schema: &'static str,
     pub(super) role: String,
     pub(super) role_source: String,
@@ -70,7 +69,6 @@ impl Report<'_> {
         serde_json::to_string_pretty(self).expect("texts and numbers are JSON") + "\n"
     }
 
-    /// The names of all findings with this verdict.
     pub(super) fn names(&self, verdict: Verdict) -> Vec<String> {
         let findings = self.findings.iter().map(|finding| (finding.name, finding));
         let probes = self.probes.iter().flatten().map(|probe| (probe.transport_address.as_str(), &probe.finding));

@@ -29,7 +29,6 @@ const OPENING_TIME_IN_A_CROWD: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) id: ClientId,
-    /// The task that it is attached as.
     pub(super) task: String,
     /// Readable once the process is gone, unlike the socket, which a child that inherited it may keep open. `None` if the kernel
     /// reports no process, for example if it is in another container.
@@ -114,14 +113,12 @@ impl Connections {
         self.by_number.values().any(is_about_to)
     }
 
-    /// Connections whose time is over.
     pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
         let time = self.opening_time();
         let over = |connection: &Connection| until(connection, time).is_some_and(|until| until <= now);
         self.by_number.iter().filter(|(_, connection)| over(connection)).map(|(number, _)| *number).collect()
     }
 
-    /// When the next connection's time is over.
     pub(super) fn next_overdue(&self) -> Option<Instant> {
         let time = self.opening_time();
         self.by_number.values().filter_map(|connection| until(connection, time)).min()

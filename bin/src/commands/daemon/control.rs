@@ -409,7 +409,6 @@ impl Control {
         Ok(())
     }
 
-    /// Gives a client its end of the direct lane with another.
     fn give_lane(&mut self, number: u64, task: &str, peer: &str) -> Result<(), Error> {
         if !self.portion.direct_lanes {
             return Err(Error::PermissionDenied { reason: "daemon.direct_lanes is off".into() });

@@ -23,7 +23,6 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// The gate of a daemon that runs as `own_uid`.
     pub(super) fn new(settings: &Daemon, own_uid: u32) -> Gate {
         Gate {
             own_uid,

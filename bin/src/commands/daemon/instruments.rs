@@ -29,22 +29,18 @@ impl Instruments {
         Self { engine, began: Instant::now(), drains: Arc::default(), credentials: Arc::default() }
     }
 
-    /// Records that the daemon drains.
     pub(super) fn drains(&self) {
         self.drains.store(true, Ordering::Relaxed);
     }
 
-    /// Records that it serves again.
     pub(super) fn serves(&self) {
         self.drains.store(false, Ordering::Relaxed);
     }
 
-    /// Records that new credentials are in use.
     pub(super) fn credentials_taken(&self) {
         self.credentials.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that new credentials could not be used.
     pub(super) fn credentials_refused(&self) {
         self.credentials.refused.fetch_add(1, Ordering::Relaxed);
     }

@@ -52,7 +52,6 @@ impl Ready {
 pub(super) enum For {
     Reading,
     Writing,
-    /// The other side hangs up.
     HangUp,
 }
 

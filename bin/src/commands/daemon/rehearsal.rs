@@ -52,7 +52,6 @@ pub(crate) struct Rehearsal {
     pub(crate) tasks: Vec<TaskName>,
     /// What is wrong with the map, or with the tasks expected in it.
     pub(crate) map_failure: Option<Failure>,
-    /// What is wrong with the credentials.
     pub(crate) security_failure: Option<Failure>,
     /// What else keeps a daemon from starting.
     pub(crate) failures: Vec<Failure>,

@@ -21,7 +21,6 @@ pub(super) struct MapInUse {
 }
 
 impl MapInUse {
-    /// The map that the daemon starts with.
     pub(super) fn new(map: SharedEndpointMap, grows: bool) -> MapInUse {
         MapInUse { map, grows }
     }

@@ -14,7 +14,6 @@ use sd_notify::NotifyState;
 /// hangs, and then the daemon goes on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Tells that the daemon serves.
 pub(super) fn ready(status: &str) {
     tell(Ok(&[NotifyState::Ready, NotifyState::Status(status)]));
 }
@@ -26,7 +25,6 @@ pub(super) fn reloading() {
     tell(now.map(|now| [NotifyState::Reloading, now]).as_ref().map(<[_; 2]>::as_slice));
 }
 
-/// Tells that the daemon is stopping.
 pub(super) fn stopping(status: &str) {
     tell(Ok(&[NotifyState::Stopping, NotifyState::Status(status)]));
 }
@@ -36,7 +34,6 @@ pub(super) fn is_now(pid: i32) {
     tell(Ok(&[NotifyState::MainPid(pid.unsigned_abs())]));
 }
 
-/// Tells what the daemon is doing.
 pub(super) fn status(status: &str) {
     match send(&[NotifyState::Status(status)], None) {
         // The next status will report the state then.

@@ -36,7 +36,6 @@ const MODE_OPEN: u32 = 0o666;
 /// Mode of a socket that only this user and root may connect to.
 const MODE_OWN: u32 = 0o600;
 
-/// The path of a socket's lock file.
 pub(crate) fn lock_path(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(LOCK_SUFFIX);

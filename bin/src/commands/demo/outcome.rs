@@ -262,7 +262,6 @@ impl Outcome<'_> {
     }
 }
 
-/// Text escaped for a page.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -21,7 +21,6 @@ const BACKLOG: u32 = 1024;
 /// Prefix of the path of a socket.
 const UNIX: &str = "unix:";
 
-/// The permission bits of a file's mode.
 const MODE_BITS: u32 = 0o777;
 
 /// As given on the command line.

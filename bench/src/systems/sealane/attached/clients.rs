@@ -175,7 +175,6 @@ pub(super) fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
     (0..window).step_by(size).map(move |start| start..window.min(start + size))
 }
 
-/// The error of a client's failed call.
 pub(super) fn unmoved(error: impl ToString) -> BenchError {
     BenchError::sealane("move tensors")(error)
 }

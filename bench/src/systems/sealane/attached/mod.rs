@@ -57,7 +57,6 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     })
 }
 
-/// Attaches to the engine as a task.
 fn attach_as(task: &str, plan: &Plan, socket: &Path) -> Result<Task, BenchError> {
     let arena_bytes = room_bytes(&lanes(plan)) as u64;
     let attach = Attach::new(task).socket(socket).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);

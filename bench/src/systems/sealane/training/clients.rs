@@ -171,7 +171,6 @@ pub(super) struct Worker {
     sides: Vec<Side>,
     /// One for each ps; empty if no plan is pulled.
     plans: Vec<PullPlan>,
-    /// For pulling tables by rows.
     rows: Option<Rows>,
 }
 

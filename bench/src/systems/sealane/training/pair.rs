@@ -228,7 +228,6 @@ impl Pair {
         })
     }
 
-    /// The socket, to be watched.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.link.descriptor().expect("a TCP link has a socket")
     }

@@ -62,7 +62,6 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// For the worker with this number.
     pub(super) fn new(plan: &Plan, worker: usize) -> Result<Self, Error> {
         let ps: Vec<String> = (0..training::of(plan).size.ps).map(ps_task).collect();
         let of = |(number, table)| ShardedTable::new(&table_key(plan, number), &ps, sharding(plan, &table)?);
@@ -73,7 +72,6 @@ impl Rows {
         })
     }
 
-    /// Pulls the rows of the next step.
     pub(super) fn pull(&mut self, task: &Task) -> Result<(), Error> {
         let ids = self.wanted.advance();
         let tables = self.tables.iter().zip(ids).zip(&mut self.rows);

@@ -106,7 +106,6 @@ impl Workers {
         Ok(())
     }
 
-    /// The indices of a worker's pairs.
     fn pairs_of(&self, worker: usize) -> std::ops::Range<usize> {
         worker * self.training.size.ps..(worker + 1) * self.training.size.ps
     }

@@ -33,9 +33,7 @@ pub(super) struct Answered {
 pub(super) enum Unanswered {
     /// The name of the host has no address.
     NoAddress,
-    /// Nothing came in time.
     Late {
-        /// True if a connection was established.
         had_connection: bool,
     },
     Failed(DialError),

@@ -36,7 +36,6 @@ pub(super) struct Probe {
 
 #[derive(Debug, PartialEq, Serialize)]
 struct Peer {
-    /// The wire version that both sides speak.
     wire_version: u16,
     /// `loopback`, `verbs` or `tcp`: the link that tensors would take.
     link: &'static str,
@@ -57,7 +56,6 @@ pub(super) struct Prober<'a> {
     pub(super) patience: Duration,
     /// The transport addresses that this host serves.
     pub(super) ours: &'a HashSet<TransportAddress>,
-    /// True if this host can use RDMA verbs.
     pub(super) has_verbs: bool,
     /// True if it would rather have no link than one without verbs.
     pub(super) requires_verbs: bool,

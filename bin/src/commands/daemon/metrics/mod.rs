@@ -185,7 +185,6 @@ fn answer(method: &Method, path: &str, pages: impl Fn(&str) -> Page) -> Response
     page(pages(path))
 }
 
-/// The daemon's pages.
 fn path(path: &str, instruments: &Instruments) -> Page {
     match path {
         "/metrics" => match exposition(instruments.figures()) {

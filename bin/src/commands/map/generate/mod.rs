@@ -205,7 +205,6 @@ fn not_set(variable: &str, setter: &str, flag: &str) -> Failure {
     Failure::input(format!("{variable} is not set; run this where {setter} sets it, or give {flag}"))
 }
 
-/// The error that the source lists no tasks.
 fn no_tasks(origin: impl Display) -> Failure {
     Failure::input(format!("{origin} names no task; write at least one"))
 }

@@ -11,7 +11,6 @@ use sealane_transport::Handle;
 /// The place of a slot without a deadline.
 const NOWHERE: u32 = u32::MAX;
 
-/// Deadlines by handle; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     /// No entry is earlier than its parent, which is at half its place.
@@ -21,7 +20,6 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// The earliest deadline.
     #[inline]
     pub(crate) fn next(&self) -> Option<Instant> {
         self.heap.first().map(|(deadline, _)| *deadline)
@@ -43,7 +41,6 @@ impl Deadlines {
         self.rise(self.heap.len() - 1);
     }
 
-    /// Removes the deadline of a handle, if it has one.
     #[inline]
     pub(crate) fn remove(&mut self, handle: Handle) {
         let Some(place) = self.place(handle) else { return };
@@ -61,12 +58,10 @@ impl Deadlines {
         self.heap.get(place).is_some_and(|(_, of)| *of == handle).then_some(place)
     }
 
-    /// The deadline of a handle.
     pub(crate) fn of(&self, handle: Handle) -> Option<Instant> {
         self.place(handle).map(|place| self.heap[place].0)
     }
 
-    /// Number of deadlines.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn len(&self) -> usize {
         self.heap.len()

@@ -36,7 +36,7 @@ struct Seat {
     state: State,
 }
 
-/// The tasks of a node, by index; see the module.
+/// The tasks of a node, by index.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Presence {
     seats: Vec<Seat>,

@@ -32,9 +32,7 @@ impl Default for AcceptOptions {
 /// A tensor that was pushed.
 #[derive(Debug)]
 pub struct Accepted {
-    /// The task that pushed it.
     pub from: Arc<str>,
-    /// The tensor.
     pub tensor: Tensor,
 }
 
@@ -56,7 +54,6 @@ impl AcceptedBatch {
         AcceptedBatch { from, tensors: Tensors::Many(tensors) }
     }
 
-    /// The task that pushed them.
     pub fn from(&self) -> &Arc<str> {
         &self.from
     }
@@ -74,7 +71,6 @@ impl AcceptedBatch {
         self.len() == 0
     }
 
-    /// Bytes of all tensors.
     pub fn bytes(&self) -> usize {
         match &self.tensors {
             Tensors::One(tensor) => tensor.len(),
@@ -132,7 +128,6 @@ impl Inner {
         debug_assert!(!self.items.is_empty() || is_empty, "an empty queue would have no room for its pushers");
     }
 
-    /// Takes the first tensor.
     fn pop(&mut self) -> Option<Accepted> {
         if let (_, AcceptedBatch { from, tensors: Tensors::Many(batch) }) = self.items.front_mut()? {
             let (from, tensor) = (from.clone(), batch.pop()?);
@@ -148,7 +143,7 @@ impl Inner {
     }
 }
 
-/// The queue between shards and an [`Acceptor`](crate::Acceptor); see the module.
+/// The queue between shards and an [`Acceptor`](crate::Acceptor).
 pub struct AcceptQueue {
     inner: Mutex<Inner>,
     filled: Condvar,
@@ -173,7 +168,6 @@ impl AcceptQueue {
         self.options.tensors_max
     }
 
-    /// Bytes that may wait.
     pub(crate) fn bytes_max(&self) -> usize {
         self.options.bytes_max
     }

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// A counter at zero.
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -21,7 +20,6 @@ impl Counter {
         self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
     }
 
-    /// The current count.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -33,7 +31,6 @@ impl Counter {
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
-    /// A gauge at zero.
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -44,7 +41,6 @@ impl Gauge {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// The last value set.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

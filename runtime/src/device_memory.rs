@@ -69,7 +69,6 @@ pub struct DeviceError(pub String);
 /// A copy in host memory of bytes in device memory, for links that cannot read device memory.
 #[derive(Debug)]
 pub struct HostCopy {
-    /// The bytes.
     pub buffer: Buffer,
     /// Limits the number of such copies: the code that limits them counts the clones of this.
     pub counted: Arc<()>,

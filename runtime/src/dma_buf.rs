@@ -85,7 +85,6 @@ impl DmaBuf {
         self.address
     }
 
-    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -95,7 +94,6 @@ impl DmaBuf {
         self.ports().is_withdrawn = true;
     }
 
-    /// Whether `by` can reach the memory.
     pub fn reach(&self, by: Reacher) -> Reach {
         let mut ports = self.ports();
         match ports.known.iter().find(|(known, _)| *known == by) {

@@ -2,7 +2,6 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-/// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
@@ -12,34 +11,21 @@ pub enum RuntimeError {
         /// The reason, and what to do about it.
         reason: String,
     },
-    /// A system call failed.
     #[error("{operation} failed: {source}")]
-    System {
-        /// What was being done.
-        operation: &'static str,
-        /// What the kernel answered.
-        source: io::Error,
-    },
+    System { operation: &'static str, source: io::Error },
     /// A setting is invalid.
     #[error("setting {setting}: {problem}")]
     Setting {
-        /// The field of the settings.
         setting: &'static str,
         /// What is wrong with it, and what would be right.
         problem: String,
     },
     /// A requested CPU is not available to this process.
     #[error("CPU {cpu} is not one of those that this process may use ({allowed:?}); change the pinning or the cpuset")]
-    CpuNotAllowed {
-        /// The CPU that was asked for.
-        cpu: usize,
-        /// The CPUs that may be used.
-        allowed: Vec<usize>,
-    },
+    CpuNotAllowed { cpu: usize, allowed: Vec<usize> },
     /// A requested CPU is claimed by another runtime.
     #[error("CPU {cpu} is claimed by {} (lock file {})", holder_text(.holder), .path.display())]
     CpuClaimed {
-        /// The CPU that was asked for.
         cpu: usize,
         /// The process that holds it, where its lock file says so.
         holder: Option<u32>,
@@ -49,9 +35,7 @@ pub enum RuntimeError {
     /// Fewer CPUs are free than there are shards to pin.
     #[error("{wanted} CPUs are needed, but only {free} of the {allowed} allowed ones are free")]
     TooFewCpus {
-        /// How many were asked for.
         wanted: usize,
-        /// How many could be claimed.
         free: usize,
         /// How many this process may run on.
         allowed: usize,
@@ -61,43 +45,22 @@ pub enum RuntimeError {
     ClaimFile {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel answered.
         source: io::Error,
     },
     /// The shard stopped before it could answer.
     #[error("shard {shard} has stopped")]
-    ShardGone {
-        /// The shard that was asked.
-        shard: usize,
-    },
+    ShardGone { shard: usize },
     /// The task panicked; the shard continues.
     #[error("the task panicked: {message}")]
-    TaskPanicked {
-        /// What it panicked with.
-        message: String,
-    },
-    /// The shard's mailbox has no free slot.
+    TaskPanicked { message: String },
     #[error("the mailbox of shard {shard} is full ({slots} slots)")]
-    MailboxFull {
-        /// The shard that was asked.
-        shard: usize,
-        /// The size of its mailbox.
-        slots: usize,
-    },
+    MailboxFull { shard: usize, slots: usize },
     /// A shard did not stop in time; its thread is left running.
     #[error("shard {shard} did not stop within {waited:?}; a task does not return")]
-    StopTimedOut {
-        /// The shard.
-        shard: usize,
-        /// How long was waited.
-        waited: Duration,
-    },
+    StopTimedOut { shard: usize, waited: Duration },
     /// A shard's thread ended by a panic of the reactor itself.
     #[error("the thread of shard {shard} panicked")]
-    ShardPanicked {
-        /// The shard.
-        shard: usize,
-    },
+    ShardPanicked { shard: usize },
 }
 
 #[cfg(shards)]
@@ -114,7 +77,6 @@ fn holder_text(holder: &Option<u32>) -> String {
     }
 }
 
-/// The text of a caught panic.
 #[cfg(shards)]
 pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     if let Some(text) = payload.downcast_ref::<&str>() {

@@ -27,7 +27,6 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty histogram.
     pub const fn new() -> Self {
         Self { counts: [const { Counter::new() }; BUCKETS], sum: Counter::new() }
     }
@@ -72,12 +71,10 @@ impl HistogramSnapshot {
         snapshot
     }
 
-    /// Values recorded.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All values added up.
     pub fn sum(&self) -> u64 {
         self.sum
     }

@@ -45,9 +45,7 @@ pub struct LoadSnapshot {
     pub longest_ns: u64,
     /// Time awake with nothing to do, in ns.
     pub idle_ns: u64,
-    /// Time asleep, in ns.
     pub asleep_ns: u64,
-    /// How often the shard has gone to sleep.
     pub sleeps: u64,
     /// How often the shard went longer without a turn than `RuntimeSettings::stall_report` allows.
     pub stalls: u64,
@@ -70,12 +68,10 @@ impl ShardLoad {
         }
     }
 
-    /// Turns that the shard has begun.
     pub fn turns(&self) -> u64 {
         self.turns.get()
     }
 
-    /// How often the shard has gone to sleep.
     pub fn sleeps(&self) -> u64 {
         self.sleeps.get()
     }

@@ -27,7 +27,6 @@ pub type Job = Box<dyn FnOnce(&Shard) + Send>;
 #[derive(thiserror::Error)]
 #[error("shard {shard} {}", if *.stopped { "has stopped" } else { "has no free mailbox slot" })]
 pub struct MailboxFull {
-    /// The shard that did not take the job.
     pub shard: usize,
     /// The shard has stopped and will never accept the job.
     pub stopped: bool,
@@ -145,7 +144,6 @@ impl ShardRef {
         self.0.stop_asked() || self.0.closed.load(Ordering::Acquire)
     }
 
-    /// How the shard spends its time.
     pub fn load(&self) -> Arc<ShardLoad> {
         Arc::clone(&self.0.load)
     }

@@ -19,7 +19,6 @@ use crate::{error::RuntimeError, limits::EVENTS_PER_TURN, source::SourceId};
 pub struct Interest {
     /// Readable, or the peer has closed its sending side.
     pub read: bool,
-    /// Writable.
     pub write: bool,
     /// Report each change once (edge-triggered) instead of as long as it lasts.
     pub edge: bool,
@@ -53,7 +52,6 @@ impl Interest {
 pub struct Readiness {
     /// There is something to read, an end of file or an error included.
     pub readable: bool,
-    /// There is room to write.
     pub writable: bool,
     /// The peer has closed its sending side, or both sides are closed.
     pub closed: bool,

@@ -46,12 +46,10 @@ impl<'a> Rows<'a> {
         Self { bytes, row_bytes, stripes: stripes(locks) }
     }
 
-    /// Number of rows.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.row_bytes
     }
 
-    /// True if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -148,12 +148,10 @@ impl Runtime {
         Ok(Self(Arc::new(runtime)))
     }
 
-    /// Number of shards.
     pub fn shards(&self) -> usize {
         self.0.shards.len()
     }
 
-    /// The executor that the shards run on.
     pub fn executor(&self) -> ExecutorKind {
         self.0.executor
     }

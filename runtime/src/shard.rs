@@ -106,7 +106,6 @@ impl Shard {
         self.0.cpu
     }
 
-    /// Number of shards of the runtime.
     pub fn shards(&self) -> usize {
         self.0.peers.len()
     }

@@ -35,18 +35,15 @@ impl<'a> VolatileSlice<'a> {
         Self(libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len }, PhantomData)
     }
 
-    /// No bytes.
     pub const fn empty() -> Self {
         Self(libc::iovec { iov_base: NonNull::<u8>::dangling().as_ptr().cast(), iov_len: 0 }, PhantomData)
     }
 
-    /// Length in bytes.
     #[inline]
     pub fn len(self) -> usize {
         self.0.iov_len
     }
 
-    /// True if there are no bytes.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.len() == 0
@@ -75,7 +72,6 @@ impl<'a> VolatileSlice<'a> {
         self.range(0..len.min(self.len()))
     }
 
-    /// Appends a copy of the bytes to a vector.
     #[inline]
     pub fn append_to(self, bytes: &mut Vec<u8>) {
         bytes.reserve(self.len());
@@ -86,14 +82,12 @@ impl<'a> VolatileSlice<'a> {
         }
     }
 
-    /// A copy of the bytes.
     pub fn to_vec(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.append_to(&mut bytes);
         bytes
     }
 
-    /// True if the two have bytes in common.
     pub fn overlaps(self, other: VolatileSlice<'_>) -> bool {
         let (one, other) = (self.addresses(), other.addresses());
         one.start < other.end && other.start < one.end
@@ -135,13 +129,11 @@ impl<'a> VolatileSliceMut<'a> {
         Self(libc::iovec { iov_base: start.cast(), iov_len: len }, PhantomData)
     }
 
-    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.0.iov_len
     }
 
-    /// True if there are no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

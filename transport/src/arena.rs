@@ -34,7 +34,6 @@ impl Handle {
         Self(bits)
     }
 
-    /// The slot's index.
     pub fn index(self) -> usize {
         (self.0 & u64::from(u32::MAX)) as usize
     }
@@ -85,7 +84,6 @@ impl<T> Arena<T> {
         Self { slots: Vec::new(), free: Vec::new(), limit: limit.min(u32::MAX as usize) }
     }
 
-    /// Number of values.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -95,7 +93,6 @@ impl<T> Arena<T> {
         self.slots.len()
     }
 
-    /// True if there is no value.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -142,14 +139,12 @@ impl<T> Arena<T> {
         Handle::new(index, 1)
     }
 
-    /// The value of `handle`, unless it is gone.
     #[inline]
     pub fn get(&self, handle: Handle) -> Option<&T> {
         let slot = self.slots.get(handle.index())?;
         if slot.tag != handle.generation() { None } else { slot.value.as_ref() }
     }
 
-    /// The value of `handle`, unless it is gone.
     #[inline]
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         let slot = self.slots.get_mut(handle.index())?;

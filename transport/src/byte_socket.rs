@@ -19,7 +19,7 @@ use socket2::{Socket, TcpKeepalive, Type};
 /// After this much silence the kernel probes the other host; if it does not answer for as long again, it is gone.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A connected TCP socket for the bytes of one stream; see the module's documentation.
+/// A connected TCP socket for the bytes of one stream.
 #[derive(Debug)]
 pub struct ByteSocket(Socket);
 

@@ -26,7 +26,7 @@ struct Link {
 /// The key of a chain: the owner's number and the step.
 pub type Kind = (u32, i64);
 
-/// Chains of an arena's values; see the module's documentation.
+/// Chains of an arena's values.
 pub struct Chains {
     seeds: [u64; 2],
     /// The first slot of each bucket. Their number is a power of two, and at least the number of slots.

@@ -285,23 +285,18 @@ pub enum LinkError {
     /// The peer closed, between two frames or within one.
     #[error("the peer closed the connection")]
     Closed,
-    /// The operating system reported an error.
     #[error("{operation}: {message}")]
     Io {
-        /// The system call.
         operation: &'static str,
-        /// The system's message.
         message: String,
         /// True if nobody listens there; for a link that was once up, this means that the peer is gone.
         refused: bool,
     },
-    /// The peer violated the protocol.
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] crate::wire::WireError),
     /// The peer was silent for longer than `transport.peer_timeout_ms`.
     #[error("the peer was silent for {0:?}")]
     Silent(Duration),
-    /// The peer sent goaway.
     #[error("the peer went away: {0}")]
     WentAway(String),
     /// The peer violated TLS, or bytes were altered in transit.
@@ -322,7 +317,6 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Wraps an operating system error with the name of the call.
     pub fn io(operation: &'static str, error: &std::io::Error) -> Self {
         LinkError::Io {
             operation,

@@ -30,14 +30,11 @@ struct State {
 /// Number of successful copies of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Copies {
-    /// To the host.
     pub to_host: u64,
-    /// From the host.
     pub from_host: u64,
 }
 
 impl FakeDevice {
-    /// Its name.
     pub const NAME: &str = "fake";
 
     /// A buffer of `len` bytes in the device's memory, with arbitrary contents.
@@ -74,7 +71,6 @@ impl FakeDevice {
         self.0.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// The copies so far.
     pub fn copies(&self) -> Copies {
         let [to_host, from_host] = [&self.0.to_host, &self.0.from_host].map(|count| count.load(Ordering::Relaxed));
         Copies { to_host, from_host }

@@ -22,7 +22,6 @@ pub struct Faults {
     pub dribble: u32,
 }
 
-/// A link with faults.
 pub struct FaultLink {
     link: Box<dyn Link>,
     faults: Faults,

@@ -25,7 +25,6 @@ impl IfGone {
         if fails { IfGone::Fails { attachment: 0 } } else { IfGone::Waits }
     }
 
-    /// True if the request fails.
     #[inline]
     pub fn fails(self) -> bool {
         self != IfGone::Waits

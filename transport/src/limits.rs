@@ -9,7 +9,6 @@ pub const SPARE_KEY_BYTES: usize = 512;
 /// Longest tensor metadata, in bytes: 254 dimensions of 8 bytes and a fixed part.
 pub const META_BYTES_MAX: usize = 2048 + 64;
 
-/// Most releases in one frame.
 pub const RELEASES_PER_FRAME: usize = 1024;
 
 /// Longest text of an error or a goaway, in bytes.
@@ -48,7 +47,6 @@ pub const STREAMS_MAX: usize = 65_536;
 /// Tensors that wait in a queue of pushes before its pushers must wait, unless its acceptor says otherwise.
 pub const QUEUE_TENSORS_MAX: usize = 4096;
 
-/// The same limit in bytes.
 pub const QUEUE_BYTES_MAX: usize = 256 << 20;
 
 /// Bytes that a stream of pushes may bring in its life, or have credit for: more than any host will move, and small enough
@@ -82,7 +80,6 @@ pub const ROWS_BYTES_MAX: usize = 64 << 20;
 /// Suffix of a table's key under which the locks of its rows are published.
 pub const LOCKS_SUFFIX: &str = "\0locks";
 
-/// Longest key of a table, in bytes.
 pub const TABLE_KEY_BYTES_MAX: usize = 512;
 
 /// Longest body of a handshake message, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.

@@ -156,7 +156,6 @@ pub trait Receiver {
 /// What [`Receiver::frames`] consumed.
 #[derive(Debug)]
 pub struct Frames {
-    /// Bytes consumed.
     pub consumed: usize,
     /// Where the next bytes belong, if not to a frame.
     pub landing: Option<Landing>,
@@ -207,7 +206,6 @@ pub(crate) enum Place {
 }
 
 impl Landing {
-    /// A landing with no bytes yet.
     pub(crate) fn new(
         (request, token): (Handle, Handle),
         (of, meta): (LandingOf, Meta),

@@ -25,7 +25,6 @@ struct Head {
 pub struct OfTable<'a> {
     /// The table.
     pub key: &'a str,
-    /// Its rows.
     pub ids: RowIds<'a>,
     /// How often the caller has named these rows, each of which is requested only once; unchecked.
     pub named: u32,
@@ -143,7 +142,6 @@ impl NamedRowsBuf {
         NamedRows { bytes: &self.bytes, tables: self.tables }
     }
 
-    /// True while no table is named.
     pub fn is_empty(&self) -> bool {
         self.tables == 0
     }

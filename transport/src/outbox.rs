@@ -23,12 +23,7 @@ pub enum Owner {
     /// The answer to a request, by the producer's handle.
     Response(Handle),
     /// A push, by its stream and its number in that stream.
-    Push {
-        /// The stream.
-        stream: Handle,
-        /// The number.
-        number: u64,
-    },
+    Push { stream: Handle, number: u64 },
     /// Nobody: shared bytes of a published tensor.
     Nobody,
 }
@@ -117,11 +112,9 @@ pub(crate) enum Kept {
 /// A payload that is sent outside the stream of frames.
 #[derive(Debug)]
 pub struct Aside {
-    /// Its owner.
     pub owner: Owner,
     /// The request that it answers, if any.
     pub request: Handle,
-    /// The bytes.
     pub payload: Payload,
 }
 
@@ -181,7 +174,6 @@ impl Outbox {
         }
     }
 
-    /// True if nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

@@ -55,7 +55,6 @@ pub trait LinkProvider: std::fmt::Debug + Send + Sync {
 /// The shard that a provider is opened on.
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOn<'a> {
-    /// The shard's number.
     pub shard: usize,
     /// The slabs that its tensors move from and to.
     pub slabs: [&'a Slab; 2],
@@ -145,7 +144,6 @@ pub struct Figure {
     pub name: &'static str,
     /// Its name as a metric, after the kind's name; `None` if it is not a metric.
     pub metric: Option<&'static str>,
-    /// A sentence that explains it.
     pub help: &'static str,
     /// It only grows; otherwise it can go up and down.
     pub grows: bool,

@@ -114,13 +114,10 @@ pub struct Pulled {
 /// A published tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
-    /// Its version.
     pub version: i64,
-    /// Its metadata.
     pub meta: &'a [u8],
     /// Changes whenever the metadata or the payload's length changes. Never 0.
     pub stamp: u64,
-    /// Its bytes.
     pub bytes: StoredBytes<'a>,
 }
 
@@ -134,7 +131,6 @@ pub enum StoredBytes<'a> {
 }
 
 impl StoredBytes<'_> {
-    /// Number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -143,7 +139,6 @@ impl StoredBytes<'_> {
         }
     }
 
-    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -158,7 +153,7 @@ impl StoredBytes<'_> {
     }
 }
 
-/// A place for each tensor of a key set, reused by the next pull; see the module's documentation.
+/// A place for each tensor of a key set, reused by the next pull.
 #[derive(Debug, Default)]
 pub struct PullBuffer {
     items: Vec<Item>,
@@ -181,12 +176,10 @@ impl PullBuffer {
         (item.stamp, item.holding) = (0, Holding::Memory(memory));
     }
 
-    /// Number of places.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

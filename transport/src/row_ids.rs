@@ -67,12 +67,10 @@ impl<'a> RowIds<'a> {
         Ok(Self { bytes, count })
     }
 
-    /// Number of rows.
     pub fn len(self) -> usize {
         self.count
     }
 
-    /// True if there are none.
     pub fn is_empty(self) -> bool {
         self.count == 0
     }

@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use crate::arena::Handle;
 
-/// Events in a batch.
 const BATCH: usize = 1024;
 /// Batches that may wait for the listener: some 100,000 events, or about ten megabytes.
 const BATCHES_MAX: usize = 128;
@@ -21,66 +20,35 @@ const BATCHES_MAX: usize = 128;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moment {
     /// A caller has made a recv from a peer.
-    RecvQueued {
-        /// The step.
-        step: i64,
-        /// The key.
-        key: Box<str>,
-    },
+    RecvQueued { step: i64, key: Box<str> },
     /// The recv's request was written for the link.
     RecvOnTheWire,
     /// The recv's tensor has arrived.
-    RecvDelivered {
-        /// The tensor's bytes.
-        bytes: u64,
-    },
+    RecvDelivered { bytes: u64 },
     /// The recv ended without a tensor, or moves to another session.
     RecvEnded,
     /// A recv got its tensor from memory: from a task of its own shard, or one that came ahead of its request.
     RecvInMemory {
-        /// The step.
         step: i64,
-        /// The key.
         key: Box<str>,
         /// When the recv was made.
         since: Instant,
-        /// The tensor's bytes.
         bytes: u64,
     },
     /// A send waits for its recv.
-    SendQueued {
-        /// The step.
-        step: i64,
-        /// The key.
-        key: Box<str>,
-        /// The tensor's bytes.
-        bytes: u64,
-    },
+    SendQueued { step: i64, key: Box<str>, bytes: u64 },
     /// The send was matched with its recv: it is now a response, with this name in its session.
-    SendMatched {
-        /// The session.
-        session: u64,
-        /// The response.
-        response: Handle,
-    },
+    SendMatched { session: u64, response: Handle },
     /// A response was written for the link.
     ResponseOnTheWire,
     /// The consumer has released the send's tensor.
     SendReleased,
     /// A pull was made.
-    PullQueued {
-        /// Number of tensors in its plan.
-        tensors: u64,
-    },
+    PullQueued { tensors: u64 },
     /// The pull has got everything that will come.
     PullEnded,
     /// Tensors were pushed together.
-    PushQueued {
-        /// The queue.
-        queue: Box<str>,
-        /// How many.
-        tensors: u64,
-    },
+    PushQueued { queue: Box<str>, tensors: u64 },
     /// The queue has taken the tensors, or they have failed.
     PushEnded,
 }
@@ -88,22 +56,18 @@ pub enum Moment {
 /// One event of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// When it happened.
     pub at: Instant,
     /// The session, to which the name of the call belongs; 0 for calls named by the owner of the sessions.
     pub session: u64,
     /// The name of the call or answer.
     pub call: Handle,
-    /// What happened.
     pub moment: Moment,
 }
 
 /// Events of one shard, in order.
 #[derive(Debug)]
 pub struct Batch {
-    /// The shard.
     pub shard: u16,
-    /// The events.
     pub events: Vec<TraceEvent>,
 }
 
@@ -151,7 +115,6 @@ struct Shared {
 }
 
 impl Recorder {
-    /// A recorder for a shard.
     pub fn new(sender: TraceSender, shard: u16) -> Recorder {
         let events = RefCell::new(Vec::with_capacity(BATCH));
         Recorder { shared: Rc::new(Shared { shard, sender, events }), session: 0 }
@@ -162,7 +125,6 @@ impl Recorder {
         Recorder { shared: self.shared.clone(), session }
     }
 
-    /// Records an event of a call.
     #[cold]
     pub fn record(&self, call: Handle, moment: Moment) {
         let event = TraceEvent { at: Instant::now(), session: self.session, call, moment };

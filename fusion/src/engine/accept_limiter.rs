@@ -18,7 +18,6 @@ pub(super) fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The limits for callers; see the module.
 pub(super) struct AcceptLimiter {
     hosts: HashMap<IpAddr, Host>,
     greetings_per_host_max: usize,
@@ -62,7 +61,6 @@ pub(super) struct Tally {
     free: u32,
     /// Leak interval.
     every: Duration,
-    /// Current level.
     count: u32,
     /// Start of the current interval; none while the bucket is empty.
     forgiving: Option<Instant>,

@@ -58,13 +58,9 @@ pub use portion::{Portion, SpareArenas};
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]
 pub struct ClientEnds {
-    /// The task that the client attaches as.
     pub task: String,
-    /// Its process id, for messages.
     pub pid: i32,
-    /// The user of that process.
     pub uid: u32,
-    /// Its arena.
     pub arena: SharedMemory,
     /// The arena as shown to other clients, if they may view what this client publishes and it may view what they publish.
     pub shared: Option<SharedArena>,
@@ -79,7 +75,6 @@ pub struct ClientEnds {
 pub struct SharedArena {
     /// The user of its client: only clients of the same user are shown the arena.
     pub uid: u32,
-    /// Its memory.
     pub descriptor: OwnedFd,
 }
 
@@ -460,7 +455,6 @@ impl Clients {
         1
     }
 
-    /// Reads what clients submit.
     fn read(&mut self, now: Instant) -> usize {
         let mut work = 0;
         let record = &mut self.record;

@@ -11,7 +11,7 @@ use socket2::Socket;
 
 use crate::limits::ACCEPT_PAUSE;
 
-/// One listening socket; see the module. Its owner watches the socket as [`Listener::mind`] says.
+/// One listening socket. Its owner watches the socket as [`Listener::mind`] says.
 pub(super) struct Listener {
     socket: Socket,
     /// The index of the transport address that it listens for.
@@ -39,7 +39,6 @@ impl Listener {
         Self { socket, via, watched: false, callers_wait: false, paused_until: None }
     }
 
-    /// The address at which it listens.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         self.socket.local_addr().ok()?.as_socket()
     }

@@ -54,7 +54,6 @@ impl LocalEngine {
         allocated.map_err(|full| Error::full("runtime.slab_send_bytes", full.to_string()))
     }
 
-    /// This shard's counters.
     pub fn counters(&self) -> Counters {
         self.0.counters()
     }
@@ -114,7 +113,6 @@ impl LocalPair {
         self.send_with(step, key, tensor, SendOptions::default())
     }
 
-    /// [`send`](Self::send) with options.
     pub fn send_with(&self, step: i64, key: &str, tensor: impl IntoTensor, options: SendOptions) -> LocalSending {
         let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
         let cell = self.engine.with_node(|node, now| {
@@ -153,7 +151,6 @@ impl LocalPair {
         self.recv_with(step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
     }
 
-    /// [`recv`](Self::recv) with options.
     pub fn recv_with(&self, step: i64, key: &str, options: RecvOptions) -> LocalReceiving {
         let timeout = options.timeout.unwrap_or(self.engine.settings.request_timeout);
         let (cell, ticket) = self.engine.with_node(|node, now| {

@@ -209,7 +209,6 @@ impl LocalPlan {
         LocalPulling { plan: self, cell: Some(cell), pull }
     }
 
-    /// The keys.
     pub fn keys(&self) -> &Keys {
         &self.keys
     }

@@ -146,7 +146,6 @@ impl Plan {
         self.end(brought)
     }
 
-    /// The keys.
     pub fn keys(&self) -> &Keys {
         &self.keys
     }

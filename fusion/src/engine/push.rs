@@ -156,7 +156,6 @@ impl Acceptor {
         Acceptor { queue, shards: opened, task, name }
     }
 
-    /// The queue's name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -17,9 +17,7 @@ type Addresses = Result<Vec<SocketAddr>, LinkError>;
 
 /// A dial whose host name was resolved.
 pub(super) struct Found {
-    /// The peer to dial.
     pub(super) peer: Handle,
-    /// The hello to send.
     pub(super) hello: Hello,
     pub(super) addresses: Addresses,
 }

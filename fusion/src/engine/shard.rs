@@ -33,7 +33,7 @@ thread_local! {
 /// The kinds of links in the order of the settings; `None` where one could not be opened.
 type Interfaces = Vec<Option<Box<dyn LinkInterface>>>;
 
-/// The engine on one shard; see the module. `!Send`: it belongs to its shard's thread.
+/// The engine on one shard. `!Send`: it belongs to its shard's thread.
 pub(super) struct ShardEngine {
     pub(super) shard: Shard,
     pub(super) settings: EngineSettings,
@@ -227,7 +227,6 @@ impl ShardEngine {
         }
     }
 
-    /// This shard's counters and gauges.
     pub(super) fn counters(&self) -> Counters {
         let mut counters = self.borrow_node(|node| node.counters());
         for (kind, interface) in counters.kinds.iter_mut().zip(&self.interfaces) {
@@ -254,7 +253,6 @@ impl ShardEngine {
         });
     }
 
-    /// Counts a caller that did not become a link.
     pub(super) fn count_callers(&self, count: impl FnOnce(&mut CallerCounters)) {
         let mut counters = self.callers.get();
         count(&mut counters);

@@ -37,7 +37,6 @@ impl Task {
         Ok(Task { engine, name: tasks[place].clone(), place: place as u16 })
     }
 
-    /// The task's name.
     pub fn name(&self) -> &str {
         self.name.as_str()
     }
@@ -64,7 +63,6 @@ impl Task {
         self.send_with(to, step, key, tensor, SendOptions::default())
     }
 
-    /// [`send`](Self::send) with options.
     pub fn send_with(&self, to: &str, step: i64, key: &str, tensor: Tensor, options: SendOptions) -> Sending {
         let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (sender, receiver) = oneshot::channel();
@@ -90,7 +88,6 @@ impl Task {
         self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
     }
 
-    /// [`recv`](Self::recv) with options.
     pub fn recv_with(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Receiving {
         let timeout = options.timeout.unwrap_or(self.engine.0.settings.request_timeout);
         let (sender, receiver) = oneshot::channel();
@@ -238,12 +235,10 @@ impl Task {
         (0..self.shards()).try_for_each(|shard| self.submit_to(shard, make(self.place)))
     }
 
-    /// Its index among the engine's tasks.
     pub(super) fn place(&self) -> u16 {
         self.place
     }
 
-    /// Number of shards of its engine.
     pub fn shards(&self) -> usize {
         self.engine.0.runtime.shards()
     }

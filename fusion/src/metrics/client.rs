@@ -14,15 +14,12 @@ use super::{Roll, SeqLock, TrafficFigures, TrafficMetrics};
 pub struct ClientCounters {
     /// Tensors that the client sent, pushed and published.
     pub tensors_sent: u64,
-    /// Their bytes.
     pub bytes_sent: u64,
     /// Tensors that it received, accepted and pulled.
     pub tensors_received: u64,
-    /// Their bytes.
     pub bytes_received: u64,
     /// Of the received tensors, those that it views in the arena of their publisher: they were not copied.
     pub tensors_viewed: u64,
-    /// Their bytes.
     pub bytes_viewed: u64,
     /// Large tensors that it asked to view but that were copied: published by another user's process or from memory that is not a client's,
     /// or views are off, or it had too many.
@@ -33,7 +30,6 @@ pub struct ClientCounters {
     pub under_way: u64,
     /// Tensors that it had published with the previous daemon, and has published again here by itself.
     pub tensors_published_again: u64,
-    /// Their bytes.
     pub bytes_published_again: u64,
     /// Tensors that it could not publish again at first.
     pub tensors_not_published_again: u64,
@@ -59,7 +55,7 @@ impl ClientCounters {
     }
 }
 
-/// A client's metrics; see the module. Written by the shard, read by any thread.
+/// A client's metrics. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct ClientMetrics {
     pub(crate) task: String,
@@ -82,11 +78,8 @@ impl ClientMetrics {
 /// A shard's metrics of one client.
 #[derive(Debug, Clone)]
 pub struct ClientFigures {
-    /// Its task.
     pub task: String,
-    /// Its process id.
     pub pid: i32,
-    /// Its counters.
     pub counters: ClientCounters,
     /// Its traffic by peer task, sorted by name; at most 1,024 are listed separately.
     pub traffic: Vec<TrafficFigures>,

@@ -13,7 +13,6 @@ pub(crate) struct Way(u8);
 impl Way {
     /// Between two tasks of one shard, through memory.
     pub(crate) const MEMORY: Way = Way(0);
-    /// Over a TCP link.
     pub(crate) const TCP: Way = Way(1);
     /// Number of ways besides the node's own kinds of links.
     const BUILT_IN: usize = 2;
@@ -73,7 +72,6 @@ impl Latencies {
 /// Latencies of one kind of call on one path.
 #[derive(Debug, Clone)]
 pub struct LatencyFigures {
-    /// The kind of call.
     pub operation: Operation,
     /// The path of its tensors: `memory` within a shard, or the name of the kind of link.
     pub way: &'static str,
@@ -118,7 +116,6 @@ impl Run {
         self.since = since;
     }
 
-    /// Records the calls of the run.
     #[inline]
     pub(crate) fn record(&mut self, (latencies, way, now): (&Latencies, Way, Instant)) {
         if self.count > 0 {

@@ -90,7 +90,6 @@ impl<T> Default for Roll<T> {
 }
 
 impl<T> Roll<T> {
-    /// Adds an entry.
     pub(crate) fn add(&self, one: &Arc<T>) {
         let mut all = self.lock();
         if all.len() == all.capacity() {
@@ -113,9 +112,8 @@ impl<T> Roll<T> {
 /// A shard's metrics of one kind of link.
 #[derive(Debug, Clone)]
 pub struct KindFigures {
-    /// The kind.
     pub kind: LinkKind,
-    /// Its links now.
+    /// Links of this kind now.
     pub links: u64,
     /// The kind's own counters.
     pub figures: Vec<(Figure, u64)>,
@@ -131,13 +129,11 @@ impl KindFigures {
 /// A shard's metrics. See [`Engine::figures`](crate::Engine::figures).
 #[derive(Debug, Clone)]
 pub struct ShardFigures {
-    /// The shard's number.
     pub shard: usize,
     /// The CPU that it is pinned to.
     pub cpu: Option<usize>,
     /// How its thread spends its time.
     pub load: LoadSnapshot,
-    /// Its counters.
     pub counters: Counters,
     /// The kinds of links besides TCP, in the order of the engine's settings.
     pub kinds: Vec<KindFigures>,
@@ -149,8 +145,6 @@ pub struct ShardFigures {
     pub clients: Vec<ClientFigures>,
     /// Tables of which it has gathered rows, sorted by task and table; at most 1,024.
     pub tables: Vec<TableFigures>,
-    /// Bytes of the send slab.
     pub slab_send_bytes_max: u64,
-    /// Bytes of the receive slab.
     pub slab_receive_bytes_max: u64,
 }

@@ -15,21 +15,16 @@ use super::SeqLock;
 pub struct PeerCounters {
     /// Bytes written to its links, frames and payloads.
     pub bytes_sent: u64,
-    /// Bytes read from its links.
     pub bytes_received: u64,
-    /// Writes to its links.
     pub writes: u64,
     /// Frames sent, control frames included.
     pub messages_sent: u64,
-    /// Frames received.
     pub messages_received: u64,
     /// Tensors sent; one that is sent again on a new link counts again.
     pub tensors_sent: u64,
     /// Tensors received, likewise.
     pub tensors_received: u64,
-    /// Links established.
     pub links_made: u64,
-    /// Links that were lost.
     pub links_lost: u64,
     /// Failed connection attempts.
     pub calls_failed: u64,
@@ -46,9 +41,7 @@ pub struct PeerCounters {
 pub enum PathState {
     /// No link is needed.
     Idle,
-    /// A link is being established.
     Connecting,
-    /// A link is open.
     Up,
 }
 
@@ -63,10 +56,8 @@ impl PathState {
     }
 }
 
-/// The path to a peer.
 #[derive(Debug, Clone)]
 pub struct PeerPath {
-    /// The state of the connection.
     pub state: PathState,
     /// The link's kind, or that of the last.
     pub link: Option<LinkKind>,
@@ -85,7 +76,7 @@ impl Default for PeerPath {
     }
 }
 
-/// A session's metrics; see the module. Written by the shard, read by any thread.
+/// A session's metrics. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct PeerMetrics {
     address: String,
@@ -103,7 +94,6 @@ impl PeerMetrics {
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a change of the connection.
     pub(crate) fn change(&self, state: PathState, change: impl FnOnce(&mut PeerPath)) {
         let (_, path) = &mut *self.path();
         if path.state != state {
@@ -125,12 +115,9 @@ impl PeerMetrics {
 /// A shard's metrics of one session with a peer's shard.
 #[derive(Debug, Clone)]
 pub struct PeerFigures {
-    /// The peer's transport address.
     pub address: String,
     /// The peer's shard, once it is known.
     pub shard: Option<u16>,
-    /// Its path.
     pub path: PeerPath,
-    /// Its counters.
     pub counters: PeerCounters,
 }

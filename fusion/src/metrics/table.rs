@@ -11,9 +11,7 @@ use super::SeqLock;
 pub struct TableCounters {
     /// Requests that were answered.
     pub requests: u64,
-    /// Rows in these answers.
     pub rows: u64,
-    /// Their bytes.
     pub bytes: u64,
     /// How often the requesters had named these rows: a row that a batch names twice is requested once.
     pub rows_named: u64,
@@ -28,7 +26,6 @@ impl TableCounters {
         (self.rows_named > 0).then(|| (1. - self.rows as f64 / named).max(0.))
     }
 
-    /// Adds the counters of one more answer.
     pub(crate) fn add(&mut self, other: &TableCounters) {
         let TableCounters { requests, rows, bytes, rows_named, gather_ns } = other;
         for (sum, more) in [
@@ -43,7 +40,7 @@ impl TableCounters {
     }
 }
 
-/// A table's metrics; see the module. Written by the shard, read by any thread.
+/// A table's metrics. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct TableMetrics {
     pub(crate) task: String,
@@ -64,7 +61,6 @@ pub struct TableFigures {
     pub task: String,
     /// Its key.
     pub table: String,
-    /// Its counters.
     pub counters: TableCounters,
 }
 

@@ -11,19 +11,15 @@ use super::SeqLock;
 pub struct TrafficCounters {
     /// Tensors that the client sent and pushed.
     pub tensors_sent: u64,
-    /// Their bytes.
     pub bytes_sent: u64,
     /// Tensors that it received, accepted and pulled.
     pub tensors_received: u64,
-    /// Their bytes.
     pub bytes_received: u64,
     /// Tensors sent there over another transport, as reported by the client.
     pub elsewhere_tensors_sent: u64,
-    /// Their bytes.
     pub elsewhere_bytes_sent: u64,
     /// Tensors received from there over another transport.
     pub elsewhere_tensors_received: u64,
-    /// Their bytes.
     pub elsewhere_bytes_received: u64,
 }
 
@@ -50,7 +46,7 @@ fn share(here: u64, elsewhere: u64) -> Option<f64> {
     (all > 0.0).then(|| here as f64 / all)
 }
 
-/// A client's traffic with one task; see the module. Written by the shard, read by any thread.
+/// A client's traffic with one task. Written by the shard, read by any thread.
 #[derive(Debug)]
 pub(crate) struct TrafficMetrics {
     pub(crate) peer: String,
@@ -62,7 +58,6 @@ pub(crate) struct TrafficMetrics {
 pub struct TrafficFigures {
     /// The other task; [`OTHERS`](Self::OTHERS) for all that are not listed separately.
     pub peer: String,
-    /// The counters.
     pub counters: TrafficCounters,
 }
 

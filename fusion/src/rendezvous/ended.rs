@@ -16,7 +16,6 @@ use crate::limits::{ENDED_ORDER_SLACK, ENDED_REASON_BYTES, ENDED_STEPS_MAX};
 pub enum Scope {
     /// All pairs of a task.
     Task(u16),
-    /// One pair.
     Pair(u32),
 }
 

@@ -34,7 +34,6 @@ impl<S> Table<S> {
         self.end(handles, error)
     }
 
-    /// Removes all requests that wait.
     pub fn take_parked(&mut self) -> Vec<Parked> {
         let handles = self.entries.select(|entry| matches!(entry.state, State::Requested(_)));
         handles.into_iter().filter_map(|handle| self.take_request_of(handle)).collect()

@@ -26,7 +26,6 @@ use sealane_transport::tensor::TensorMeta;
 pub struct MatchKey<'a> {
     /// Producer and consumer, as the owner's number of the pair.
     pub pair: u32,
-    /// The step.
     pub step: i64,
     /// The tensor's name within the step.
     pub key: &'a str,
@@ -37,7 +36,6 @@ pub struct MatchKey<'a> {
 pub struct RawMatchKey<'a> {
     /// Producer and consumer, as the owner's number of the pair.
     pub pair: u32,
-    /// The step.
     pub step: i64,
     /// The tensor's name within the step, if it is valid UTF-8.
     pub key: &'a [u8],
@@ -53,11 +51,8 @@ impl<'a> From<MatchKey<'a>> for RawMatchKey<'a> {
 /// A request that waits in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Parked {
-    /// From a peer.
     Peer {
-        /// The session that brought it.
         session: Handle,
-        /// Its id in that session.
         id: Handle,
     },
     /// From a task of this node, by the node's handle for it.
@@ -74,9 +69,7 @@ pub struct Slot {
 /// What waits in a slot.
 #[derive(Debug)]
 pub enum Waiting<'a> {
-    /// A tensor.
     Tensor(&'a Payload),
-    /// A request.
     Request(Parked),
 }
 
@@ -110,15 +103,11 @@ pub enum Found {
 /// A pending send that ended without being taken.
 #[derive(Debug)]
 pub struct Unsent<S> {
-    /// The sender's waiter.
     pub sender: S,
     /// Producer and consumer, for the message.
     pub pair: u32,
-    /// The key, for the message.
     pub key: String,
-    /// The step, for the message.
     pub step: i64,
-    /// Its deadline.
     pub deadline: Instant,
 }
 
@@ -190,7 +179,6 @@ struct Waits {
     fails_if_gone: bool,
 }
 
-/// The table; see the module.
 pub struct Table<S> {
     entries: Arena<Entry<S>>,
     index: HashTable<Handle>,
@@ -230,7 +218,6 @@ impl<S> Table<S> {
         self.pending_sends
     }
 
-    /// Requests that wait.
     pub fn parked(&self) -> usize {
         self.parked.len() + self.local_requests
     }
@@ -291,7 +278,6 @@ impl<S> Table<S> {
         self.index.is_empty() || self.slot(at).entry.is_none()
     }
 
-    /// Looks up the slot of a match key.
     #[inline]
     pub fn slot(&self, at: MatchKey<'_>) -> Slot {
         let hash = self.hash(at.into());
@@ -299,7 +285,6 @@ impl<S> Table<S> {
         Slot { hash, entry: self.index.find(hash, is_it).copied() }
     }
 
-    /// What waits in a slot.
     #[inline]
     pub fn waiting(&self, slot: Slot) -> Option<Waiting<'_>> {
         match self.entries.get(slot.entry?)? {
@@ -321,7 +306,6 @@ impl<S> Table<S> {
         }
     }
 
-    /// Takes the request that waits in a slot.
     #[inline]
     pub fn take_request(&mut self, slot: Slot) -> Option<Parked> {
         let handle = slot.entry?;
@@ -613,7 +597,6 @@ pub enum Released<S> {
     Requested {
         /// Who waits.
         by: Parked,
-        /// The tensor.
         tensor: (TensorMeta, Payload),
         /// The pending send, matched again.
         pending: Handle,

@@ -17,12 +17,10 @@ use std::{
 use super::{allowed::allowed_cpus, list::parse_list};
 use crate::error::RuntimeError;
 
-/// Which CPUs are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted<'a> {
     /// This many, whichever are free.
     Any(usize),
-    /// Exactly these.
     These(&'a [usize]),
 }
 
@@ -34,7 +32,6 @@ pub struct CpuClaim {
 }
 
 impl CpuClaim {
-    /// The CPU's number.
     pub fn cpu(&self) -> usize {
         self.cpu
     }

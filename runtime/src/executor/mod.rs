@@ -34,7 +34,6 @@ pub enum ExecutorChoice {
     Auto,
     /// io_uring; the runtime does not start without it.
     IoUring,
-    /// epoll.
     Epoll,
 }
 

@@ -24,7 +24,6 @@ use self::{
 };
 use crate::error::RuntimeError;
 
-/// How a [`Slab`] is made.
 #[derive(Clone, Copy, Debug)]
 pub struct SlabSettings {
     /// What it is for, `"send"` or `"receive"`; appears in [`SlabFull`].
@@ -53,9 +52,7 @@ impl Default for SlabSettings {
     "the {name} slab is full: {requested} bytes were requested, {available} of {limit} are free (perhaps not in one piece)"
 )]
 pub struct SlabFull {
-    /// The slab's name.
     pub name: &'static str,
-    /// The bytes asked for.
     pub requested: usize,
     /// The bytes free, all pieces together.
     pub available: usize,

@@ -36,7 +36,6 @@ pub struct Certified {
 /// Why signing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// The library's message.
     #[error("no certificate could be made: {0}")]
     Make(#[from] rcgen::Error),
     /// The files belong to two different authorities.

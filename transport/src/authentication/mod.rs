@@ -124,17 +124,13 @@ impl Authentication {
     }
 }
 
-/// Why authentication cannot be set up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthenticationError {
-    /// A file cannot be read.
     #[error("{what} cannot be read from {}: {message}", path.display())]
     Read {
         /// What it should hold.
         what: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The system's message.
         message: String,
     },
     /// Others than its owner may read a secret, or write a file that says who is trusted; or someone else owns it.
@@ -143,15 +139,13 @@ pub enum AuthenticationError {
     NotPrivate {
         /// What it holds.
         what: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Its owner, or its mode.
+        /// The file's owner, or its mode.
         problem: String,
     },
     /// A file has the wrong contents.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The file.
         path: PathBuf,
         /// What is wrong, and what is accepted.
         problem: String,

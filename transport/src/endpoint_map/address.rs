@@ -18,7 +18,6 @@ const HOST_LABEL_BYTES_MAX: usize = 63;
 /// The host half of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// An IPv4 address.
     V4(Ipv4Addr),
     /// An IPv6 address, written in brackets.
     V6(Ipv6Addr),
@@ -52,7 +51,6 @@ impl fmt::Display for Host {
 /// Two spellings of one address (`[0::1]:7`, `[::1]:7`; `HOST:7`, `host:7`) are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransportAddress {
-    /// The host to connect to.
     pub host: Host,
     /// The TCP port, 1 to 65535.
     pub port: u16,
@@ -85,7 +83,6 @@ impl TaskName {
         &self.0
     }
 
-    /// Its host.
     pub fn host(&self) -> Host {
         host_and_port(&self.0).expect("checked when it was made").host
     }

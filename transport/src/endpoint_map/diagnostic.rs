@@ -23,12 +23,10 @@ pub struct Diagnostic {
     pub line: usize,
     /// Column in characters, counted from 1.
     pub column: usize,
-    /// What is wrong there.
     pub problem: Problem,
 }
 
 impl Diagnostic {
-    /// Whether the map can still be used.
     pub fn severity(&self) -> Severity {
         match self.problem {
             Problem::Repeated { .. } => Severity::Warning,
@@ -44,10 +42,8 @@ pub enum Problem {
     /// No line names a task: the file was truncated, or is still being written.
     #[error("there is no task; write {EXAMPLE}, one line per task")]
     NoTask,
-    /// The line has no `=`.
     #[error("there is no `=` between a task and its transport address; write {EXAMPLE}")]
     NoEquals,
-    /// The line has a second `=`.
     #[error("there is a second `=`; write one task and one transport address a line: {EXAMPLE}")]
     SecondEquals,
     /// One side of the line is not an address.
@@ -79,18 +75,15 @@ pub enum Problem {
     /// The file has more tasks than [`ENTRIES_MAX`].
     #[error("this is task number {}; write at most {ENTRIES_MAX} tasks in a map", ENTRIES_MAX + 1)]
     TooManyEntries,
-    /// The file is not UTF-8 text.
     #[error("this is not UTF-8 text; save the file as UTF-8 or plain ASCII")]
     NotUtf8,
 }
 
 const EXAMPLE: &str = "`host:port=transport_host:port`";
 
-/// What is wrong with the text of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AddressProblem {
-    /// There is no text.
     #[error("there is no address; write host:port")]
     Empty,
     /// A character that no address has.
@@ -99,13 +92,10 @@ pub enum AddressProblem {
          write host:port with letters, digits, `.`, `-`, `_`, and IPv6 in brackets"
     )]
     Character(char),
-    /// The port has no host before it.
     #[error("there is no host; write it before the `:`, as in host:port")]
     NoHost,
-    /// The host has no port after it.
     #[error("there is no port; write it after the host, as in host:2222")]
     NoPort,
-    /// A bracket is not closed.
     #[error("there is no `]` after `[`; write an IPv6 address as in [fd00::7]:2222")]
     OpenBracket,
     /// Something other than a port follows a bracket.
@@ -129,10 +119,8 @@ pub enum AddressProblem {
          write letters, digits, `-` and `_` between dots, at most 63 in a row and 253 in all"
     )]
     HostName(Box<str>),
-    /// Port 0.
     #[error("the port is 0; write a port from 1 to 65535")]
     PortZero,
-    /// A port with a leading zero.
     #[error("the port has a leading zero; write {0}")]
     LeadingZero(u16),
     /// Not a port.
@@ -154,34 +142,18 @@ pub(super) struct ProblemAt {
     pub(super) problem: AddressProblem,
 }
 
-/// Why an endpoint map could not be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EndpointMapError {
-    /// There is no such file.
     #[error("{file}: no such file; write it with one line {EXAMPLE} per task, or name another file")]
-    Missing {
-        /// The file that was looked for.
-        file: String,
-    },
-    /// The file cannot be read.
+    Missing { file: String },
     #[error("{file}: cannot be read ({error}); make it a readable file, or name another one")]
-    Read {
-        /// The file that was opened.
-        file: String,
-        /// The system's error.
-        error: io::Error,
-    },
+    Read { file: String, error: io::Error },
     /// The file is larger than [`FILE_BYTES_MAX`].
     #[error("{file}: larger than {FILE_BYTES_MAX} bytes; name a file that is an endpoint map")]
-    TooLarge {
-        /// The file that was opened.
-        file: String,
-    },
-    /// A line cannot be read.
+    TooLarge { file: String },
     #[error("{file}:{diagnostic}")]
     Line {
-        /// The file that was parsed.
         file: String,
         /// Where, what, and the fix.
         diagnostic: Box<Diagnostic>,

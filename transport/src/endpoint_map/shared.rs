@@ -53,7 +53,6 @@ impl SharedEndpointMap {
         self.inner.path.as_deref()
     }
 
-    /// The current map.
     pub fn snapshot(&self) -> Arc<EndpointMap> {
         // Nothing that can panic runs under this lock, and the value is replaced as a whole.
         let current = self.inner.current.read();
@@ -84,16 +83,13 @@ impl SharedEndpointMap {
 /// What a reload changed; each list is sorted by transport address, then by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
-    /// Tasks that only the new map names.
     pub added: Vec<TaskName>,
-    /// Tasks that only the old map named.
     pub removed: Vec<TaskName>,
     /// Tasks whose transport address changed.
     pub moved: Vec<TaskName>,
 }
 
 impl Changed {
-    /// Compares two maps.
     pub fn between(old: &EndpointMap, new: &EndpointMap) -> Changed {
         let mut changed = Changed::default();
         for (task, address) in new.iter() {

@@ -45,7 +45,6 @@ impl Doorbell {
         self.0.try_clone().map_err(|source| ShmError::System { operation, source })
     }
 
-    /// Wakes the shard.
     pub fn ring(&self) {
         // This fails only if the counter is at its limit, and then the bell has been rung already.
         let _ = nix::unistd::write(&self.0, &1_u64.to_ne_bytes());
@@ -101,7 +100,6 @@ impl ClientBell {
         Ok((ClientBell(Arc::new(bell)), ClientEar::among_clients(ear)))
     }
 
-    /// Wakes the client.
     pub fn ring(&self) {
         // If the socket is full, the bell has been rung already; if it is closed, its watcher notices.
         let _ = send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
@@ -115,7 +113,6 @@ pub enum Woken {
     Rung,
     /// The daemon is gone. The rings may still hold what it wrote before.
     HungUp,
-    /// Nothing happened for that long.
     TimedOut,
 }
 

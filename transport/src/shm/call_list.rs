@@ -14,7 +14,6 @@ const NO_CALLS: Malformed = Malformed { what: "a list of calls" };
 /// One call that sends a small tensor, requests one, or has received one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SmallCall<'a> {
-    /// Its number.
     pub call: u32,
     /// The tensor's name; empty if the call is known.
     pub key: &'a str,
@@ -54,19 +53,16 @@ pub struct CallList<'a> {
 }
 
 impl<'a> CallList<'a> {
-    /// How many there are.
     #[inline]
     pub fn len(&self) -> usize {
         self.heads.len()
     }
 
-    /// True if there is none.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.heads.is_empty()
     }
 
-    /// The calls.
     #[inline]
     pub fn iter(self) -> impl ExactSizeIterator<Item = SmallCall<'a>> {
         let CallList { heads, mut data, mut keys } = self;
@@ -165,7 +161,6 @@ impl CallListBuf {
         self.heads.iter_mut().for_each(|head| head.call = next());
     }
 
-    /// Removes all calls.
     pub fn clear(&mut self) {
         let CallListBuf { heads, data, keys } = self;
         heads.clear();
@@ -173,13 +168,11 @@ impl CallListBuf {
         keys.clear();
     }
 
-    /// True if there is none.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.heads.is_empty()
     }
 
-    /// The list.
     #[inline]
     pub fn as_list(&self) -> CallList<'_> {
         CallList { heads: &self.heads, data: &self.data, keys: &self.keys }

@@ -23,15 +23,9 @@ pub enum ReceivedAt {
         len: u64,
     },
     /// In the receive area, until the client returns the token.
-    Area {
-        /// Where in the area.
-        span: Span,
-        /// The token to return.
-        token: u64,
-    },
+    Area { span: Span, token: u64 },
     /// As `Area`; in addition the tables stay in place until the token is returned, and others wait for that.
     Lending {
-        /// Where in the area.
         span: Span,
         /// The token to return, as soon as possible.
         token: u64,
@@ -44,12 +38,7 @@ pub enum AcceptedAt<'a> {
     /// In the record itself; at most [`INLINE_BYTES_MAX`].
     Inline(&'a [u8]),
     /// In the receive area, until the client returns the token.
-    Area {
-        /// Where in the area.
-        span: Span,
-        /// The token to return.
-        token: u64,
-    },
+    Area { span: Span, token: u64 },
 }
 
 /// One answer of a shard. Each call ends with `Sent`, `Arrived`, `Received`, `Published`, `Pulled` or `Failed`. After
@@ -62,35 +51,26 @@ pub enum AcceptedAt<'a> {
 pub enum Completion<'a> {
     /// Sends whose consumers have their tensors; at most [`NUMBERS_PER_RECORD`].
     Sent {
-        /// The calls.
         calls: &'a [u32],
     },
     /// A small tensor without a destination arrived, with few others in its turn: cheaper than a list of one.
     ArrivedAlone {
-        /// The call.
         call: u32,
-        /// The tensor's metadata.
         meta: &'a [u8],
-        /// Its bytes; at most [`INLINE_BYTES_MAX`].
+        /// At most [`INLINE_BYTES_MAX`].
         bytes: &'a [u8],
     },
     /// Small tensors without a destination arrived.
     Arrived {
-        /// The calls.
         calls: CallList<'a>,
     },
-    /// A tensor arrived.
     Received {
-        /// The call.
         call: u32,
-        /// The tensor's metadata.
         meta: &'a [u8],
-        /// Its bytes.
         payload: ReceivedAt,
     },
     /// A call ended without its tensor.
     Failed {
-        /// The call.
         call: u32,
         /// False if the shard may still read the payload or write the destination.
         memory_back: bool,
@@ -99,103 +79,74 @@ pub enum Completion<'a> {
     },
     /// The client gets back the memory of failed calls and of publications; at most [`NUMBERS_PER_RECORD`].
     Returned {
-        /// The calls.
         calls: &'a [u32],
     },
     /// Tensors in the arena are in the shard's store, where peers can read them, or were pushed; at most
     /// [`NUMBERS_PER_RECORD`].
     Published {
-        /// The calls.
         calls: &'a [u32],
     },
     /// Where the versions of a plan's tensors are: in the receive area, [`BOARD_BYTES_PER_KEY`] each.
     Board {
-        /// The plan.
         plan: u32,
-        /// Where in the area.
         span: Span,
-        /// The token to return.
         token: u64,
     },
     /// A tensor of a plan has a new location: in the receive area, until the client returns the token.
     Placed {
-        /// The plan.
         plan: u32,
-        /// The tensor's index in the plan.
         index: u32,
-        /// Its metadata.
         meta: &'a [u8],
-        /// Where in the area.
         span: Span,
-        /// The token to return.
         token: u64,
     },
     /// A tensor of a plan is in the arena of its publisher, which does not touch it until the token is returned: only for a
     /// pull that asks for views. The client asks the daemon for the arena by its number.
     Viewed {
-        /// The plan.
         plan: u32,
-        /// The tensor's index in the plan.
         index: u32,
-        /// Its metadata.
         meta: &'a [u8],
         /// The publisher's arena.
         arena: u64,
         /// Where in that arena.
         span: Span,
-        /// The token to return.
         token: u64,
     },
     /// Belongs to no call: the client that owned an arena is gone, and nothing in the arena will be viewed any more.
     ArenaGone {
-        /// The arena.
         arena: u64,
     },
     /// A tensor of a plan kept its location and has new metadata.
     Reshaped {
-        /// The plan.
         plan: u32,
-        /// The tensor's index in the plan.
         index: u32,
-        /// Its metadata.
         meta: &'a [u8],
     },
     /// A tensor of a plan did not come with the pull that ends next.
     Missed {
-        /// The plan.
         plan: u32,
-        /// The tensor's index in the plan.
         index: u32,
-        /// Why.
         error: Error,
     },
     /// A tensor was pushed into one of the client's queues, which has credit for it.
     Accepted {
-        /// The queue.
         queue: u32,
-        /// The task that pushed it.
         from: &'a str,
-        /// The tensor's metadata.
         meta: &'a [u8],
-        /// Its bytes.
         payload: AcceptedAt<'a>,
     },
     /// A queue could not be opened; its number stays in use until it is closed.
     Unopened {
-        /// The queue.
         queue: u32,
-        /// Why.
         error: Error,
     },
     /// A queue is closed, as the client asked: no more tensors of it follow. Those not handed over go to the client's next
     /// queue with that name.
     QueueClosed {
-        /// The queue.
         queue: u32,
     },
     /// Every tensor of a pull has come or was missed.
     Pulled {
-        /// The call.
         call: u32,
     },
     /// Belongs to no call: the daemon is about to stop. It finishes what is in flight; new calls must go to the next daemon.

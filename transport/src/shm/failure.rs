@@ -74,7 +74,6 @@ impl<'a> Failure<'a> {
         Ok(Duration::new(seconds, nanoseconds))
     }
 
-    /// The error with these fields.
     pub(super) fn into_error(self) -> Result<Error, Malformed> {
         let (subject, reason, step) = (self.subject.into(), given(self.reason).into(), self.step);
         Ok(match code(self.code)? {

@@ -22,11 +22,9 @@ pub struct Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} of length {len}, at most {limit} is possible")]
 pub struct TooLong {
-    /// The field.
     pub what: &'static str,
-    /// Its length: bytes, or entries of a list.
+    /// Bytes, or entries of a list.
     pub len: usize,
-    /// The largest allowed.
     pub limit: usize,
 }
 
@@ -34,7 +32,6 @@ pub struct TooLong {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the other side wrote a malformed record: {what}")]
 pub struct Malformed {
-    /// What is wrong.
     pub what: &'static str,
 }
 

@@ -45,7 +45,6 @@ impl<'a> KeyList<'a> {
         self.0
     }
 
-    /// The keys.
     pub fn iter(self) -> impl Iterator<Item = &'a str> {
         let mut rest = self.0;
         std::iter::from_fn(move || {

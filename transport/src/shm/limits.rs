@@ -20,7 +20,6 @@ pub const CONTENT_WORDS: usize = SLOT_WORDS - 1;
 /// Most slots of one record: the longest key, metadata and inline payload together need 57.
 pub const RECORD_SLOTS_MAX: usize = 60;
 
-/// Most words of one record.
 pub const RECORD_WORDS_MAX: usize = RECORD_SLOTS_MAX * CONTENT_WORDS;
 
 /// Most bytes of the fixed fields at the front of a record.

@@ -50,7 +50,6 @@ const NOEXEC_SEAL: MFdFlags = MFdFlags::from_bits_retain(8);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{} bytes at {} are not within {bytes} bytes of shared memory", span.len, span.offset)]
 pub struct OutOfRange {
-    /// The span.
     pub span: Span,
     /// The size of the memory.
     pub bytes: u64,
@@ -352,7 +351,6 @@ impl SharedMemory {
         Self { bytes: mapping.bytes() - start, mapping: Arc::clone(mapping), start }
     }
 
-    /// Its size in bytes.
     pub fn len(&self) -> u64 {
         self.bytes
     }

@@ -16,17 +16,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// An empty record.
     pub fn new() -> Self {
         Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX + 1]) }
     }
 
-    /// Its kind and flags.
     pub fn kind_and_flags(&self) -> (u8, u8) {
         (self.kind, self.flags)
     }
 
-    /// The words of content.
     #[inline]
     pub fn content(&self) -> &[u64] {
         &self.words[..self.len]

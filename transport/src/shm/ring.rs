@@ -36,13 +36,10 @@ pub trait RingMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the other side broke the ring: {what} ({found})")]
 pub struct Broken {
-    /// What is wrong.
     pub what: &'static str,
-    /// The value that was found.
     pub found: u64,
 }
 
-/// Why a record was not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// The reader has not freed enough slots yet; nothing was written.

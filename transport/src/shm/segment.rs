@@ -81,7 +81,6 @@ impl DaemonEnd {
         Ok((end, fd))
     }
 
-    /// The receive area.
     pub fn area(&self) -> &SharedMemory {
         &self.area
     }
@@ -133,7 +132,6 @@ impl ClientEnd {
         })
     }
 
-    /// The receive area.
     pub fn area(&self) -> &SharedMemory {
         &self.area
     }

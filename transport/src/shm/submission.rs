@@ -31,37 +31,26 @@ pub enum Submission<'a> {
     Peer {
         /// Its number from now on.
         number: u16,
-        /// The task's name.
         name: &'a str,
     },
-    /// Sends a tensor.
     Send {
-        /// The call.
         call: u32,
         /// The consumer's number.
         peer: u16,
-        /// The step.
         step: i64,
         /// How long it may take until the consumer has the tensor; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
-        /// The tensor's name.
         key: &'a str,
-        /// Its metadata.
         meta: &'a [u8],
-        /// Its bytes.
         payload: PayloadAt<'a>,
     },
-    /// Asks for a tensor.
     Recv {
-        /// The call.
         call: u32,
         /// The producer's number.
         peer: u16,
-        /// The step.
         step: i64,
         /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
-        /// The tensor's name.
         key: &'a str,
         /// Where in the arena to put the payload, instead of the receive area.
         destination: Option<Span>,
@@ -74,18 +63,15 @@ pub enum Submission<'a> {
     SendMany {
         /// The consumer's number.
         peer: u16,
-        /// The step.
         step: i64,
         /// How long each may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
-        /// The calls.
         calls: CallList<'a>,
     },
     /// Asks one peer for many tensors of a step, each as a fused [`Recv`](Self::Recv) without a destination.
     RecvMany {
         /// The producer's number.
         peer: u16,
-        /// The step.
         step: i64,
         /// How long each may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
@@ -96,15 +82,10 @@ pub enum Submission<'a> {
     },
     /// Puts a tensor into the store from which the shard serves its peers.
     Publish {
-        /// The call.
         call: u32,
-        /// The version.
         version: i64,
-        /// The tensor's name.
         key: &'a str,
-        /// Its metadata.
         meta: &'a [u8],
-        /// Its bytes.
         payload: PayloadAt<'a>,
         /// More tensors follow that must become visible together with this one.
         more: bool,
@@ -113,13 +94,9 @@ pub enum Submission<'a> {
     /// set is open.
     Commit,
     /// Removes a tensor from the store.
-    Withdraw {
-        /// The tensor's name.
-        key: &'a str,
-    },
+    Withdraw { key: &'a str },
     /// Opens a plan; its keys follow. A plan has a number that the client chooses and may reuse once the plan is closed.
     OpenPlan {
-        /// The plan.
         plan: u32,
         /// The producer's number.
         peer: u16,
@@ -127,29 +104,19 @@ pub enum Submission<'a> {
         keys: u32,
     },
     /// The next keys of a plan.
-    PlanKeys {
-        /// The plan.
-        plan: u32,
-        /// The keys.
-        keys: KeyList<'a>,
-    },
+    PlanKeys { plan: u32, keys: KeyList<'a> },
     /// Lends a place in the arena to a plan not pulled yet, for one of its tensors, instead of the receive area. The call ends
     /// like a publication: its memory comes back when the plan no longer writes to it.
     PlanPlace {
-        /// The call.
         call: u32,
-        /// The plan.
         plan: u32,
-        /// The tensor's index in the plan.
         index: u32,
         /// The place. A tensor too large for it arrives in the receive area.
         span: Span,
     },
     /// Pulls the tensors of a plan whose keys were all submitted. Only one pull of a plan at a time.
     Pull {
-        /// The call.
         call: u32,
-        /// The plan.
         plan: u32,
         /// The oldest version that will do.
         min_version: i64,
@@ -164,7 +131,6 @@ pub enum Submission<'a> {
     /// Requests rows of tables of one producer; they come as one tensor into the receive area, and do not count against the
     /// window.
     Rows {
-        /// The call.
         call: u32,
         /// The producer's number.
         peer: u16,
@@ -172,7 +138,6 @@ pub enum Submission<'a> {
         min_version: i64,
         /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
-        /// The tables, and the rows of each.
         rows: NamedRows<'a>,
         /// Asks where the tables lie instead of for rows; no row is named then: see [`table_places`](super::table_places). Only
         /// for tables of a client of the same daemon, else it fails with Unimplemented.
@@ -181,29 +146,21 @@ pub enum Submission<'a> {
         fail_if_gone: bool,
     },
     /// Closes a plan. The client keeps the memory of the plan that it was told of until it frees it.
-    ClosePlan {
-        /// The plan.
-        plan: u32,
-    },
+    ClosePlan { plan: u32 },
     /// Pushes a tensor into a queue of a peer; it ends when the queue has taken it.
     Push {
-        /// The call.
         call: u32,
         /// The accepting task's number.
         peer: u16,
         /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
-        /// The queue's name.
         queue: &'a str,
-        /// The tensor's metadata.
         meta: &'a [u8],
-        /// Its bytes.
         payload: PayloadAt<'a>,
     },
     /// Opens a queue from which the client's task accepts pushes. A queue has a number that the client chooses and may reuse
     /// once the queue is closed.
     OpenQueue {
-        /// The queue.
         queue: u32,
         /// How many tensors may wait in the shard.
         tensors_max: u32,
@@ -214,36 +171,19 @@ pub enum Submission<'a> {
     },
     /// Grants the shard credit to hand over more from a queue. The last tensor may exceed the remaining bytes; the next ones
     /// wait until the excess is covered.
-    Grant {
-        /// The queue.
-        queue: u32,
-        /// Tensors.
-        tensors: u32,
-        /// Their bytes.
-        bytes: u64,
-    },
+    Grant { queue: u32, tensors: u32, bytes: u64 },
     /// Closes a queue. Tensors waiting in it are freed, and pushers wait.
-    CloseQueue {
-        /// The queue.
-        queue: u32,
-    },
+    CloseQueue { queue: u32 },
     /// Cancels a call; it ends with a failure, unless it was already ending.
-    Cancel {
-        /// The call.
-        call: u32,
-    },
+    Cancel { call: u32 },
     /// Ends every call of a step, here and at the peers.
     Abort {
-        /// The step.
         step: i64,
         /// Why; cut to [`REASON_BYTES_MAX`].
         reason: &'a str,
     },
     /// Frees what is left of a step.
-    Cleanup {
-        /// The step.
-        step: i64,
-    },
+    Cleanup { step: i64 },
     /// Returns blocks of the receive area; at most [`NUMBERS_PER_RECORD`].
     Free {
         /// The tokens that came with the tensors.
@@ -254,25 +194,15 @@ pub enum Submission<'a> {
     Elsewhere {
         /// The peer; `None` for all peers that are not told apart.
         peer: Option<u16>,
-        /// What was sent.
         sent: Moved,
-        /// What was received.
         received: Moved,
     },
     /// Reports tensors sent to or received from a peer by their direct lane since the last report. They are counted as if the
     /// shard had carried them.
-    Direct {
-        /// The peer.
-        peer: u16,
-        /// What was sent.
-        sent: Moved,
-        /// What was received.
-        received: Moved,
-    },
+    Direct { peer: u16, sent: Moved, received: Moved },
     /// Reports that what the client had published with the previous daemon is published here again; each tensor had a
     /// publication of its own. For display only.
     PublishedAgain {
-        /// Tensors published again.
         published: Moved,
         /// How many of their bytes had to be copied into the arena.
         copied_bytes: u64,
@@ -287,9 +217,7 @@ pub enum Submission<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Moved {
-    /// Tensors.
     pub tensors: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 

@@ -45,7 +45,6 @@ struct Head {
     meta_bytes: U64,
 }
 
-/// Writes an answer.
 pub fn write<'t>(tables: impl Iterator<Item = (&'t TensorMeta, Option<Place>)>) -> Vec<u8> {
     let mut answer = Vec::new();
     for (meta, place) in tables {

@@ -20,7 +20,7 @@ const READ_BYTES: usize = 16 * 1024;
 const TLS_HANDSHAKE: u8 = 22;
 const TLS_ALERT: u8 = 21;
 
-/// A connection whose handshake is in progress; see the module's documentation.
+/// A connection whose handshake is in progress.
 pub(super) struct Authenticator {
     pub(super) stream: Stream,
     speaker: Speaker,
@@ -57,9 +57,7 @@ enum HandshakeState {
 pub(super) enum Turned {
     /// It ended, or the peer is not Sealane.
     Link(LinkError),
-    /// The peer refused.
     Rejected(Reject),
-    /// The peer did not authenticate itself.
     Unauthenticated(String),
 }
 

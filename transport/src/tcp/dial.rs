@@ -28,7 +28,6 @@ pub struct Dial {
 pub enum Progress<Pending, Done> {
     /// Poll again when the descriptor is ready.
     Pending(Pending),
-    /// It is over.
     Done(Done),
 }
 
@@ -36,22 +35,18 @@ pub enum Progress<Pending, Done> {
 pub struct Dialed {
     /// The link, ready for frames.
     pub link: TcpLink,
-    /// The peer's welcome.
     pub welcome: Hello,
-    /// Its certificate, if it presented one.
+    /// The peer's certificate, if it presented one.
     pub certificate: Option<Certificate>,
 }
 
-/// A failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
     /// There is no connection, or the peer is not Sealane.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The peer rejected the connection.
     #[error("the peer refused: {}", .0.reason)]
     Rejected(Reject),
-    /// The peer is not authenticated.
     #[error("not authenticated: {0}")]
     Unauthenticated(String),
 }

@@ -39,9 +39,8 @@ pub struct Answering {
 /// A caller whose hello is complete. It goes to the shard that serves the pair, which accepts or rejects it.
 pub struct Call {
     authenticator: Authenticator,
-    /// The caller's hello.
     pub hello: Hello,
-    /// Its certificate, if it presented one.
+    /// The caller's certificate, if it presented one.
     pub certificate: Option<Certificate>,
 }
 
@@ -51,7 +50,6 @@ pub enum CallError {
     /// It disconnected, or is not a Sealane peer.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// It is not authenticated.
     #[error("not authenticated: {0}")]
     Unauthenticated(String),
 }

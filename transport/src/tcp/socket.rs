@@ -101,7 +101,6 @@ impl TcpLink {
         Self { stream, rest: read_ahead.to_vec(), landing: None, held_back: false }
     }
 
-    /// True if its traffic is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self.stream, Stream::Tls(_))
     }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{Tensor, TensorMeta};
 use crate::wire::{PushRecords, WireError};
 
-/// Small tensors that came together; see the module's documentation. Tensors taken out are no longer part of it.
+/// Small tensors that came together. Tensors taken out are no longer part of it.
 #[derive(Debug)]
 pub struct TensorBatch {
     bytes: Box<[u8]>,
@@ -32,7 +32,6 @@ struct Place {
 /// A tensor of a [`TensorBatch`], in place.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
-    /// Type, shape and flags.
     pub meta: &'a TensorMeta,
     /// The bytes, possibly unaligned.
     pub bytes: &'a [u8],
@@ -76,12 +75,10 @@ impl TensorBatch {
         Ok(TensorBatch { bytes: records.as_bytes().into(), metas, next, payload_bytes, last_bytes })
     }
 
-    /// Number of tensors.
     pub fn len(&self) -> usize {
         self.next.left
     }
 
-    /// True if there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -96,7 +93,6 @@ impl TensorBatch {
         self.payload_bytes.saturating_sub(self.last_bytes)
     }
 
-    /// Iterates over the tensors.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         let mut place = self.next;

@@ -35,9 +35,7 @@ pub enum Access {
 /// Bytes of registered memory on this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where they begin.
     pub address: u64,
-    /// How many there are.
     pub bytes: u32,
     /// The region's local key.
     pub lkey: u32,
@@ -46,7 +44,6 @@ pub struct Piece {
 /// Bytes of the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
-    /// Where they begin.
     pub address: u64,
     /// The window's key, or the region's.
     pub rkey: u32,
@@ -55,9 +52,7 @@ pub struct Remote {
 /// What a window lets the peer do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
-    /// Read the bytes.
     Read,
-    /// Write them.
     Write,
 }
 
@@ -85,49 +80,29 @@ pub enum Work {
     Send(Piece),
     /// Like [`Send`](Self::Send), but the call itself copies the bytes, which need not be registered. At most
     /// [`QueuePair::inline_bytes`].
-    SendInline {
-        /// Where they begin.
-        address: u64,
-        /// How many they are.
-        bytes: u32,
-    },
+    SendInline { address: u64, bytes: u32 },
     /// Bytes into the peer's memory; with immediate data, this also takes one buffer of the peer's shared receive queue and so
     /// notifies the peer.
     Write {
-        /// The bytes.
         from: Piece,
-        /// Where to write them.
         to: Remote,
         /// The immediate data.
         word: Option<u32>,
     },
     /// Bytes out of the peer's memory.
-    Read {
-        /// Where to put them.
-        into: Piece,
-        /// Where to read them.
-        from: Remote,
-    },
+    Read { into: Piece, from: Remote },
     /// Opens part of a region to the peer of this queue pair.
     Bind {
-        /// The window.
         window: Window,
-        /// Its new key.
+        /// The window's new key.
         rkey: u32,
-        /// The region.
         region: u32,
-        /// Where the part begins.
         address: u64,
-        /// Its length.
         bytes: u64,
-        /// What the peer may do.
         grant: Grant,
     },
     /// Closes what a bind has opened under this key.
-    Invalidate {
-        /// The key.
-        rkey: u32,
-    },
+    Invalidate { rkey: u32 },
 }
 
 /// A work request with its id.
@@ -138,7 +113,6 @@ pub struct Post {
     /// Report a completion even if it succeeds; a failure always has one. The work requests of a queue pair complete in the
     /// order in which they were posted.
     pub signaled: bool,
-    /// The request.
     pub work: Work,
 }
 
@@ -147,9 +121,7 @@ pub struct Post {
 pub struct Completion {
     /// The id that was posted. [`RECEIVED`] is set in those of receive buffers and in no others.
     pub id: u64,
-    /// How it ended.
     pub status: Status,
-    /// The queue pair's number.
     pub queue_pair: u32,
     /// Bytes received.
     pub bytes: u32,
@@ -168,7 +140,6 @@ pub const STOPPED: u64 = 1 << 62;
 pub struct Status(pub u32);
 
 impl Status {
-    /// It succeeded.
     pub const SUCCESS: Status = Status(0);
     /// More bytes than a request may have, or than fit into the receive buffer.
     pub const LOCAL_LENGTH: Status = Status(1);
@@ -193,7 +164,6 @@ impl Status {
     /// The device has failed.
     pub const FATAL: Status = Status(19);
 
-    /// True if it succeeded.
     pub fn is_success(self) -> bool {
         self == Status::SUCCESS
     }
@@ -243,7 +213,6 @@ pub struct QueuePair {
 /// What each end must know about the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The queue pair's number.
     pub number: u32,
     /// Number of its first packet (24 bits).
     pub first_packet: u32,
@@ -262,11 +231,8 @@ pub struct Endpoint {
 pub struct Attributes {
     /// Its name, `mlx5_0`.
     pub device: String,
-    /// Its port.
     pub port: u8,
-    /// Index of the GID.
     pub gid_index: u8,
-    /// The GID.
     pub gid: [u8; 16],
     /// The port's local identifier; 0 on Ethernet.
     pub lid: u16,
@@ -297,7 +263,6 @@ pub enum RegistrationEvent {
     Registered {
         /// The ticket under which it was begun.
         ticket: u64,
-        /// The region.
         region: Result<Region, VerbsError>,
     },
     /// This region is deregistered: the device no longer accesses the memory.
@@ -307,9 +272,7 @@ pub enum RegistrationEvent {
 /// What happened to the device as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// The port went down.
     PortDown,
-    /// The port is up.
     PortUp,
     /// The port has another GID or LID, or the subnet manager wants it announced again: see [`Device::refresh`].
     AddressChanged,
@@ -330,7 +293,6 @@ pub enum AsyncEvent {
 pub struct VerbsError {
     /// The verb or the step, for example `ibv_create_qp` or `queue pair to ready-to-receive`.
     pub verb: &'static str,
-    /// The reason, human-readable.
     pub reason: String,
 }
 

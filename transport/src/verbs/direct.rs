@@ -151,7 +151,6 @@ impl DirectRegions {
         self.known.is_empty()
     }
 
-    /// Number of registered regions.
     pub(super) fn count(&self) -> usize {
         self.known.len() - self.waited_for
     }

@@ -36,7 +36,6 @@ struct Place {
     reserved: U32,
 }
 
-/// Bytes of a message's header.
 pub(super) const HEADER_BYTES: usize = size_of::<MessageHeader>();
 /// Bytes of a part's header.
 pub(super) const PART_BYTES: usize = size_of::<PartHeader>();
@@ -71,7 +70,6 @@ pub(super) enum Answer {
     Drop,
 }
 
-/// One part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     /// The next bytes of the stream of frames.
@@ -92,7 +90,6 @@ pub(super) enum Part<'a> {
     Revoked { request: u64 },
 }
 
-/// Bytes that are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message's {what} cannot be {found}")]
 pub(super) struct BadMessage {
@@ -122,7 +119,6 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// An empty message.
     pub(super) fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, length: HEADER_BYTES }
     }

@@ -309,7 +309,7 @@ impl Receiver for Talk {
     }
 }
 
-/// A link over verbs or TCP, whichever both sides agree on; see the module's documentation.
+/// A link over verbs or TCP, whichever both sides agree on.
 pub struct NegotiatedLink {
     state: State,
     /// Why it became what it is.

@@ -36,7 +36,7 @@ use crate::arena::{Arena, Handle};
 use crate::provider::Told;
 use crate::shm::SharedMemory;
 
-/// A device that a shard has opened, shared by all links of the shard; see the module's documentation.
+/// A device that a shard has opened, shared by all links of the shard.
 pub struct Port(RefCell<State>);
 
 /// What a port has done, and what it holds.
@@ -147,7 +147,6 @@ pub struct Depths {
 }
 
 impl Depths {
-    /// What `settings` need.
     pub fn of(settings: &VerbsSettings) -> Depths {
         // One more, for a queue pair that is stopped.
         Depths { completions: settings.queue_depth + WORKS_MAX + 1, sends: SEND_DEPTH }
@@ -221,12 +220,10 @@ impl Port {
         self.0.borrow_mut()
     }
 
-    /// The device's properties.
     pub fn attributes(&self) -> Attributes {
         self.state().device.attributes().clone()
     }
 
-    /// What this port has done, and what it holds.
     pub fn counters(&self) -> PortCounters {
         let state = self.state();
         let (links, regions) = (state.links.len() as u64, state.regions.counts().0 as u64);

@@ -50,7 +50,6 @@ const SAME_META: u16 = u16::MAX;
 /// Where tensors go: from which task to which, and in which step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// The step.
     pub step: i64,
     /// The sending task: its index in the task list of the sender's greeting.
     pub producer: u16,
@@ -76,9 +75,7 @@ impl Ends {
 pub struct Ahead<'a> {
     /// Number of the first, counted over the life of the session.
     pub first: u64,
-    /// Their tasks and step.
     pub ends: Ends,
-    /// The tensors.
     pub records: AheadRecords<'a>,
 }
 
@@ -89,7 +86,6 @@ pub struct AheadRecord<'a> {
     pub key: &'a [u8],
     /// Its metadata; `None` if it is the same as the one before.
     pub meta: Option<&'a [u8]>,
-    /// Its bytes.
     pub payload: &'a [u8],
 }
 
@@ -121,7 +117,6 @@ impl<'a> AheadRecords<'a> {
         Ok(AheadRecords { bytes, before })
     }
 
-    /// True if there are none.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.bytes.is_empty()
@@ -229,7 +224,6 @@ impl AheadRecordsBuf {
         RecordPlace { record, meta: last_meta.map_or(record, |(.., of)| of) }
     }
 
-    /// The tensors written so far.
     pub fn records(&self) -> AheadRecords<'_> {
         AheadRecords::of(&self.bytes, None)
     }
@@ -256,9 +250,7 @@ pub enum Fate {
 pub struct AheadEnd {
     /// Number of the first.
     pub first: u64,
-    /// How many.
     pub count: u32,
-    /// What became of each.
     pub fate: Fate,
 }
 
@@ -293,7 +285,6 @@ impl AheadRelease<'_> {
     }
 }
 
-/// A frame of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AheadFrame<'a> {
     Tensors(Ahead<'a>),

@@ -13,7 +13,6 @@ use crate::if_gone::IfGone;
 use crate::limits::{FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX, META_BYTES_MAX, REASON_BYTES_MAX, RELEASES_PER_FRAME};
 use crate::named_rows::NamedRows;
 
-/// Bytes of a frame's header.
 pub const FRAME_HEADER_BYTES: usize = size_of::<Header>();
 
 const KIND_REQUEST: u8 = 1;
@@ -111,7 +110,6 @@ const _: () = {
 pub struct Request<'a> {
     /// The consumer's handle; returned with the answer.
     pub id: Handle,
-    /// The step.
     pub step: i64,
     /// How many more milliseconds the consumer waits; 0 means that it has given up.
     pub timeout_ms: u32,
@@ -119,7 +117,6 @@ pub struct Request<'a> {
     pub consumer: u16,
     /// The requested task: its index in the task list of the other side's greeting.
     pub producer: u16,
-    /// What happens if the task has left.
     pub if_gone: IfGone,
     /// The tensor's name within the step.
     pub key: &'a str,
@@ -140,7 +137,6 @@ pub struct RowRequest<'a> {
     pub producer: u16,
     /// It fails if the task has left.
     pub fail_if_gone: bool,
-    /// The tables, and the rows of each.
     pub rows: NamedRows<'a>,
 }
 
@@ -151,7 +147,6 @@ pub struct Response<'a> {
     pub id: Handle,
     /// The producer's handle for the tensor; returned with the release.
     pub token: Handle,
-    /// Bytes of the payload.
     pub payload_bytes: u64,
     /// The transfer in whose [chunks](Chunk) the payload comes; 0 if it follows the frame.
     pub transfer: u16,
@@ -175,7 +170,6 @@ pub struct Failure<'a> {
     pub id: Handle,
     /// One of gRPC's canonical codes.
     pub code: u8,
-    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
@@ -205,18 +199,15 @@ impl ReleaseEntries<'_> {
 /// A step that ends for a task and its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abort<'a> {
-    /// The step.
     pub step: i64,
     /// The aborting task: its place in its side's greeting.
     pub task: u16,
-    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
 /// The sender will answer no more requests on this link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GoAway<'a> {
-    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
@@ -371,7 +362,6 @@ pub(super) fn reason(bytes: &[u8]) -> Result<&str, WireError> {
 pub struct FrameWriter<'a>(pub &'a mut Vec<u8>);
 
 impl FrameWriter<'_> {
-    /// Writes a request.
     #[inline]
     pub fn request(&mut self, request: &Request<'_>) {
         let fields = RequestFixed {
@@ -391,7 +381,6 @@ impl FrameWriter<'_> {
         }
     }
 
-    /// Writes a request for rows.
     pub fn rows(&mut self, rows: &RowRequest<'_>) {
         let fields = RowsFixed {
             min_version: I64::new(rows.min_version),
@@ -422,19 +411,16 @@ impl FrameWriter<'_> {
         self.name_transfer(start, chunk.transfer);
     }
 
-    /// Writes a failure.
     pub fn failure(&mut self, failure: &Failure<'_>) {
         self.frame(KIND_FAILURE, failure.code, failure.id.to_bits(), &[], cut(failure.reason).as_bytes());
     }
 
-    /// Writes a parked note.
     pub fn parked(&mut self, id: Handle, attachment: u32) {
         let attachment = U32::new(attachment);
         let body = if attachment.get() == 0 { &[] } else { attachment.as_bytes() };
         self.frame(KIND_PARKED, 0, id.to_bits(), body, &[]);
     }
 
-    /// Writes a cancel.
     pub fn cancel(&mut self, id: Handle) {
         self.frame(KIND_CANCEL, 0, id.to_bits(), &[], &[]);
     }
@@ -460,23 +446,19 @@ impl FrameWriter<'_> {
         self.frame(KIND_RESUMED, 0, 0, &[], &[]);
     }
 
-    /// Writes an abort.
     pub fn abort(&mut self, abort: &Abort<'_>) {
         let fields = AbortFixed { step: I64::new(abort.step), task: U16::new(abort.task), reserved: U16::ZERO };
         self.frame(KIND_ABORT, 0, 0, fields.as_bytes(), cut(abort.reason).as_bytes());
     }
 
-    /// Writes a ping.
     pub fn ping(&mut self, nonce: u64) {
         self.frame(KIND_PING, 0, nonce, &[], &[]);
     }
 
-    /// Writes a pong.
     pub fn pong(&mut self, nonce: u64) {
         self.frame(KIND_PONG, 0, nonce, &[], &[]);
     }
 
-    /// Writes a goodbye.
     pub fn go_away(&mut self, reason: &str) {
         self.frame(KIND_GO_AWAY, 0, 0, &[], cut(reason).as_bytes());
     }

@@ -81,7 +81,6 @@ pub struct Hello {
     pub tensor_bytes_max: u64,
     /// Number of links that this session has had, by this side's count.
     pub epoch: u32,
-    /// Number of shards of this side.
     pub shards: u16,
     /// The shard that sends this.
     pub shard: u16,
@@ -109,12 +108,9 @@ pub enum RejectCode {
     Unauthenticated = 5,
 }
 
-/// The called side refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reject {
-    /// The kind of refusal.
     pub code: RejectCode,
-    /// The reason, human-readable.
     pub reason: String,
 }
 
@@ -125,7 +121,6 @@ pub enum Greeting {
     Hello(Hello),
     /// The called side accepts.
     Welcome(Hello),
-    /// The called side refuses.
     Reject(Reject),
     /// A random number, to be answered with a proof of the shared secret. If used, it comes before the hello.
     Challenge([u8; PROOF_BYTES]),
@@ -192,7 +187,6 @@ impl Greeting {
         }
     }
 
-    /// The greeting's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (code, body) = match self {
             Greeting::Hello(hello) | Greeting::Welcome(hello) => (0, hello.body()),
@@ -264,7 +258,6 @@ impl Hello {
         }
     }
 
-    /// True if the caller only asks who is there.
     pub fn is_probe(&self) -> bool {
         self.features & FEATURE_PROBE != 0
     }

@@ -97,9 +97,7 @@ pub struct SmallResponse<'a> {
     pub id: Handle,
     /// The producer's handle for the tensor; returned with the release.
     pub token: Handle,
-    /// The tensor's metadata.
     pub meta: &'a [u8],
-    /// The tensor's bytes.
     pub payload: &'a [u8],
 }
 
@@ -114,7 +112,6 @@ impl<'a> Responses<'a> {
         Responses { entries: body }
     }
 
-    /// Each tensor.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Result<SmallResponse<'a>, WireError>> {
         let mut rest = self.entries;
@@ -195,7 +192,6 @@ impl<'w> FrameWriter<'w> {
 }
 
 impl RequestGroup<'_, '_> {
-    /// Adds a request.
     #[inline]
     pub fn push(&mut self, id: Handle, step: i64, key: &str) {
         let (id, step) = (U64::new(id.to_bits()), I64::new(step));
@@ -204,7 +200,6 @@ impl RequestGroup<'_, '_> {
         self.writer.0.extend_from_slice(key.as_bytes());
     }
 
-    /// Ends the frame.
     pub fn end(self) {
         self.writer.end(self.start);
     }
@@ -227,7 +222,6 @@ impl ResponseGroup<'_, '_> {
         payload.append_to(bytes);
     }
 
-    /// Ends the frame.
     pub fn end(self) {
         self.writer.end(self.start);
     }

@@ -39,20 +39,12 @@ pub enum WireError {
     NotSealane(String),
     /// The two sides share no version.
     #[error("the peer speaks wire versions {theirs_min} to {theirs_max}, this side {VERSION_MIN} to {VERSION_MAX}")]
-    Version {
-        /// Oldest version the peer speaks.
-        theirs_min: u16,
-        /// Newest version the peer speaks.
-        theirs_max: u16,
-    },
-    /// A length field is over its limit.
+    Version { theirs_min: u16, theirs_max: u16 },
     #[error("{what} of {found} bytes, at most {limit} are accepted")]
     TooLong {
         /// What the length belongs to.
         what: &'static str,
-        /// The length found.
         found: u64,
-        /// The limit.
         limit: u64,
     },
     /// A body is shorter than its fixed part, or is not divisible as required.
@@ -60,23 +52,15 @@ pub enum WireError {
     Truncated {
         /// What was being read.
         what: &'static str,
-        /// How many bytes there were.
         found: usize,
     },
     /// A kind of frame that this version does not know.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
-    /// Text that is not UTF-8.
     #[error("{0} is not UTF-8")]
     NotUtf8(&'static str),
-    /// A field holds an impossible value.
     #[error("{what} is {found}")]
-    BadValue {
-        /// The field.
-        what: &'static str,
-        /// Its value.
-        found: u64,
-    },
+    BadValue { what: &'static str, found: u64 },
 }
 
 /// Reads one fixed part off the front of `body`.

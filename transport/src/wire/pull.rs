@@ -110,7 +110,6 @@ impl<'a> KeySet<'a> {
 pub struct Pull {
     /// The consumer's handle for the pull.
     pub id: Handle,
-    /// The set.
     pub set: Handle,
     /// The oldest version that will do.
     pub min_version: i64,
@@ -123,7 +122,6 @@ pub struct Pull {
 /// The metadata of a set's tensors from here on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metas<'a> {
-    /// The set.
     pub set: Handle,
     entries: &'a [u8],
 }
@@ -149,13 +147,10 @@ impl<'a> Metas<'a> {
 pub struct Parts<'a> {
     /// The pull.
     pub id: Handle,
-    /// The version of all of them.
     pub version: i64,
     /// Number of the first.
     pub first: u32,
-    /// How many.
     pub count: u32,
-    /// Their bytes.
     pub payload: &'a [u8],
 }
 
@@ -164,9 +159,7 @@ pub struct Parts<'a> {
 pub struct Part {
     /// The pull.
     pub id: Handle,
-    /// Its version.
     pub version: i64,
-    /// Bytes of the payload.
     pub payload_bytes: u64,
     /// The transfer in whose chunks the payload comes; 0 if it follows the frame.
     pub transfer: u16,
@@ -183,7 +176,6 @@ pub struct PullFailure<'a> {
     pub code: u8,
     /// The tensor's number, or [`PullFailure::ALL`] for all still to come.
     pub index: u32,
-    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
@@ -192,7 +184,6 @@ impl PullFailure<'_> {
     pub const ALL: u32 = u32::MAX;
 }
 
-/// A frame of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullFrame<'a> {
     KeySet(KeySet<'a>),
@@ -291,7 +282,6 @@ impl<'w> FrameWriter<'w> {
         self.frame(KIND_FORGET_SET, 0, set.to_bits(), &[], &[]);
     }
 
-    /// Writes a pull.
     pub fn pull(&mut self, pull: &Pull) {
         let fields = PullFixed {
             set: U64::new(pull.set.to_bits()),
@@ -348,7 +338,6 @@ impl MetaGroup<'_, '_> {
         self.writer.0.len() - self.start + size_of::<MetaEntry>() + meta_bytes > FRAME_BODY_BYTES_MAX
     }
 
-    /// Adds a tensor.
     pub fn push(&mut self, index: u32, meta: &[u8], payload_bytes: u64) {
         let entry = MetaEntry {
             index: U32::new(index),
@@ -359,7 +348,6 @@ impl MetaGroup<'_, '_> {
         self.writer.0.extend_from_slice(meta);
     }
 
-    /// Ends the frame.
     pub fn end(self) {
         self.writer.end(self.start);
     }
@@ -385,7 +373,6 @@ impl PartGroup<'_, '_> {
         self.count += count;
     }
 
-    /// Ends the frame.
     pub fn end(self) {
         let at = self.start + super::FRAME_HEADER_BYTES + size_of::<PartsFixed>() - 4;
         self.writer.0[at..at + 4].copy_from_slice(&self.count.to_le_bytes());

@@ -72,33 +72,27 @@ pub struct PushOpen<'a> {
     pub from: u16,
     /// The accepting task: its index in its side's greeting.
     pub to: u16,
-    /// The queue's name.
     pub queue: &'a str,
 }
 
 /// One tensor of a stream; `payload_bytes` raw bytes follow the frame, or come in chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Push<'a> {
-    /// The stream.
     pub stream: Handle,
     /// Its number in the stream.
     pub number: u64,
-    /// Bytes of the payload.
     pub payload_bytes: u64,
     /// The transfer in whose chunks the payload comes; 0 if it follows the frame.
     pub transfer: u16,
-    /// The tensor's metadata.
     pub meta: &'a [u8],
 }
 
 /// Several small tensors of a stream, including their payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pushes<'a> {
-    /// The stream.
     pub stream: Handle,
     /// Number of the first.
     pub first: u64,
-    /// The tensors.
     pub records: PushRecords<'a>,
 }
 
@@ -117,7 +111,6 @@ impl<'a> PushRecords<'a> {
         self.0
     }
 
-    /// Each tensor.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = Result<PushRecord<'a>, WireError>> {
         let (mut rest, mut is_first) = (self, true);
@@ -154,7 +147,6 @@ pub type PushRecord<'a> = (Option<&'a [u8]>, &'a [u8]);
 /// What the accepting side has taken from a stream, and how much the pusher may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushGrant {
-    /// The stream.
     pub stream: Handle,
     /// Every push before this number was taken.
     pub taken: u64,
@@ -168,7 +160,6 @@ pub struct PushGrant {
 /// The credit in bytes that a pusher waits for if its next tensor is large, counted from the stream's beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushWant {
-    /// The stream.
     pub stream: Handle,
     /// With this many the next push may be sent.
     pub least: u64,
@@ -179,17 +170,14 @@ pub struct PushWant {
 /// A push that was refused; its number counts as taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushFailure<'a> {
-    /// The stream.
     pub stream: Handle,
     /// One of gRPC's canonical codes.
     pub code: u8,
     /// The push.
     pub number: u64,
-    /// The reason, human-readable.
     pub reason: &'a str,
 }
 
-/// A frame of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PushFrame<'a> {
     Open(PushOpen<'a>),
@@ -264,7 +252,6 @@ impl PushRecordsBuf {
         Self { bytes, last_meta: None }
     }
 
-    /// Adds a tensor.
     #[inline]
     pub fn push(&mut self, meta: &[u8], payload: VolatileSlice<'_>) {
         write_record(&mut self.bytes, &mut self.last_meta, meta, payload);
@@ -276,7 +263,6 @@ impl PushRecordsBuf {
         FRAME_HEADER_BYTES + size_of::<U64>() + self.bytes.len() + size_of::<PushEntry>() + bytes > PART_BYTES
     }
 
-    /// The tensors written so far.
     pub fn records(&self) -> PushRecords<'_> {
         PushRecords(&self.bytes)
     }
@@ -364,7 +350,6 @@ impl PushGroup<'_, '_> {
         self.writer.0.len() - self.start + size_of::<PushEntry>() + bytes > PART_BYTES
     }
 
-    /// Adds a tensor.
     #[inline]
     pub fn push(&mut self, meta: &[u8], payload: VolatileSlice<'_>) {
         write_record(self.writer.0, &mut self.last_meta, meta, payload);
@@ -377,7 +362,6 @@ impl PushGroup<'_, '_> {
         self.writer.0.extend_from_slice(records.0);
     }
 
-    /// Ends the frame.
     pub fn end(self) {
         self.writer.end(self.start);
     }

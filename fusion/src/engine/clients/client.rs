@@ -50,7 +50,7 @@ struct Asked<'a> {
     deadline: Instant,
 }
 
-/// A client as one shard sees it; see the module.
+/// A client as one shard sees it.
 pub(in crate::engine) struct Client {
     /// The node's handle for its calls.
     pub(super) handle: Handle,
@@ -185,7 +185,6 @@ impl Client {
         self.area.clone()
     }
 
-    /// Calls that have not ended.
     pub(super) fn under_way(&self) -> usize {
         self.under_way + self.arrived.as_list().len() + self.backlog.len()
     }
@@ -424,7 +423,6 @@ impl Client {
         }
     }
 
-    /// Requests the tensor of one call.
     #[inline]
     fn recv(
         &mut self,

@@ -38,17 +38,14 @@ impl Attachment {
         Ok((Self { clients, client }, attached))
     }
 
-    /// The node.
     pub fn node(&mut self) -> &mut Node {
         &mut self.clients.node
     }
 
-    /// One turn of the shard.
     pub fn turn(&mut self, now: Instant) {
         self.clients.turn(now);
     }
 
-    /// Calls of the client that have not ended.
     pub fn under_way(&self) -> usize {
         self.clients.under_way(self.client)
     }
@@ -76,7 +73,6 @@ pub(super) fn may_write() -> bool {
 
 /// A node and the clients that are attached as its tasks.
 pub struct Clients {
-    /// The node.
     pub node: Node,
     clients: Arena<Client>,
     /// Dismissed clients whose memory the node still used at the time.
@@ -88,7 +84,6 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// A node without clients.
     pub fn new(node: Node) -> Self {
         let (record, outcomes) = (Record::new(), VecDeque::new());
         Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, outcomes }
@@ -116,7 +111,6 @@ impl Clients {
         RECORDS_LEFT.set(records);
     }
 
-    /// One turn of the shard.
     pub fn turn(&mut self, now: Instant) {
         self.node.turn(now);
         let Self { node, clients, record, outcomes, .. } = self;
@@ -131,7 +125,6 @@ impl Clients {
         self.leaving.retain(|client| !client.has_let_go());
     }
 
-    /// Calls of a client that have not ended.
     pub fn under_way(&self, client: Handle) -> usize {
         self.clients.get(client).map_or(0, Client::under_way)
     }

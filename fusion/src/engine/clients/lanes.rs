@@ -16,9 +16,7 @@ use crate::limits::DIRECT_LANES_MAX;
 /// One client's end of a lane.
 #[derive(Debug)]
 pub struct LaneEnd {
-    /// The lane's memory.
     pub lane: Arc<LaneKeeper>,
-    /// The client's end of it.
     pub side: Side,
     /// Where the client is notified by others.
     pub ear: Arc<ClientEar>,
@@ -26,7 +24,6 @@ pub struct LaneEnd {
     pub bell: ClientBell,
 }
 
-/// All direct lanes.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     /// By their two clients, in the order of admission.

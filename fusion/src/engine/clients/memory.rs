@@ -209,7 +209,6 @@ impl ReceiveArea {
         Self { memory, viewer, views_refused: Cell::new(0), books }
     }
 
-    /// Its size in bytes.
     pub(super) fn len(&self) -> u64 {
         self.memory.memory.len()
     }
@@ -282,7 +281,6 @@ impl ReceiveArea {
         Some((number, span, token.to_bits()))
     }
 
-    /// Ends all views of the client.
     pub(super) fn end_views(&self) {
         let mut books = self.books.borrow_mut();
         for view in books.out.select(|out| matches!(out.memory, Lent::View { .. })) {
@@ -360,7 +358,6 @@ impl Books {
         Some((number, Some(payload).filter(|_| !has_left)))
     }
 
-    /// A buffer was dropped.
     fn dropped(&mut self, handle: Handle) {
         if let Some(out) = self.out.get_mut(handle) {
             out.held = false;

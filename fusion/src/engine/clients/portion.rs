@@ -29,7 +29,6 @@ pub struct Portion {
     pub area_bytes: u64,
     /// The default timeout of calls.
     pub request_timeout: Duration,
-    /// Largest tensor accepted.
     pub tensor_bytes_max: u64,
     /// Clients of one user may view each other's published tensors in the arenas.
     pub views: bool,

@@ -34,22 +34,14 @@ use crate::{
     },
 };
 
-/// Why a client could not attach.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
     /// Nothing listens at the path, or this user may not connect.
     #[error("no daemon can be reached at {}: {source}", path.display())]
-    Connect {
-        /// The path of the socket.
-        path: PathBuf,
-        /// What the kernel answered.
-        source: std::io::Error,
-    },
-    /// The daemon refuses this client.
+    Connect { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Refused(Error),
-    /// The daemon did not answer in time.
     #[error("the daemon did not answer in time")]
     TimedOut,
     /// The daemon closed the socket without an answer.
@@ -72,11 +64,9 @@ impl AttachError {
 /// The resources of an attached client. Dropping the socket detaches.
 #[derive(Debug)]
 pub struct Attached {
-    /// The daemon's welcome.
     pub welcome: Welcome,
     /// The memory from which the client allocates.
     pub arena: SharedMemory,
-    /// Each shard's segment and doorbell.
     pub shards: Vec<(ClientEnd, Doorbell)>,
     /// The socket on which the daemon rings: for a [`ClientEar`](crate::shm::ClientEar).
     pub socket: OwnedFd,
@@ -148,7 +138,6 @@ pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> 
 /// A client's end of a direct lane.
 #[derive(Debug)]
 pub struct GivenLane {
-    /// The end.
     pub lane: DirectLane,
     /// The ear for other clients that wake this one; all lanes of a client share it.
     pub ear: ClientEar,

@@ -42,11 +42,7 @@ pub enum RequestError {
     HungUp,
     /// The request is longer than any valid one.
     #[error("a request of {bytes} bytes, at most {MESSAGE_BYTES_MAX} are possible")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
-    /// The request is invalid.
+    TooLong { bytes: usize },
     #[error("a malformed request: {0}")]
     Malformed(String),
     /// Client and daemon are of different versions.
@@ -54,10 +50,7 @@ pub enum RequestError {
         "the client speaks version {theirs} of the attach protocol, this daemon {VERSION}; use the same release \
          for both"
     )]
-    Version {
-        /// The client's version.
-        theirs: u32,
-    },
+    Version { theirs: u32 },
     /// The daemon that should take over uses another version of the hand-over.
     #[error(
         "the new daemon speaks version {theirs} of the hand-over, this one {HAND_OVER_VERSION}; stop this one with `sealane drain`, \
@@ -75,9 +68,7 @@ pub enum RequestError {
 /// The credentials of a socket's other end, as the kernel recorded them when the client connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// The process.
     pub pid: i32,
-    /// The user.
     pub uid: u32,
 }
 
@@ -170,9 +161,7 @@ pub(super) fn parse_request(message: &[u8]) -> Result<Request, RequestError> {
 /// The descriptors of one shard for a client.
 #[derive(Debug)]
 pub struct ShardDescriptors {
-    /// The segment's memory.
     pub segment: OwnedFd,
-    /// The doorbell.
     pub doorbell: OwnedFd,
 }
 

@@ -52,7 +52,6 @@ pub struct Attach {
     pub version: u32,
     /// The task as which it attaches.
     pub task: String,
-    /// The requested arena size.
     pub arena_bytes: u64,
     /// The daemon may grant less than that.
     pub or_less: bool,
@@ -72,27 +71,21 @@ pub struct Welcome {
     pub version: u32,
     /// Number of shards; a segment and a doorbell for each follow.
     pub shards: u32,
-    /// The size of the arena.
     pub arena_bytes: u64,
-    /// The size of each segment.
     pub segment_bytes: u64,
     /// The size of the receive area in each segment.
     pub area_bytes: u64,
     /// The default timeout of calls, in milliseconds; 0 for no limit.
     pub request_timeout_ms: u64,
-    /// The largest tensor that the daemon carries.
     pub tensor_bytes_max: u64,
-    /// The daemon's process number.
     pub daemon_pid: u32,
     /// Tasks of this host with whose clients this one may have a direct lane.
     pub neighbours: Vec<String>,
 }
 
-/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// To attach.
     Attach(Attach),
     /// To accept no new requests, finish those in flight and stop.
     Drain {
@@ -112,7 +105,6 @@ pub enum Request {
         version: u32,
         /// The task as which the client is attached.
         task: String,
-        /// The other task.
         peer: String,
     },
     /// For a connection to the daemon of a task on another host, for one stream between the client and that task.
@@ -121,7 +113,6 @@ pub enum Request {
         version: u32,
         /// The task as which the client is attached.
         task: String,
-        /// The other task.
         peer: String,
     },
     /// For a connection that another host's daemon has made for a stream between its task and the client, which was told of it.
@@ -130,7 +121,6 @@ pub enum Request {
         version: u32,
         /// The task as which the client is attached.
         task: String,
-        /// The other task.
         peer: String,
         /// Which of the connections between the two.
         number: u64,
@@ -160,15 +150,12 @@ pub enum Request {
 /// The state of a daemon that another one takes over. Unknown fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estate {
-    /// Its process number.
     pub pid: u32,
-    /// Its release.
     pub release: String,
     /// How long its drain may take, in milliseconds.
     pub drain_timeout_ms: u64,
     /// The transport addresses at which it listens, each with its socket's address.
     pub listeners: Vec<(String, SocketAddr)>,
-    /// Where it serves metrics.
     pub metrics: Option<SocketAddr>,
     /// The CPUs that it has claimed; their locks follow.
     pub cpus: Vec<usize>,
@@ -194,7 +181,6 @@ impl Versioned {
     }
 }
 
-/// An answer of the daemon.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 enum Answer {

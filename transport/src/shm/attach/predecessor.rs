@@ -22,7 +22,6 @@ pub struct Bequest<'a> {
     pub listeners: Vec<(String, BorrowedFd<'a>)>,
     /// The socket that serves metrics.
     pub metrics: Option<BorrowedFd<'a>>,
-    /// The socket at which clients attach.
     pub client_socket: BorrowedFd<'a>,
     /// The locked file beside `client_socket`.
     pub lock: BorrowedFd<'a>,

@@ -17,9 +17,8 @@ pub struct Successor(Conversation);
 /// What the predecessor shows.
 #[derive(Debug)]
 pub struct Shown {
-    /// The predecessor's state.
     pub estate: Estate,
-    /// Its user, as reported by the kernel.
+    /// The predecessor's user, as reported by the kernel.
     pub predecessor: Credentials,
     /// The locks of its CPUs, in the estate's order: shared with it.
     pub locks: Vec<OwnedFd>,
@@ -32,7 +31,6 @@ pub struct Inheritance {
     pub listeners: Vec<(String, OwnedFd)>,
     /// The socket that serves metrics.
     pub metrics: Option<OwnedFd>,
-    /// The socket at which clients attach.
     pub client_socket: OwnedFd,
     /// The locked file beside `client_socket`.
     pub lock: OwnedFd,

@@ -22,10 +22,8 @@ pub trait BytesMemory {
     /// Its size in bytes, a power of two.
     const BYTES: u64;
 
-    /// Number of bytes written.
     fn written(&self) -> &AtomicU64;
 
-    /// Number of bytes read.
     fn read(&self) -> &AtomicU64;
 
     /// Not 0 if the writer waits for room.
@@ -88,7 +86,6 @@ impl<M: BytesMemory> BytesWriter<M> {
         Ok(count)
     }
 
-    /// The ring's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -167,7 +164,6 @@ impl<M: BytesMemory> BytesReader<M> {
         Ok(count)
     }
 
-    /// The ring's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }

@@ -89,7 +89,6 @@ pub enum Side {
 }
 
 impl Side {
-    /// The other side.
     pub fn other(self) -> Side {
         match self {
             Side::First => Side::Second,
@@ -233,9 +232,7 @@ impl LaneMemory for Way {
 
 /// One client's end of a lane. Open it only once: a second end would begin where the first did.
 pub struct DirectLane {
-    /// What this side sends.
     pub sender: LaneSender<Way>,
-    /// What it receives.
     pub receiver: LaneReceiver<Way>,
     mapping: Arc<Mapping>,
     side: Side,
@@ -296,7 +293,6 @@ impl DirectLane {
         self.mapping.word(at::passed_by(self.side.other())).load(Ordering::Acquire)
     }
 
-    /// The state of the other side.
     #[inline]
     pub fn other(&self) -> Standing {
         match self.mapping.word(at::standing(self.side.other())).load(Ordering::Acquire) {

@@ -38,7 +38,6 @@ enum Holder {
 pub struct Returned {
     /// The entry, which may be reused.
     pub entry: u16,
-    /// What became of its record.
     pub fate: Fate,
 }
 

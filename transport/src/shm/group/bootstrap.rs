@@ -44,7 +44,6 @@ pub struct Neighbour {
     pub name: String,
 }
 
-/// Why the ranks did not meet.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -53,30 +52,17 @@ pub enum JoinError {
     System(#[from] ShmError),
     /// The name of a rank's socket is not valid.
     #[error("rank {rank} gives a socket's name that is none: {reason}")]
-    Malformed {
-        /// The rank.
-        rank: usize,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Malformed { rank: usize, reason: String },
     /// A rank's process is of another user.
     #[error("rank {rank} is a process of another user")]
-    Stranger {
-        /// The rank.
-        rank: usize,
-    },
+    Stranger { rank: usize },
     /// A rank left before the group was complete.
     #[error("rank {rank} left before the group was complete")]
-    Left {
-        /// The rank.
-        rank: usize,
-    },
-    /// A rank did not come.
+    Left { rank: usize },
     #[error("rank {rank} did not join within {waited:?}")]
     Late {
         /// The first rank that did not come.
         rank: usize,
-        /// How long this one waited.
         waited: Duration,
     },
     /// More ranks than may be on one host.
@@ -94,7 +80,6 @@ pub struct Bootstrap {
 /// A rank that has met all others.
 #[derive(Debug)]
 pub struct Joined {
-    /// Its own segment.
     pub segment: OwnSegment,
     /// The others' segments by rank; `None` in its own place.
     pub others: Vec<Option<(OthersSegment, PeerProcess)>>,

@@ -34,7 +34,6 @@ pub struct CounterPage {
 pub struct FoundPage {
     /// The process that has it open, by its number as seen from here; after a fork, the one with the lowest number.
     pub process: u32,
-    /// Its counters.
     pub counters: [u64; COUNTERS],
 }
 

@@ -58,10 +58,8 @@ pub mod state {
     pub const FAILED: u32 = 2;
 }
 
-/// A word of a segment.
 #[derive(Debug, Clone, Copy)]
 pub enum Word {
-    /// The state of the rank.
     State,
     /// The thread that runs its collectives sleeps.
     Sleeps,
@@ -168,11 +166,8 @@ impl Deref for OwnWords {
 /// A rank's own segment.
 #[derive(Debug)]
 pub struct OwnSegment {
-    /// Its words.
     pub words: OwnWords,
-    /// Its slots.
     pub slots: Slots,
-    /// Its mailboxes.
     pub mailboxes: Mailboxes,
 }
 
@@ -270,7 +265,6 @@ fn piece_at(to: usize, number: u32) -> usize {
 /// The segment of another rank, read-only.
 #[derive(Debug, Clone)]
 pub struct OthersSegment {
-    /// Its words.
     pub words: GroupWords,
     size: usize,
 }

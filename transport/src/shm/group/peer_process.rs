@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Processes whose descriptors are open here.
 static PROCESSES: Mutex<Option<HashMap<i32, Weak<OwnedFd>>>> = Mutex::new(None);
 
-/// Another rank's process; see the module's documentation.
+/// Another rank's process.
 #[derive(Debug)]
 pub struct PeerProcess {
     descriptor: Option<Arc<OwnedFd>>,

@@ -5,9 +5,7 @@ use super::fault::RequestKind;
 /// A number of requests, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Requests carried out.
     pub requests: u64,
-    /// Their payload, in bytes.
     pub bytes: u64,
 }
 

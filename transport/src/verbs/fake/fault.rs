@@ -12,18 +12,14 @@ pub enum RequestKind {
     Write,
     /// A write with immediate data.
     WriteWithWord,
-    /// A read.
     Read,
-    /// A bind of a window.
     Bind,
-    /// An invalidation.
     Invalidate,
     /// A buffer of the shared receive queue that a peer's request takes.
     Receive,
 }
 
 impl RequestKind {
-    /// All of them.
     pub const ALL: [RequestKind; 7] =
         [Self::Send, Self::Write, Self::WriteWithWord, Self::Read, Self::Bind, Self::Invalidate, Self::Receive];
 
@@ -65,19 +61,14 @@ impl Strike {
 /// Calls that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// `register`.
     Register,
-    /// `allocate_window`.
     AllocateWindow,
-    /// `create`.
     Create,
-    /// `connect`.
     Connect,
     /// `post`, counted by request.
     Post,
     /// `post_receives`, counted by call.
     PostReceives,
-    /// `arm`.
     Arm,
 }
 
@@ -111,9 +102,7 @@ pub enum Fault {
     },
     /// The next call of this verb fails.
     Verb {
-        /// The verb.
         verb: Verb,
-        /// The reason in the error.
         reason: String,
         /// How many calls to spare first.
         skip: u32,
@@ -128,13 +117,11 @@ pub enum Fault {
     QueuePair(u32),
     /// The port goes down: what passes through it waits, and ends with `RETRIES_EXCEEDED` if it waits too long.
     PortDown,
-    /// The port comes up.
     PortUp,
     /// The port has other addresses from now on; a GID of zeros means none.
     Address {
-        /// Its GID.
         gid: [u8; 16],
-        /// Its local identifier.
+        /// The port's local identifier.
         lid: u16,
     },
     /// All open devices with the adapter's name fail permanently.

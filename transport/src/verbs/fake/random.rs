@@ -22,7 +22,6 @@ impl Random {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// Shuffles the numbers.
     pub(super) fn shuffle(&mut self, numbers: &mut [u32]) {
         for last in (1..numbers.len()).rev() {
             numbers.swap(last, self.below(last as u64 + 1) as usize);

@@ -26,7 +26,6 @@ pub struct DeviceSummary {
 pub struct PortSummary {
     /// Its number, from 1.
     pub number: u8,
-    /// Its state.
     pub state: PortState,
     /// True if its link is Ethernet (RoCE), false if InfiniBand.
     pub ethernet: bool,
@@ -36,7 +35,6 @@ pub struct PortSummary {
     pub mtu: u16,
     /// Most bytes of one message.
     pub message_bytes_max: u32,
-    /// Its GIDs.
     pub gids: Vec<GidSummary>,
 }
 
@@ -83,17 +81,14 @@ pub struct GidSummary {
     pub index: u8,
     /// The address.
     pub gid: [u8; 16],
-    /// The format of packets that use it.
     pub kind: GidKind,
 }
 
 impl GidSummary {
-    /// The IPv4 address that it represents.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.gid).to_ipv4_mapped()
     }
 
-    /// The address that it represents.
     fn address(&self) -> IpAddr {
         Ipv6Addr::from(self.gid).to_canonical()
     }
@@ -112,7 +107,6 @@ impl fmt::Display for GidSummary {
 /// The format of packets that use a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
-    /// InfiniBand.
     InfiniBand,
     /// RoCE v1: on Ethernet, not routable.
     RoceV1,

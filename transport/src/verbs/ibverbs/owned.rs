@@ -216,7 +216,6 @@ impl Context {
         Ok(entries)
     }
 
-    /// The descriptor of asynchronous events.
     pub(super) fn event_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open, and its descriptor lives as long.
         unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).async_fd) }
@@ -299,10 +298,7 @@ impl Channel {
     }
 }
 
-owner!(
-    /// A completion queue.
-    CompletionQueue, sys::ibv_cq, sys::ibv_destroy_cq, "ibv_destroy_cq"
-);
+owner!(CompletionQueue, sys::ibv_cq, sys::ibv_destroy_cq, "ibv_destroy_cq");
 
 impl CompletionQueue {
     /// # Safety
@@ -325,10 +321,7 @@ impl CompletionQueue {
     }
 }
 
-owner!(
-    /// A shared receive queue.
-    SharedReceiveQueue, sys::ibv_srq, sys::ibv_destroy_srq, "ibv_destroy_srq"
-);
+owner!(SharedReceiveQueue, sys::ibv_srq, sys::ibv_destroy_srq, "ibv_destroy_srq");
 
 impl SharedReceiveQueue {
     /// # Safety
@@ -343,10 +336,7 @@ impl SharedReceiveQueue {
     }
 }
 
-owner!(
-    /// A memory region.
-    MemoryRegion, sys::ibv_mr, sys::ibv_dereg_mr, "ibv_dereg_mr"
-);
+owner!(MemoryRegion, sys::ibv_mr, sys::ibv_dereg_mr, "ibv_dereg_mr");
 
 impl MemoryRegion {
     /// # Safety

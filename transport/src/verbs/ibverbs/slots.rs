@@ -10,7 +10,6 @@ impl<T> Slots<T> {
         Self { entries: Vec::new(), vacant: Vec::new() }
     }
 
-    /// Adds an entry and returns its number.
     pub(super) fn insert(&mut self, entry: T) -> u32 {
         if let Some(at) = self.vacant.pop() {
             self.entries[at as usize] = Some(entry);

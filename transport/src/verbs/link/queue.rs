@@ -69,7 +69,6 @@ impl Queue {
         self.outstanding.len() + works <= self.depth && state.has_room_for(works as u32)
     }
 
-    /// Appends a work request.
     #[inline]
     pub(super) fn push(&mut self, state: &mut State, work: Work, then: Then) {
         self.unsignaled += 1;

@@ -213,7 +213,6 @@ impl Client {
         })
     }
 
-    /// Tells the client that the engine is about to stop.
     pub(in crate::engine::clients) fn announce_drain(&mut self, record: &mut Record) {
         self.put(Answer::Draining, record);
     }

@@ -18,7 +18,6 @@ use super::{Client, Misconduct};
 use crate::engine::clients::memory::{ClientArena, ReceiveArea};
 use crate::node::{ClientCall, Node, Pool, PullRequest, PullWaiter};
 
-/// The plans of one client; see the module.
 #[derive(Default)]
 pub(super) struct Plans {
     open: HashMap<u32, Seat>,
@@ -174,7 +173,6 @@ impl Plans {
 }
 
 impl Client {
-    /// Begins a pull.
     pub(super) fn pull(
         &mut self,
         node: &mut Node,

@@ -22,7 +22,6 @@ use crate::limits::{HANDED_AT_ONCE, HANDED_PER_TURN};
 use crate::node::{ClientCall, Node, PushRequest, SendWaiter};
 use crate::queue::{AcceptOptions, AcceptQueue, Accepted};
 
-/// The queues of one client; see the module.
 #[derive(Default)]
 pub(super) struct Queues {
     open: HashMap<u32, Seat>,
@@ -174,7 +173,6 @@ impl Queues {
 }
 
 impl Client {
-    /// Opens a queue of the client's task.
     pub(super) fn open_queue(
         &mut self,
         node: &mut Node,
@@ -252,7 +250,6 @@ impl Client {
         self.backlog.len() + self.sent.len() + self.lent_to_peers.len() + self.queues.in_hand()
     }
 
-    /// Pushes a tensor into a queue of a peer.
     pub(super) fn push_into(
         &mut self,
         node: &mut Node,

@@ -6,7 +6,6 @@ use hashbrown::HashMap;
 use crate::limits::CLIENT_CALLS_MAX;
 use crate::node::Ticket;
 
-/// A recv in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Receiving {
     pub(super) ticket: Option<Ticket>,
@@ -14,7 +13,6 @@ pub(super) struct Receiving {
     pub(super) has_destination: bool,
 }
 
-/// The recvs of one client; see the module.
 #[derive(Default)]
 pub(super) struct Receivings {
     /// By the low bits of the call number; as long as the largest of these has required.

@@ -11,7 +11,6 @@ use super::{Client, Misconduct};
 use crate::limits::PEERS_SHOWN_MAX;
 use crate::metrics::{Roll, SeqLock, TrafficCounters, TrafficFigures, TrafficMetrics};
 
-/// The traffic of one client; see the module.
 #[derive(Default)]
 pub(super) struct Traffic {
     rows: Vec<Row>,
@@ -84,7 +83,6 @@ impl Client {
         row
     }
 
-    /// Counts a tensor that the client accepts.
     pub(super) fn count_accepted(&mut self, from: &Arc<str>, bytes: usize) {
         let Client { traffic, metrics, .. } = self;
         let row = match &traffic.pusher {

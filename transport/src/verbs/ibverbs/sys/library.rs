@@ -43,7 +43,6 @@ macro_rules! exported {
 type QueryGidTable = unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
 type RegisterDmaBuf = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
-/// Whether the system has the library.
 pub fn is_installed() -> bool {
     library().is_some()
 }

@@ -265,18 +265,18 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":16}"#,
-        br#"{"request":"attach","version":16,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":16,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":16}"#,
+        br#"{"version":17}"#,
+        br#"{"request":"attach","version":17,"task":5,"arena_bytes":1}"#,
+        br#"{"request":"attach","version":17,"task":"w:1","arena_bytes":-1}"#,
+        br#"{"request":"mount","version":17}"#,
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":17,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 17 }) && refused.to_string().contains("version 17"));
+    let refused = asked(br#"{"request":"levitate","version":18,"height":3}"#);
+    assert!(matches!(refused, RequestError::Version { theirs: 18 }) && refused.to_string().contains("version 18"));
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );
@@ -299,7 +299,7 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":16}"#;
+    let request = br#"{"request":"drain","version":17}"#;
     say(&stranger, request, &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();

@@ -54,26 +54,28 @@ pub(crate) struct Calls {
     published: Vec<(u32, bool)>,
 }
 
-/// How a recv ended. A tensor in a substitute still has to be copied to where the caller wants it, by the caller's thread
-/// and without the lock.
-pub(crate) struct Received {
-    outcome: RecvOutcome,
-    substitute: Option<Box<Substitute>>,
+/// How a recv ended. As long as an outcome: a longer value would be moved by calls of memcpy.
+pub(crate) enum Received {
+    Outcome(RecvOutcome),
+    /// The tensor still has to be copied to where the caller wants it, by the caller's thread and without the lock.
+    Landed(Box<(Tensor, Buffer)>),
 }
+
+const _: () = assert!(size_of::<Received>() == size_of::<RecvOutcome>());
 
 impl Received {
     /// The outcome, with the tensor where it was wanted.
     #[inline]
     pub(crate) fn finish(self) -> RecvOutcome {
-        match (self.outcome, self.substitute) {
-            (Ok(tensor), Some(substitute)) => {
-                let mut destination = substitute.destination;
+        match self {
+            Received::Outcome(outcome) => outcome,
+            Received::Landed(landed) => {
+                let (tensor, mut destination) = *landed;
                 let (meta, landed) = tensor.into_parts();
                 destination.truncate(landed.len());
                 destination.copy_from_slice(landed.as_ref());
                 Ok(Tensor::new(meta, destination)?)
             }
-            (outcome, _) => outcome,
         }
     }
 }
@@ -391,16 +393,13 @@ impl Calls {
     pub(crate) fn take_received(&mut self, call: u32) -> Option<Received> {
         let slot = self.owed(call)?;
         let received = match slot.tensor.take() {
-            Some(tensor) => {
-                let substitute = match &mut slot.memory {
-                    Memory::Nothing => None,
-                    memory => std::mem::take(memory).into_substitute(),
-                };
-                Received { outcome: Ok(tensor), substitute }
-            }
+            Some(tensor) => match std::mem::take(&mut slot.memory).into_substitute() {
+                Some(substitute) => Received::Landed(Box::new((tensor, substitute.destination))),
+                None => Received::Outcome(Ok(tensor)),
+            },
             None => {
                 let failure = slot.failure.take().expect("a recv without a tensor has failed");
-                Received { outcome: Err(*failure), substitute: None }
+                Received::Outcome(Err(*failure))
             }
         };
         self.release(call);
@@ -551,10 +550,18 @@ impl Calls {
     fn end(&mut self, call: u32, after: &mut Aftermath) {
         let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
         slot.caller = Caller::Owed;
+        if slot.name.is_some() || slot.waker.is_some() {
+            self.end_known(call, after);
+        }
+    }
+
+    /// Lanes, or somebody who sleeps, know of the call.
+    #[inline(never)]
+    fn end_known(&mut self, call: u32, after: &mut Aftermath) {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if let Some(name) = slot.name.take() {
             self.matching.remove(name, Awaited::Recv(call));
         }
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if let Some(waker) = slot.waker.take() {
             after.wakers.push(waker);
             self.watch_for(call, false);

@@ -25,7 +25,7 @@ impl Attachment {
         now: Tick,
         timeout: Option<Duration>,
     ) -> Result<bool, Error> {
-        match tensor.take_if(|tensor| !is_small(tensor) || is_of_device(tensor)) {
+        match tensor.take_if(|tensor| !is_inline(tensor)) {
             Some(tensor) if is_of_device(&tensor) => Err(on_device()),
             Some(large) => {
                 let (placed, is_placed) = self.place_large(large, now, timeout)?;
@@ -123,6 +123,12 @@ pub(super) fn too_large(len: u64, limit: u64) -> Error {
 #[inline]
 pub(super) fn is_small(tensor: &Tensor) -> bool {
     tensor.len() <= INLINE_BYTES_MAX
+}
+
+/// True if its bytes travel in a ring.
+#[inline]
+pub(super) fn is_inline(tensor: &Tensor) -> bool {
+    is_small(tensor) && !is_of_device(tensor)
 }
 
 pub(super) fn is_of_device(tensor: &Tensor) -> bool {

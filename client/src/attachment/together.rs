@@ -15,7 +15,7 @@ use super::{
     direct::OverLane,
     link::Peer,
     memory::Memory,
-    placing::{is_of_device, is_small, on_device},
+    placing::{is_inline, is_of_device, is_small, on_device},
     submit::{Purpose, To, With, unreceived},
 };
 use crate::clock::Tick;
@@ -75,9 +75,13 @@ impl Attachment {
         let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
         // Nothing is copied behind a tensor that had no room: a full arena is not tried a thousand times.
         let now = Tick::now();
+        let small_ones = |tensors: &[(K, Option<Tensor>)]| {
+            tensors.iter().take_while(|(_, tensor)| tensor.as_ref().is_some_and(is_inline)).count()
+        };
+        let mut small = small_ones(&tensors);
         let (placed, refusal, mut held) = loop {
-            let (mut placed, mut refusal) = (0, None);
-            for (_, tensor) in &mut tensors {
+            let (mut placed, mut refusal) = (small, None);
+            for (_, tensor) in &mut tensors[small..] {
                 match self.place(tensor, now, options.timeout) {
                     Ok(true) => placed += 1,
                     Ok(false) => break,
@@ -91,14 +95,18 @@ impl Attachment {
                 Ok(held) => held,
                 Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
             };
-            if tensors[..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
+            if tensors[small..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
                 break (placed, refusal, held);
             }
         };
         let (mut next, mut may_share) = (0, true);
         while next < tensors.len() {
             if let (true, Purpose::Send { step }) = (may_share, to.purpose) {
-                let sent = held.send_together(now, (to.peer, step), &tensors[next..], options.timeout, &mut each);
+                if next >= small {
+                    small = next + small_ones(&tensors[next..]);
+                }
+                let together = &tensors[next..small];
+                let sent = held.send_together(now, (to.peer, step), together, options.timeout, &mut each);
                 may_share = sent.is_some();
                 if let Some(sent @ 1..) = sent {
                     next += sent;
@@ -177,7 +185,7 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// Sends the first of these tensors together, as many as are small and find room; returns how many, and calls `each` for them. 0 if the
+    /// Sends the first of these small tensors together, as many as find room; returns how many, and calls `each` for them. 0 if the
     /// first has to go by itself, `None` if all have to: over a lane that is not read yet, or into an error that each meets then.
     pub(super) fn send_together<K: AsRef<str>>(
         &mut self,
@@ -187,11 +195,10 @@ impl Held<'_> {
         timeout: Option<Duration>,
         each: &mut impl FnMut(Result<u32, Error>),
     ) -> Option<usize> {
-        let travels = |tensor: &&Tensor| is_small(tensor) && !is_of_device(tensor);
-        if tensors.len() < 2 || tensors[0].1.as_ref().filter(travels).is_none() {
+        if tensors.len() < 2 {
             return Some(0);
         }
-        let small = tensors.iter().map_while(|(key, tensor)| Some((key.as_ref(), tensor.as_ref().filter(travels)?)));
+        let small = tensors.iter().map_while(|(key, tensor)| Some((key.as_ref(), tensor.as_ref()?)));
         Some(match self.way(now, (to, step), timeout)? {
             Way::Lane(over) => self.send_over(over, small, |call| each(Ok(call))),
             Way::Record(shared) => {

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::{
     limits::{FIXED_BYTES_MAX, RECORD_WORDS_MAX},
     record::Record,
+    text::padded_text,
 };
 
 /// A range of the arena or of a receive area, not yet checked against its size.
@@ -121,8 +122,6 @@ pub(super) struct Sections<'a> {
 }
 
 const WORD: usize = size_of::<u64>();
-/// Number of bytes that the standard library checks for being ASCII at once.
-const ASCII_BYTES: usize = 2 * WORD;
 
 impl<'a> Sections<'a> {
     /// The next fields of a fixed part.
@@ -160,14 +159,9 @@ impl<'a> Sections<'a> {
     /// The next `len` bytes as text.
     #[inline]
     pub(super) fn text(&mut self, what: &'static str, len: u16, limit: usize) -> Result<&'a str, Malformed> {
-        let with_padding = self.rest.get(..usize::from(len).next_multiple_of(ASCII_BYTES));
+        let with_padding = self.rest;
         let text = self.bytes(what, len, limit)?;
-        // Byte by byte, checking a key takes a hundred instructions; with the zeros behind it, twenty.
-        let padded = with_padding.and_then(|padded| std::str::from_utf8(padded).ok());
-        match padded.and_then(|padded| padded.get(..text.len())) {
-            Some(text) => Ok(text),
-            None => std::str::from_utf8(text).map_err(|_| Malformed { what }),
-        }
+        padded_text(with_padding, text.len()).ok_or(Malformed { what })
     }
 
     /// The next `count` numbers; only numbers may come before them.

@@ -33,17 +33,23 @@ pub const INLINE_BYTES_MAX: usize = 512;
 /// through the daemon. Their pages are allocated on first use, and the last used entry is reused first.
 pub const LANE_ENTRIES: usize = 1024;
 
-/// Words of an entry, 1 KiB: in the record of a small tensor, key and metadata may take half.
+/// Words of an entry, 1 KiB: of a small tensor, key and metadata may take half.
 pub const LANE_ENTRY_WORDS: usize = 128;
 
-/// Where the record in an entry begins: behind the word of its state and that of its kind.
-pub const LANE_RECORD_AT: usize = 2;
+/// Where the sections of a record in an entry begin: behind the words of its state, its head and its step.
+pub const LANE_SECTIONS_AT: usize = 3;
+
+/// Words of an entry for the sections.
+pub const LANE_SECTION_WORDS: usize = LANE_ENTRY_WORDS - LANE_SECTIONS_AT;
 
 /// Bytes of an entry that are prefetched while the previous one is handled: what a tensor of 64 bytes takes, with its key.
 pub(super) const LANE_AHEAD_BYTES: usize = 256;
 
 /// Notes per entry that may be unread: it was sent, and it was withdrawn.
 pub const LANE_NOTES_PER_ENTRY: usize = 2;
+
+/// Notes that are written together: a cache line of them.
+pub(super) const LANE_NOTES_TOGETHER: usize = 8;
 
 /// Rings of bytes in each direction of a direct lane: further streams of bytes go through the daemon.
 pub const LANE_RINGS: usize = 16;
@@ -135,7 +141,8 @@ const _: () = {
     assert!(LANE_ENTRIES.is_power_of_two() && LANE_NOTES_PER_ENTRY.is_power_of_two());
     // An entry's number has 16 bits in a note.
     assert!(LANE_ENTRIES <= 1 << 16);
-    assert!(LANE_ENTRY_WORDS <= RECORD_WORDS_MAX);
+    // So has the length of each section in a record's head.
+    assert!(LANE_ENTRY_WORDS * 8 <= u16::MAX as usize);
     // The reader publishes its position every quarter, so no record may need the whole ring to be free.
     assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
     // A record's length has 16 bits in the commit word, and so has the length of each of its fields.

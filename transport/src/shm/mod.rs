@@ -53,6 +53,7 @@ mod segment;
 mod submission;
 #[cfg(not(loom))]
 pub mod table_places;
+mod text;
 
 #[cfg(not(loom))]
 pub use self::direct::{
@@ -71,7 +72,7 @@ pub use self::{
     submission::{Moved, NO_TIMEOUT, PayloadAt, Submission},
 };
 pub use self::{
-    direct::{Fate, LaneMemory, LaneReceiver, LaneSender, Note, Returned},
+    direct::{Fate, LaneCopy, LaneMemory, LaneReceiver, LaneRecord, LaneSender, Note, Returned},
     record::Record,
     ring::{Broken, PushError, Reader, RingMemory, Writer},
 };

@@ -74,7 +74,7 @@ fn slots_of(words: usize) -> u64 {
 
 /// Writes words, four at a time: the compiler unrolls no loop of unknown length over atomics.
 #[inline]
-pub(super) fn store(words: &[AtomicU64], content: &[u64]) {
+fn store(words: &[AtomicU64], content: &[u64]) {
     let ((fours, rest), (from_fours, from_rest)) = (words[..content.len()].as_chunks(), content.as_chunks::<4>());
     for (words, values) in fours.iter().zip(from_fours) {
         let words: &[AtomicU64; 4] = words;

@@ -108,6 +108,32 @@ impl Calls {
         arrived: Arrived<'_>,
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
+        match arrived {
+            Arrived::Inline(bytes) if self.arrived_small(call, meta, bytes, after) => Ok(()),
+            arrived => self.arrived_otherwise(call, meta, arrived, after),
+        }
+    }
+
+    /// What is usual: a small tensor of a caller who waits and has brought no memory. False if it is not that.
+    #[inline]
+    fn arrived_small(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) -> bool {
+        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
+        let is_usual = slot.caller == Caller::Waiting
+            && matches!(slot.memory, Memory::Nothing)
+            && (slot.tensor.is_none() && slot.failure.is_none() && slot.name.is_none());
+        let Some(Ok(tensor)) = is_usual.then(|| self.kinds.tensor(meta, Buffer::copy_of(bytes))) else { return false };
+        (slot.tensor, slot.daemon, slot.copies) = (Some(tensor), Daemon::Done, false);
+        self.end(call, after);
+        true
+    }
+
+    fn arrived_otherwise(
+        &mut self,
+        call: u32,
+        meta: &[u8],
+        arrived: Arrived<'_>,
+        after: &mut Aftermath,
+    ) -> Result<(), Fault> {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let waiting = slot.caller == Caller::Waiting;
         if slot.tensor.is_some() {

@@ -2,7 +2,7 @@
 
 use sealane_transport::{
     Error,
-    shm::{Broken, Fate, Note, PayloadAt, Returned, Submission},
+    shm::{Broken, Fate, LaneRecord, Note, Returned},
 };
 
 use super::{
@@ -11,13 +11,14 @@ use super::{
         aftermath::Aftermath,
         calls::{Awaited, Calls, Name, Waiting, Wanted, Wish},
     },
+    Lanes,
     lane::{Kept, Lane, Sent},
 };
 use crate::limits::LANE_NOTES_PER_LOOK;
 
 /// What became of a tensor that waited in a lane.
 pub(super) enum TakeKept {
-    /// The receiver has it, in `incoming`.
+    /// The receiver has it, in `loaded`.
     Taken,
     /// Its so many bytes do not fit where they are wanted: it stays.
     TooLong(usize),
@@ -29,7 +30,13 @@ pub(super) enum TakeKept {
 
 impl Lane {
     /// The error of a sender whose tensor of that step has ended so.
+    #[inline]
     pub(super) fn error(&self, fate: Fate, step: i64) -> Option<Error> {
+        if fate == Fate::Taken { None } else { self.error_unless_taken(fate, step) }
+    }
+
+    #[cold]
+    fn error_unless_taken(&self, fate: Fate, step: i64) -> Option<Error> {
         match fate {
             Fate::Taken => None,
             Fate::Duplicate => {
@@ -73,16 +80,12 @@ impl Link {
         room: Option<usize>,
         calls: &mut Calls,
     ) -> TakeKept {
-        let Link { direct, incoming, .. } = self;
-        let Some(at) = direct.get_mut(lane) else { return TakeKept::Lost };
-        let loaded = at.ends.receiver.load(entry, incoming);
-        let len = match Submission::decode(incoming) {
-            Ok(Submission::Send { step, key, payload: PayloadAt::Inline(bytes), .. })
-                if loaded.is_ok() && (step, key) == wanted =>
-            {
-                Some(bytes.len())
-            }
-            Ok(Submission::Recv { .. }) if loaded.is_ok() => {
+        let Lanes { lanes, loaded, .. } = &mut self.direct;
+        let Some(at) = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut) else { return TakeKept::Lost };
+        let is_loaded = at.ends.receiver.load(entry, loaded).is_ok();
+        let len = match loaded.record() {
+            Ok(LaneRecord::Tensor { step, key, bytes, .. }) if is_loaded && (step, key) == wanted => Some(bytes.len()),
+            Ok(LaneRecord::ByDaemon { .. }) if is_loaded => {
                 at.end_kept_hint(lane, entry, calls);
                 return TakeKept::ByDaemon;
             }
@@ -105,10 +108,9 @@ impl Link {
         }
     }
 
-    /// Gives a recv the tensor in `incoming`, which was taken.
+    /// Gives a recv the tensor that was loaded and taken.
     pub(super) fn hand_over(&mut self, call: u32, wish: Wish, calls: &mut Calls, after: &mut Aftermath) {
-        if let Ok(Submission::Send { meta, payload: PayloadAt::Inline(bytes), .. }) = Submission::decode(&self.incoming)
-        {
+        if let Ok(LaneRecord::Tensor { meta, bytes, .. }) = self.direct.loaded.record() {
             match wish {
                 Wish::Quiet => calls.received_direct(call, meta, bytes, after),
                 Wish::Asked => calls.set_aside(call, meta, bytes, after),
@@ -208,27 +210,23 @@ impl Link {
     /// Handles an arrived record.
     #[inline]
     fn arrived(&mut self, lane: u16, entry: u16, calls: &mut Calls, after: &mut Aftermath) -> Result<(), Broken> {
-        let Link { direct, incoming, .. } = self;
-        let Some(at) = direct.lanes[usize::from(lane)].as_mut() else { return Ok(()) };
-        at.ends.receiver.load(entry, incoming)?;
-        let (step, key, meta, bytes) = match Submission::decode(incoming) {
-            Ok(Submission::Send { step, key, meta, payload: PayloadAt::Inline(bytes), .. }) => (step, key, meta, bytes),
-            Ok(Submission::Abort { step, reason }) => {
+        let Lanes { lanes, loaded, ended, .. } = &mut self.direct;
+        let Some(at) = lanes[usize::from(lane)].as_mut() else { return Ok(()) };
+        at.ends.receiver.load(entry, loaded)?;
+        let (step, key, meta, bytes) = match loaded.record()? {
+            LaneRecord::Tensor { step, key, meta, bytes } => (step, key, meta, bytes),
+            LaneRecord::Ended { step, reason } => {
                 at.settle(entry, Fate::Taken);
                 at.ended_there(lane, (step, reason), calls, after);
                 return Ok(());
             }
-            Ok(Submission::Recv { step, key, .. }) => {
+            LaneRecord::ByDaemon { step, key } => {
                 let name = calls.matching().name(lane, step, key);
                 self.goes_by_daemon((lane, entry), (step, name), calls, after);
                 return Ok(());
             }
-            _ => {
-                let what = "a record that is no tensor, nor says where one is, nor the end of a step";
-                return Err(Broken { what, found: entry.into() });
-            }
         };
-        if direct.ended.reason(step).is_some() {
+        if ended.reason(step).is_some() {
             at.settle(entry, Fate::Aborted);
             return Ok(());
         }

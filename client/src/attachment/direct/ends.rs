@@ -2,11 +2,11 @@
 
 use sealane_transport::{
     Error,
-    shm::{Fate, Submission},
+    shm::{Fate, LaneRecord},
 };
 
 use super::{
-    super::{Held, Line, Link, State, aftermath::Aftermath, calls::Calls},
+    super::{Held, Line, State, aftermath::Aftermath, calls::Calls},
     Lanes,
     lane::{Lane, Sent},
 };
@@ -54,11 +54,8 @@ impl Held<'_> {
                 continue;
             }
             let reason = &reason[..reason.floor_char_boundary(LANE_REASON_BYTES_MAX)];
-            let said = Submission::Abort { step, reason }.encode(&mut link.outgoing);
-            let Link { direct, outgoing, .. } = &mut **link;
-            let at = direct.get_mut(lane).expect("just looked at");
             // Told before it sees what goes back.
-            let entry = said.ok().and_then(|()| at.send(outgoing));
+            let entry = at.send(&LaneRecord::Ended { step, reason });
             entry.into_iter().for_each(|entry| at.sent[usize::from(entry)] = Sent::NO_TENSOR);
             at.refuse(lane, step, calls);
             if entry.is_none() {

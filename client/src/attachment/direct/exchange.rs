@@ -4,12 +4,12 @@ use std::iter::once;
 
 use sealane_transport::{
     Error, Tensor,
-    shm::{PayloadAt, Standing, Submission},
+    shm::{LaneRecord, Standing},
 };
 
 use super::{
     super::{
-        Held, Line, Link, State,
+        Held, Line, State,
         calls::{Awaited, Wanted, Wish, no_room},
         link::Peer,
         memory::Memory,
@@ -70,19 +70,17 @@ impl Held<'_> {
         // First, since keys are the caller's, whose code may panic.
         self.attend_lanes(now, due);
         let State { line: Line::Up(link), calls, .. } = &mut **self else { return 0 };
-        let Link { direct, outgoing, .. } = &mut **link;
-        let Some(at) = direct.lane_unless_ended(lane, step) else { return 0 };
+        let Some(at) = link.direct.lane_unless_ended(lane, step) else { return 0 };
         at.pending.forget(|call| calls.sent_by(call).is_some());
         let mut count = 0;
         for (key, tensor) in tensors {
-            let (meta, payload) = (tensor.meta().as_wire(), PayloadAt::Inline(tensor.bytes()));
-            let send = Submission::Send { call: 0, peer: 0, step, timeout_ms: 0, key, meta, payload };
-            if !calls.have_room_for(1) || send.encode(outgoing).is_err() {
+            let (meta, bytes) = (tensor.meta().as_wire(), tensor.bytes());
+            if !calls.have_room_for(1) {
                 break;
             }
-            let Some(entry) = at.send_tensor(outgoing) else { break };
+            let Some(entry) = at.send_tensor(&LaneRecord::Tensor { step, key, meta, bytes }) else { break };
             let call = calls.enter_sent((lane, entry), deadline);
-            at.has_gone(entry, Sent { call, bytes: tensor.len() as u32, step }, due);
+            at.has_gone(entry, Sent { call, bytes: bytes.len() as u32, step }, due);
             each(call);
             count += 1;
         }
@@ -99,12 +97,8 @@ impl Held<'_> {
         if !at.has_entry() {
             link.drain_lane(lane, calls, aftermath);
         }
-        let (call, peer, timeout_ms, destination, fused, fail_if_gone) = (0, 0, 0, None, false, false);
-        let recv = Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone };
-        let said = recv.encode(&mut link.outgoing).is_ok();
-        let Link { direct, outgoing, .. } = &mut **link;
-        if let (true, Some(at)) = (said, direct.get_mut(lane)) {
-            let due = at.hint(outgoing, step, now);
+        if let Some(at) = link.direct.get_mut(lane) {
+            let due = at.hint((step, key), now);
             self.attend_lanes(now, due);
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use sealane_transport::shm::{DirectLane, Record};
+use sealane_transport::shm::{DirectLane, LaneRecord};
 
 use super::lane::{Lane, Sent};
 use crate::{
@@ -79,15 +79,15 @@ impl Hints {
 }
 
 impl Lane {
-    /// Says, by the record of a recv, that a tensor of a step goes through the daemon. Returns when it is taken back at the latest.
-    pub(super) fn hint(&mut self, record: &Record, step: i64, now: Tick) -> Tick {
+    /// Says that a tensor goes through the daemon. Returns when that is taken back at the latest.
+    pub(super) fn hint(&mut self, (step, key): (i64, &str), now: Tick) -> Tick {
         let due = now.later(LANE_PATIENCE);
         while self.hints.given.len() >= HINTS_MAX || self.hints.given.front().is_some_and(|hint| !self.is_told(hint)) {
             self.end_hint();
         }
         if !self.has_entry() {
             self.pass_by(now);
-        } else if let Some(entry) = self.ends.sender.send(record) {
+        } else if let Some(entry) = self.ends.sender.send(&LaneRecord::ByDaemon { step, key }) {
             let hints = &mut self.hints;
             (hints.count, hints.away, hints.is_new) = (hints.count.wrapping_add(1), hints.away + 1, true);
             hints.given.push_back((due, entry, hints.count));

@@ -1,6 +1,6 @@
 //! One lane, and what this process remembers of it.
 
-use sealane_transport::shm::{ClientBell, DirectLane, Moved, Record, limits::LANE_ENTRIES};
+use sealane_transport::shm::{ClientBell, DirectLane, LaneRecord, Moved, limits::LANE_ENTRIES};
 
 use super::{due::Due, hints::Hints, rings::Rings, steps::Steps};
 use crate::{
@@ -89,9 +89,11 @@ impl Lane {
         }
     }
 
-    /// Wakes the other process if it sleeps and has something to read.
+    /// Publishes what was sent and settled since the last call, and wakes the other process if it sleeps and has something to read.
     #[inline]
     pub(super) fn ring(&mut self) {
+        self.ends.sender.publish();
+        self.ends.receiver.publish();
         let (has_sent, has_returned) = (std::mem::take(&mut self.has_sent), std::mem::take(&mut self.has_returned));
         let has_sent = has_sent | self.hints.take_wanted(&self.ends);
         let sleep = self.ends.other_sleep();
@@ -118,7 +120,7 @@ impl Lane {
 
     /// Sends a record; its entry, if one was free.
     #[inline]
-    pub(super) fn send(&mut self, record: &Record) -> Option<u16> {
+    pub(super) fn send(&mut self, record: &LaneRecord<'_>) -> Option<u16> {
         let entry = self.ends.sender.send(record)?;
         self.has_sent = true;
         Some(entry)
@@ -132,7 +134,7 @@ impl Lane {
 
     /// Sends a tensor, if an entry is free for it.
     #[inline]
-    pub(super) fn send_tensor(&mut self, record: &Record) -> Option<u16> {
+    pub(super) fn send_tensor(&mut self, record: &LaneRecord<'_>) -> Option<u16> {
         if self.has_entry() { self.send(record) } else { None }
     }
 

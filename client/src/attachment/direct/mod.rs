@@ -41,7 +41,7 @@ pub(crate) use self::rings::{RingPlace, RingReader, RingWriter};
 use std::{collections::VecDeque, sync::Arc};
 
 use hashbrown::HashMap;
-use sealane_transport::shm::{Fate, Standing};
+use sealane_transport::shm::{Fate, LaneCopy, Standing};
 
 use self::{lane::Lane, opening::Neighbour, redirect::Unsent, retired::Retired, steps::Steps};
 use super::{Link, aftermath::Aftermath, calls::Calls, link::Peer, nudge::Others};
@@ -54,6 +54,8 @@ pub(super) struct Lanes {
     /// The last peer that was looked up, and its lane.
     recent: Option<(Peer, Option<u16>)>,
     lanes: Vec<Option<Lane>>,
+    /// The record of a lane that was last looked at.
+    loaded: LaneCopy,
     open: usize,
     retired: Retired,
     /// Recvs that waited for lanes that are gone, and for which there was no room to ask the daemon.
@@ -81,6 +83,7 @@ impl Lanes {
             neighbours,
             recent: None,
             lanes: Vec::new(),
+            loaded: LaneCopy::new(),
             open: 0,
             retired: Retired::default(),
             unasked: VecDeque::new(),

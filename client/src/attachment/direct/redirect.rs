@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use sealane_transport::{
     Code, Error,
-    shm::{Moved, NO_TIMEOUT, PayloadAt, Span, Submission},
+    shm::{LaneRecord, Moved, NO_TIMEOUT, PayloadAt, Span, Submission},
 };
 
 use super::{
     super::{
         Held, Line, Link, State,
         aftermath::Aftermath,
-        backlog::{Stored, Way},
+        backlog::Way,
         calls::Calls,
         link::{Peer, Unsubmitted},
     },
@@ -27,7 +27,9 @@ pub(super) struct Unsent {
     call: u32,
     peer: Box<str>,
     step: i64,
-    record: Stored,
+    key: Box<str>,
+    meta: Box<[u8]>,
+    bytes: Box<[u8]>,
 }
 
 impl Held<'_> {
@@ -207,12 +209,19 @@ impl Link {
             let error = fate.map_or_else(|| Some(lost(&at.peer)), |fate| at.error(fate, sent.step));
             return calls.end_sent(sent.call, error, after);
         }
-        at.ends.sender.load(entry, &mut self.incoming);
         calls.is_back(sent.call);
-        let (call, step) = (sent.call, sent.step);
-        let unsent = Unsent { call, peer: at.peer.clone(), step, record: Stored::of(&self.incoming) };
-        self.direct.unsent.push_back(unsent);
-        self.send_unsent(calls, after);
+        let loaded = &mut self.direct.loaded;
+        at.ends.sender.load(entry, loaded);
+        match loaded.record() {
+            Ok(LaneRecord::Tensor { step, key, meta, bytes }) if step == sent.step => {
+                let (call, peer) = (sent.call, at.peer.clone());
+                let [meta, bytes] = [meta, bytes].map(Box::from);
+                self.direct.unsent.push_back(Unsent { call, peer, step, key: key.into(), meta, bytes });
+                self.send_unsent(calls, after);
+            }
+            // The other side could write there.
+            _ => calls.end_sent(sent.call, Some(lost(&at.peer)), after),
+        }
     }
 
     /// Sends what was taken back through the daemon, as far as it has room.
@@ -229,24 +238,18 @@ impl Link {
     /// Sends it through the daemon; false if there is no room.
     ///
     /// # Errors
-    /// The record is not what was sent: the other side could write there.
+    /// The daemon does not know its receiver.
     fn send_by_daemon(&mut self, unsent: &Unsent, calls: &mut Calls) -> Result<bool, Error> {
-        let Unsent { call, peer: name, step: of, record } = unsent;
+        let Unsent { call, peer: name, step, key, meta, bytes } = unsent;
         if calls.sent_by(*call).is_none() {
             // The call has ended.
             return Ok(true);
         }
-        let Link { peers, incoming, outgoing, segments, .. } = self;
+        let Link { peers, outgoing, segments, .. } = self;
         let &Peer { segment, number: peer } = peers.get(name).ok_or_else(|| lost(name))?;
-        record.load(incoming);
-        let (step, key, meta, payload) = match Submission::decode(incoming) {
-            Ok(Submission::Send { step, key, meta, payload: payload @ PayloadAt::Inline(_), .. }) if step == *of => {
-                (step, key, meta, payload)
-            }
-            _ => return Err(lost(name)),
-        };
         let timeout_ms = calls.deadline(*call).from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
-        let send = Submission::Send { call: *call, peer, step, timeout_ms, key, meta, payload };
+        let payload = PayloadAt::Inline(bytes);
+        let send = Submission::Send { call: *call, peer, step: *step, timeout_ms, key, meta, payload };
         send.encode(outgoing).map_err(|field| Error::invalid(field.to_string()))?;
         let at = &mut segments[usize::from(segment)];
         // Nothing overtakes what waits; a fault is noticed by the next who submits.

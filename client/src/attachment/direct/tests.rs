@@ -284,6 +284,7 @@ fn an_entry_that_comes_back_when_its_send_has_long_ended_ends_no_other_send() {
         }
         let Some(Note::Sent(entry)) = third.receiver.next_note().unwrap() else { panic!("nothing was sent") };
         assert!(third.receiver.settle(entry, Fate::Taken));
+        third.receiver.publish();
         assert_eq!(outcome(later), Some(Ok(())));
     }
     // The first lane's memory reports its entry as taken.

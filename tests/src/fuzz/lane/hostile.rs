@@ -1,11 +1,11 @@
 //! The hostile end of a lane: it writes any word of the shared memory at any time, mostly something that is nearly right.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use sealane_transport::shm::limits::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RECORD_AT};
+use sealane_transport::shm::limits::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_SECTIONS_AT};
 use sealane_transport::shm::{
-    DirectLane, Fate, LaneKeeper, LaneMemory, Note, PayloadAt, Record, Side, Standing, Submission, Way,
+    DirectLane, Fate, LaneCopy, LaneKeeper, LaneMemory, LaneRecord, Note, Side, Standing, Way,
 };
 
 use super::super::assert_says;
@@ -17,8 +17,6 @@ use super::super::script::Script;
 pub(super) const SECRET: u8 = 0xa5;
 /// The byte that a correct end's tensors consist of.
 pub(super) const HONEST: u8 = 7;
-/// Words before a record's fields, whose values are never tensor bytes.
-const FIELD_WORDS: usize = LANE_RECORD_AT + 3;
 /// Most of what is forged concerns the first entries and positions, which a victim uses first.
 const NEAR: usize = 6;
 /// Bit of a note: the entry was withdrawn.
@@ -38,7 +36,7 @@ pub(super) struct Hostile {
     noted: Vec<u16>,
     /// Entries that the correct end has sent.
     sent: Vec<u16>,
-    record: Record,
+    loaded: LaneCopy,
 }
 
 impl Hostile {
@@ -52,8 +50,8 @@ impl Hostile {
         let (victim, end) = (open(Side::First), open(Side::Second));
         end.arrive();
         let (out, into) = (keeper.way(Side::First), keeper.way(Side::Second));
-        let (noted, sent, record) = (Vec::new(), Vec::new(), Record::new());
-        (Hostile { keeper, out, into, end: Some(end), noted, sent, record }, victim)
+        let (noted, sent, loaded) = (Vec::new(), Vec::new(), LaneCopy::new());
+        (Hostile { keeper, out, into, end: Some(end), noted, sent, loaded }, victim)
     }
 
     /// Does one thing that no correct end does.
@@ -73,18 +71,19 @@ impl Hostile {
             }
             4 => way.entry(entry)[0].store(script.below(8) as u64, Ordering::Release),
             5 => {
-                let (words, kind, flags) = (script.below(LANE_ENTRY_WORDS + 4) as u64, script.byte(), script.byte());
-                way.entry(entry)[1].store(words << 16 | u64::from(kind) << 8 | u64::from(flags), Ordering::Relaxed);
+                let (kind, [text, meta]) = (script.below(5) as u64, [script.byte(), script.byte()].map(u64::from));
+                let bytes = script.below(8 * LANE_ENTRY_WORDS + 4) as u64;
+                way.entry(entry)[1].store(bytes << 48 | meta << 32 | text << 16 | kind, Ordering::Relaxed);
             }
             6 => {
                 let word = script.below(LANE_ENTRY_WORDS);
-                let value = script.number() & if word < FIELD_WORDS { u64::MAX } else { MADE_UP };
+                let value = script.number() & if word < LANE_SECTIONS_AT { u64::MAX } else { MADE_UP };
                 way.entry(entry)[word].store(value, Ordering::Relaxed);
             }
             7 => {
                 // If the entry holds a correct record of the same length, the record changes between two looks.
-                encode(script, &mut self.record);
-                write(way.entry(entry), &self.record);
+                with_record(script, |record| record.write(way.entry(entry)));
+                way.entry(entry)[0].store(1, Ordering::Relaxed);
             }
             _ => self.keeper.header(script.below(HEADER_WORDS) as u64).store(script.number(), Ordering::Release),
         }
@@ -95,8 +94,7 @@ impl Hostile {
         let Some(end) = &mut self.end else { return };
         let broken = match script.below(6) {
             0 | 1 => {
-                encode(script, &mut self.record);
-                self.sent.extend(end.sender.send(&self.record));
+                with_record(script, |record| self.sent.extend(end.sender.send(record)));
                 None
             }
             2 => {
@@ -107,7 +105,7 @@ impl Hostile {
             3 => match end.receiver.next_note() {
                 Ok(Some(Note::Sent(entry))) => {
                     self.noted.push(entry);
-                    end.receiver.load(entry, &mut self.record).err()
+                    end.receiver.load(entry, &mut self.loaded).err()
                 }
                 Ok(Some(Note::Withdrawn(entry))) => {
                     self.noted.retain(|noted| *noted != entry);
@@ -128,6 +126,8 @@ impl Hostile {
             }
             _ => end.sender.next_returned().err(),
         };
+        end.sender.publish();
+        end.receiver.publish();
         if let Some(broken) = broken {
             assert_says(&broken);
             self.end = None;
@@ -172,33 +172,14 @@ fn lap(position: u64, of: usize) -> u64 {
     (position / of as u64 + 1) << 32
 }
 
-/// Writes a record as a sender does.
-fn write(words: &[AtomicU64; LANE_ENTRY_WORDS], record: &Record) {
-    let (kind, flags) = record.kind_and_flags();
-    let content = &record.content()[..record.content().len().min(LANE_ENTRY_WORDS - LANE_RECORD_AT)];
-    for (word, value) in words[LANE_RECORD_AT..].iter().zip(content) {
-        word.store(*value, Ordering::Relaxed);
-    }
-    let kind = (content.len() as u64) << 16 | u64::from(kind) << 8 | u64::from(flags);
-    words[1].store(kind, Ordering::Relaxed);
-    words[0].store(1, Ordering::Relaxed);
-}
-
-/// Makes a record, most often of the kinds that travel in lanes.
-fn encode(script: &mut Script<'_>, record: &mut Record) {
+/// Makes a record and uses it.
+fn with_record<T>(script: &mut Script<'_>, used: impl FnOnce(&LaneRecord<'_>) -> T) -> T {
     let (step, key) = (script.below(STEPS) as i64, script.one_of(&KEYS));
-    let (call, peer, timeout_ms) = (script.byte().into(), script.byte().into(), 0);
-    let bytes = [HONEST; 600];
-    let len = script.one_of(&[0, 8, 40, 40, 500]);
-    let meta = if script.below(6) == 0 { script.bytes(30).into() } else { vector(len as u64).to_vec() };
-    let meta = &meta[..];
-    let (payload, destination) = (PayloadAt::Inline(&bytes[..len]), None);
-    let submission = match script.below(12) {
-        0..=6 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
-        7 | 8 => Submission::Recv { call, peer, step, timeout_ms, key, destination, fused: false, fail_if_gone: false },
-        9 => Submission::Abort { step: if script.yes() { step } else { script.number() as i64 }, reason: key },
-        10 => Submission::Push { call, peer, timeout_ms, queue: key, meta, payload },
-        _ => Submission::Cleanup { step },
-    };
-    submission.encode(record).expect("within the limits");
+    let bytes = &[HONEST; 600][..script.one_of(&[0, 8, 40, 40, 500])];
+    let meta = if script.below(6) == 0 { script.bytes(30).into() } else { vector(bytes.len() as u64).to_vec() };
+    used(&match script.below(10) {
+        0..=6 => LaneRecord::Tensor { step, key, meta: &meta, bytes },
+        7 | 8 => LaneRecord::ByDaemon { step, key },
+        _ => LaneRecord::Ended { step: if script.yes() { step } else { script.number() as i64 }, reason: key },
+    })
 }

@@ -16,9 +16,7 @@ use sealane_fusion::{RecvOutcome, SendOutcome, Tensor};
 use sealane_transport::Unreceived;
 use sealane_transport::shm::attach::GivenLane;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
-use sealane_transport::shm::{
-    ClientBell, DirectLane, Fate, LaneKeeper, Note, PayloadAt, Record, Side, Standing, Submission,
-};
+use sealane_transport::shm::{ClientBell, DirectLane, Fate, LaneCopy, LaneKeeper, LaneRecord, Note, Side, Standing};
 
 use self::hostile::{HONEST, Hostile, SECRET};
 use super::assert_says;
@@ -48,7 +46,7 @@ struct World {
     driver: LaneDriver,
     hostile: Hostile,
     friend: DirectLane,
-    record: Record,
+    loaded: LaneCopy,
     now: Instant,
     sends: Vec<Sending>,
     recvs: Vec<Receiving>,
@@ -107,7 +105,7 @@ impl World {
             driver,
             hostile,
             friend,
-            record: Record::new(),
+            loaded: LaneCopy::new(),
             now: Instant::now(),
             sends: Vec::new(),
             recvs: Vec::new(),
@@ -227,9 +225,9 @@ impl World {
     fn friend_takes(&mut self) {
         while let Some(note) = self.friend.receiver.next_note().expect("the task keeps the rules") {
             let Note::Sent(entry) = note else { continue };
-            self.friend.receiver.load(entry, &mut self.record).expect("the task keeps the rules");
-            let step = match Submission::decode(&self.record).expect("the task writes what can be read") {
-                Submission::Send { step, payload: PayloadAt::Inline(bytes), .. } => {
+            self.friend.receiver.load(entry, &mut self.loaded).expect("the task keeps the rules");
+            let step = match self.loaded.record().expect("the task writes what can be read") {
+                LaneRecord::Tensor { step, bytes, .. } => {
                     assert_eq!(bytes, [SECRET; FRIENDS_BYTES]);
                     Some(step)
                 }
@@ -239,15 +237,15 @@ impl World {
                 self.taken.extend(step);
             }
         }
+        self.friend.receiver.publish();
         while self.friend.sender.next_returned().expect("the task keeps the rules").is_some() {}
     }
 
     fn friend_sends(&mut self) {
         let (step, bytes) = (FRIENDS_STEPS + self.friend_sent, [HONEST; FRIENDS_BYTES]);
-        let (meta, payload) = (vector(FRIENDS_BYTES as u64), PayloadAt::Inline(&bytes));
-        let send = Submission::Send { call: 0, peer: 0, step, timeout_ms: 0, key: "w", meta: &meta, payload };
-        send.encode(&mut self.record).expect("within the limits");
-        self.friend_sent += i64::from(self.friend.sender.send(&self.record).is_some());
+        let tensor = LaneRecord::Tensor { step, key: "w", meta: &vector(FRIENDS_BYTES as u64), bytes: &bytes };
+        self.friend_sent += i64::from(self.friend.sender.send(&tensor).is_some());
+        self.friend.sender.publish();
     }
 
     /// The hostile neighbour makes a call at its shard, as it may.
@@ -382,8 +380,8 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     const TURN: u8 = 255;
     // A step, a key, a size, and the call.
     let call = |what: u8, size: u8| [120, 1, 1, size, what];
-    // An action of a correct end, and the record it sends: step, key, call, peer, size, good metadata, and the kind.
-    let send = |kind: u8| [80, 0, 1, 1, 0, 0, 2, 1, kind];
+    // An action of a correct end, and the record it sends: step, key, size, good metadata, and the kind.
+    let send = |kind: u8| [80, 0, 1, 1, 2, 1, kind];
     let (note, take) = ([80, 3], [80, 4, 0]);
     // A direction, an entry, and what is written there.
     let forge = |incoming: u8, entry: u8, what: &[u8]| [&[0, incoming, entry][..], what].concat();
@@ -391,11 +389,11 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     let world = |words: &[&[u8]]| [&[0][..], &words.concat()].concat();
     let mut seeds = vec![
         world(&[&call(0, 2), &note, &take, &[LOOK], &call(2, 0), &send(0), &[LOOK]]),
-        world(&[&send(0), &[LOOK], &forge(1, 0, &[7, 1, 1, 0, 0, 2, 1, 0]), &call(2, 0), &[LOOK]]),
+        world(&[&send(0), &[LOOK], &forge(1, 0, &[7, 1, 1, 2, 1, 0]), &call(2, 0), &[LOOK]]),
         world(&[&call(0, 2), &forge(0, 0, &[4, 2]), &age(1), &[LOOK], &forge(0, 0, &[2, 0, 2]), &[LOOK]]),
         world(&[&call(2, 0), &age(2), &[TURN], &send(0), &[LOOK, TURN, LOOK]]),
         world(&[&call(5, 3), &send(0), &[LOOK], &send(7), &call(2, 0), &send(9), &[LOOK]]),
-        world(&[&call(0, 2), &forge(0, 0, &[7, 2, 1, 0, 0, 3, 1, 0]), &age(1), &[TURN, 215, 1, 1, 2, 0, TURN, LOOK]]),
+        world(&[&call(0, 2), &forge(0, 0, &[7, 2, 1, 3, 1, 0]), &age(1), &[TURN, 215, 1, 1, 2, 0, TURN, LOOK]]),
         world(&[&[200, 1, 1, 1], &[200, 0, 1, 1], &forge(1, 0, &[0, 2, 0]), &[LOOK, 200, 1, 1, 1, LOOK]]),
         world(&[&call(6, 3), &[0], &[240]]),
         world(&[&send(9), &[LOOK], &call(8, 0), &call(9, 0), &[225, 0, LOOK, TURN]]),

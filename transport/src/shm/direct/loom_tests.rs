@@ -2,13 +2,10 @@
 
 use loom::thread;
 
-use super::{Fate, LaneReceiver, LaneSender, Note, heap::Heap};
-use crate::shm::Record;
+use super::{Fate, LaneCopy, LaneReceiver, LaneRecord, LaneSender, Note, heap::Heap};
 
-fn record(value: u64) -> Record {
-    let mut record = Record::new();
-    record.set(7, 1, &[value, !value]);
-    record
+fn record(step: i64) -> LaneRecord<'static> {
+    LaneRecord::Tensor { step, key: "", meta: &[], bytes: &[7] }
 }
 
 fn model(test: impl Fn() + Sync + Send + 'static) {
@@ -24,7 +21,9 @@ fn loom_a_record_is_received_or_withdrawn_and_never_both() {
         let (mut sender, mut receiver) = (LaneSender::new(memory.clone()), LaneReceiver::new(memory));
         let thread = thread::spawn(move || {
             let entry = sender.send(&record(3)).unwrap();
+            sender.publish();
             let is_back = sender.withdraw(entry);
+            sender.publish();
             let returned = loop {
                 match sender.next_returned().unwrap() {
                     Some(returned) => break returned,
@@ -34,18 +33,22 @@ fn loom_a_record_is_received_or_withdrawn_and_never_both() {
             assert_eq!(returned.fate, if is_back { Fate::Withdrawn } else { Fate::Taken });
             is_back
         });
-        let (mut has_it, mut loaded) = (false, Record::new());
+        let (mut has_it, mut loaded) = (false, LaneCopy::new());
         loop {
             match receiver.next_note().unwrap() {
                 Some(Note::Sent(entry)) => {
                     receiver.load(entry, &mut loaded).unwrap();
                     has_it = receiver.settle(entry, Fate::Taken);
+                    receiver.publish();
                     if has_it {
-                        assert_eq!((loaded.kind_and_flags(), loaded.content()), ((7, 1), &[3, !3][..]));
+                        assert_eq!(loaded.record(), Ok(record(3)));
                         break;
                     }
                 }
-                Some(Note::Withdrawn(_)) => break,
+                Some(Note::Withdrawn(_)) => {
+                    receiver.publish();
+                    break;
+                }
                 None => thread::yield_now(),
             }
         }
@@ -67,9 +70,10 @@ fn loom_an_entry_is_used_again() {
                         thread::yield_now();
                     }
                 }
+                sender.publish();
             }
         });
-        let (mut expected, mut loaded) = (1, Record::new());
+        let (mut expected, mut loaded) = (1, LaneCopy::new());
         while expected <= 2 {
             let Some(note) = receiver.next_note().unwrap() else {
                 thread::yield_now();
@@ -78,7 +82,8 @@ fn loom_an_entry_is_used_again() {
             let Note::Sent(entry) = note else { panic!("{note:?}") };
             receiver.load(entry, &mut loaded).unwrap();
             assert!(receiver.settle(entry, Fate::Taken));
-            assert_eq!(loaded.content(), [expected, !expected]);
+            receiver.publish();
+            assert_eq!(loaded.record(), Ok(record(expected)));
             expected += 1;
         }
         thread.join().unwrap();

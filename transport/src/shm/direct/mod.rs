@@ -2,8 +2,8 @@
 //! other without the daemon. The daemon creates it, gives it to both, and ends it when one of them is gone. Each end on one
 //! thread at a time, without locks, system calls or allocation; bounded by [`LANE_ENTRIES`].
 //!
-//! Each direction has entries, each for one record of a submission ring: a send, the end of a step, or a recv, by which the
-//! sender says that a tensor of that name goes through the daemon. **One word decides who owns a record**: its state, which
+//! Each direction has entries, each for one [record](LaneRecord): a tensor, a note that a tensor of some name goes through
+//! the daemon, or the end of a step. **One word decides who owns a record**: its state, which
 //! the receiver changes from *sent* to the record's fate, and the sender from *sent* to *withdrawn*. Whoever changes it
 //! first wins, so a deadline, an abort or the death of one end needs no answer from the other: no tensor is both received
 //! and taken back.
@@ -22,6 +22,7 @@ mod bytes;
 #[cfg(not(loom))]
 mod memory;
 mod receiver;
+mod record;
 mod sender;
 
 #[cfg(loom)]
@@ -34,6 +35,7 @@ pub use self::memory::{DirectLane, LaneBytes, LaneKeeper, LaneNews, Side, Standi
 pub use self::{
     bytes::{BytesMemory, BytesReader, BytesWriter},
     receiver::{LaneReceiver, Note},
+    record::{LaneCopy, LaneRecord},
     sender::{LaneSender, Returned},
 };
 use super::limits::{LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY};
@@ -49,7 +51,7 @@ pub trait LaneMemory {
     /// The word of a return; its position is taken modulo the number of entries.
     fn returned(&self, position: u64) -> &AtomicU64;
 
-    /// An entry: its state, the kind of its record, and the record.
+    /// An entry: its state, and its record.
     fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS];
 
     /// A hint that the record of this entry will soon be read and decided.

@@ -5,8 +5,8 @@ use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]
 use std::sync::atomic::Ordering;
 
-use super::{FATE_AT, Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, sender::copy, state};
-use crate::shm::{record::Record, ring::Broken};
+use super::{FATE_AT, Fate, LaneCopy, LaneMemory, WITHDRAWAL, notes_of, queued, read, state};
+use crate::shm::ring::Broken;
 
 /// The end that receives records and decides their fate.
 pub struct LaneReceiver<M> {
@@ -15,6 +15,8 @@ pub struct LaneReceiver<M> {
     known: Box<[bool]>,
     notes: u64,
     returns: u64,
+    /// Returns that are not written yet.
+    unpublished: Vec<u64>,
 }
 
 /// A message from the sender.
@@ -29,7 +31,7 @@ pub enum Note {
 impl<M: LaneMemory> LaneReceiver<M> {
     /// The receiving end of a direction that was not used yet.
     pub fn new(memory: M) -> Self {
-        Self { memory, known: vec![false; M::ENTRIES].into(), notes: 0, returns: 0 }
+        Self { memory, known: vec![false; M::ENTRIES].into(), notes: 0, returns: 0, unpublished: Vec::new() }
     }
 
     /// The next note of the sender.
@@ -38,7 +40,7 @@ impl<M: LaneMemory> LaneReceiver<M> {
     /// [`Broken`] if no correct sender would write it.
     #[inline]
     pub fn next_note(&mut self) -> Result<Option<Note>, Broken> {
-        // NOTE: see `LaneSender::note`.
+        // NOTE: see `LaneSender::publish`.
         let word = self.memory.note(self.notes).load(Ordering::Acquire);
         let Some(value) = read(word, self.notes, notes_of::<M>()) else { return Ok(None) };
         let broken = |what| Broken { what, found: value };
@@ -51,7 +53,9 @@ impl<M: LaneMemory> LaneReceiver<M> {
             }
             // What is in another core's cache is fetched while the record is handled, and so is the next record.
             self.memory.is_read_soon(entry);
-            self.memory.is_returned_soon(self.returns);
+            if self.unpublished.is_empty() {
+                self.memory.is_returned_soon(self.returns);
+            }
             let next = self.memory.note(self.notes).load(Ordering::Relaxed);
             if let Some(next) = read(next, self.notes, notes_of::<M>()) {
                 self.memory.is_read_soon(next as u16);
@@ -68,7 +72,7 @@ impl<M: LaneMemory> LaneReceiver<M> {
     /// True if there is a note from the sender; costs one load.
     #[inline]
     pub fn has_note(&self) -> bool {
-        // NOTE: see `LaneSender::note`.
+        // NOTE: see `LaneSender::publish`.
         read(self.memory.note(self.notes).load(Ordering::Acquire), self.notes, notes_of::<M>()).is_some()
     }
 
@@ -77,15 +81,15 @@ impl<M: LaneMemory> LaneReceiver<M> {
     /// # Errors
     /// [`Broken`] if it claims to be longer than possible.
     #[inline]
-    pub fn load(&self, entry: u16, into: &mut Record) -> Result<(), Broken> {
-        match copy(self.memory.entry(entry), into) {
+    pub fn load(&self, entry: u16, into: &mut LaneCopy) -> Result<(), Broken> {
+        match into.load(self.memory.entry(entry)) {
             true => Ok(()),
             false => Err(Broken { what: "a record is longer than any may be", found: entry.into() }),
         }
     }
 
-    /// Decides the fate of a record, and returns its entry; false if its sender has withdrawn it first, which a
-    /// [note](Note::Withdrawn) reports.
+    /// Decides the fate of a record, and returns its entry by the next [`publish`](Self::publish); false if its sender has withdrawn it
+    /// first, which a [note](Note::Withdrawn) reports.
     #[inline]
     pub fn settle(&mut self, entry: u16, fate: Fate) -> bool {
         debug_assert!(self.known[usize::from(entry)], "it is not the receiver's");
@@ -101,9 +105,17 @@ impl<M: LaneMemory> LaneReceiver<M> {
     #[inline]
     fn give_back(&mut self, entry: u16, fate: Fate) {
         self.known[usize::from(entry)] = false;
-        // RETURN: see `LaneSender::next_returned`.
-        let word = queued(self.returns, M::ENTRIES, fate.state() << FATE_AT | u64::from(entry));
-        self.memory.returned(self.returns).store(word, Ordering::Release);
-        self.returns += 1;
+        self.unpublished.push(fate.state() << FATE_AT | u64::from(entry));
+    }
+
+    /// Tells the sender what was decided. Together, since the words are in the sender's cache, and what is written after them waits until
+    /// they are in this one's.
+    #[inline]
+    pub fn publish(&mut self) {
+        for what in self.unpublished.drain(..) {
+            // RETURN: see `LaneSender::next_returned`.
+            self.memory.returned(self.returns).store(queued(self.returns, M::ENTRIES, what), Ordering::Release);
+            self.returns += 1;
+        }
     }
 }

@@ -5,12 +5,8 @@ use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]
 use std::sync::atomic::Ordering;
 
-use super::{FATE_AT, Fate, LaneMemory, WITHDRAWAL, notes_of, queued, read, state};
-use crate::shm::{
-    limits::{LANE_ENTRY_WORDS, LANE_RECORD_AT},
-    record::Record,
-    ring::{Broken, load, store},
-};
+use super::{FATE_AT, Fate, LaneCopy, LaneMemory, LaneRecord, WITHDRAWAL, notes_of, queued, read, state};
+use crate::shm::{limits::LANE_NOTES_TOGETHER, ring::Broken};
 
 /// The end that sends records and may take them back.
 pub struct LaneSender<M> {
@@ -20,6 +16,8 @@ pub struct LaneSender<M> {
     /// Who has each entry.
     held: Box<[Holder]>,
     notes: u64,
+    /// Notes that are not written yet.
+    unpublished: Vec<u64>,
     returns: u64,
 }
 
@@ -46,22 +44,30 @@ impl<M: LaneMemory> LaneSender<M> {
     pub fn new(memory: M) -> Self {
         let entries = M::ENTRIES as u16;
         let held = vec![Holder::Sender; M::ENTRIES].into();
-        Self { memory, free: (0..entries).rev().collect(), held, notes: 0, returns: 0 }
+        Self {
+            memory,
+            free: (0..entries).rev().collect(),
+            held,
+            notes: 0,
+            unpublished: Vec::with_capacity(LANE_NOTES_TOGETHER),
+            returns: 0,
+        }
     }
 
-    /// Sends a record. Returns its entry, or `None` if no entry is free or the record is longer than an entry.
+    /// Sends a record. Returns its entry, or `None` if no entry is free or the record is longer than an entry. The receiver hears of it by
+    /// the next [`publish`](Self::publish).
     #[inline]
-    pub fn send(&mut self, record: &Record) -> Option<u16> {
-        if record.len > LANE_ENTRY_WORDS - LANE_RECORD_AT {
+    pub fn send(&mut self, record: &LaneRecord<'_>) -> Option<u16> {
+        let &entry = self.free.last()?;
+        if self.unpublished.is_empty() {
+            // The word is in another core's cache, and is fetched while the entry is written.
+            self.memory.is_noted_soon(self.notes);
+        }
+        let words = self.memory.entry(entry);
+        if !record.write(words) {
             return None;
         }
-        let entry = self.free.pop()?;
-        // The word is in another core's cache, and is fetched while the entry is written.
-        self.memory.is_noted_soon(self.notes);
-        let words = self.memory.entry(entry);
-        store(&words[LANE_RECORD_AT..], record.content());
-        let kind = (record.len as u64) << 16 | u64::from(record.kind) << 8 | u64::from(record.flags);
-        words[1].store(kind, Ordering::Relaxed);
+        self.free.pop();
         words[0].store(state::SENT, Ordering::Relaxed);
         self.held[usize::from(entry)] = Holder::Receiver;
         self.note(entry.into());
@@ -70,13 +76,25 @@ impl<M: LaneMemory> LaneSender<M> {
 
     #[inline]
     fn note(&mut self, what: u64) {
-        // NOTE: Release here, Acquire in `LaneReceiver::next_note`, so that who sees the note sees the entry.
-        self.memory.note(self.notes).store(queued(self.notes, notes_of::<M>(), what), Ordering::Release);
-        self.notes += 1;
+        self.unpublished.push(what);
+        if self.unpublished.len() == LANE_NOTES_TOGETHER {
+            self.publish();
+        }
+    }
+
+    /// Tells the receiver what was sent and withdrawn. The receiver polls a cache line of notes: each time it finds the line changed, the next
+    /// write has to wait for it.
+    #[inline]
+    pub fn publish(&mut self) {
+        for what in self.unpublished.drain(..) {
+            // NOTE: Release here, Acquire in `LaneReceiver::next_note`, so that who sees the note sees the entry.
+            self.memory.note(self.notes).store(queued(self.notes, notes_of::<M>(), what), Ordering::Release);
+            self.notes += 1;
+        }
     }
 
     /// Takes back a record, if the receiver has not decided its fate. True if it is back: it was not received and never will
-    /// be. Its entry is returned later in either case.
+    /// be. Its entry is returned later in either case; the receiver hears of it by the next [`publish`](Self::publish).
     pub fn withdraw(&mut self, entry: u16) -> bool {
         if self.held.get(usize::from(entry)) != Some(&Holder::Receiver) {
             return false;
@@ -97,8 +115,8 @@ impl<M: LaneMemory> LaneSender<M> {
     }
 
     /// The record of an entry that is away, as it is there now: the receiver may have changed it.
-    pub fn load(&self, entry: u16, into: &mut Record) {
-        copy(self.memory.entry(entry), into);
+    pub fn load(&self, entry: u16, into: &mut LaneCopy) {
+        into.load(self.memory.entry(entry));
     }
 
     /// The next entry that came back.
@@ -107,7 +125,7 @@ impl<M: LaneMemory> LaneSender<M> {
     /// [`Broken`] if the receiver returns what it was not sent, or with an impossible fate.
     #[inline]
     pub fn next_returned(&mut self) -> Result<Option<Returned>, Broken> {
-        // RETURN: Acquire here, Release in `LaneReceiver::give_back`, so that its loads are over before the entry is written anew.
+        // RETURN: Acquire here, Release in `LaneReceiver::publish`, so that its loads are over before the entry is written anew.
         let word = self.memory.returned(self.returns).load(Ordering::Acquire);
         let Some(number) = read(word, self.returns, M::ENTRIES) else { return Ok(None) };
         let broken = |what| Broken { what, found: number };
@@ -144,18 +162,4 @@ impl<M: LaneMemory> LaneSender<M> {
     pub fn away(&self) -> usize {
         M::ENTRIES - self.free.len()
     }
-}
-
-/// Copies the record out of an entry; false if it claims to be longer than possible.
-#[inline]
-pub(super) fn copy(words: &[super::AtomicU64; LANE_ENTRY_WORDS], into: &mut Record) -> bool {
-    let kind = words[1].load(Ordering::Relaxed);
-    let len = usize::from((kind >> 16) as u16);
-    if len > LANE_ENTRY_WORDS - LANE_RECORD_AT {
-        into.become_record(0, 0, 0);
-        return false;
-    }
-    load(&words[LANE_RECORD_AT..], &mut into.words[..len]);
-    into.become_record((kind >> 8) as u8, kind as u8, len);
-    true
 }

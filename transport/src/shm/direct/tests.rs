@@ -1,17 +1,15 @@
 use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use super::{
-    DirectLane, FATE_AT, Fate, LaneKeeper, LaneReceiver, LaneSender, Note, Side, Standing, WITHDRAWAL, heap::Heap,
-    queued,
+    DirectLane, FATE_AT, Fate, LaneCopy, LaneKeeper, LaneReceiver, LaneRecord, LaneSender, Note, Side, Standing,
+    WITHDRAWAL, heap::Heap, queued,
 };
-use crate::shm::{Record, limits::LANE_ENTRY_WORDS};
+use crate::shm::limits::LANE_SECTION_WORDS;
 
 const ENTRIES: usize = 2;
 
-fn record(value: u64) -> Record {
-    let mut record = Record::new();
-    record.set(1, 0, &[value]);
-    record
+fn record(value: u64) -> LaneRecord<'static> {
+    LaneRecord::ByDaemon { step: value as i64, key: "w" }
 }
 
 /// Both ends, and what each knows of the records.
@@ -38,9 +36,11 @@ enum Step {
     Note,
     SettleFirst,
     SettleLast,
+    Publish,
+    PublishReturns,
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 9] = [
     Step::Send,
     Step::WithdrawFirst,
     Step::WithdrawLast,
@@ -48,6 +48,8 @@ const STEPS: [Step; 7] = [
     Step::Note,
     Step::SettleFirst,
     Step::SettleLast,
+    Step::Publish,
+    Step::PublishReturns,
 ];
 
 impl Both {
@@ -78,15 +80,20 @@ impl Both {
             }
             Step::Note => match self.receiver.next_note().unwrap() {
                 Some(Note::Sent(entry)) => {
-                    let mut loaded = Record::new();
+                    let mut loaded = LaneCopy::new();
                     self.receiver.load(entry, &mut loaded).unwrap();
-                    self.waiting.push_back((entry, loaded.content()[0]));
+                    let Ok(LaneRecord::ByDaemon { step, .. }) = loaded.record() else {
+                        panic!("{:?}", loaded.record())
+                    };
+                    self.waiting.push_back((entry, step as u64));
                 }
                 Some(Note::Withdrawn(entry)) => self.waiting.retain(|(other, _)| *other != entry),
                 None => {}
             },
             Step::SettleFirst => self.settle(true),
             Step::SettleLast => self.settle(false),
+            Step::Publish => self.sender.publish(),
+            Step::PublishReturns => self.receiver.publish(),
         }
     }
 
@@ -111,10 +118,12 @@ impl Both {
 
     /// Lets both ends read and decide everything, and checks the result.
     fn check(mut self, steps: &[Step]) {
+        self.step(Step::Publish);
         while self.receiver.has_note() || !self.waiting.is_empty() {
             self.step(Step::Note);
             self.step(Step::SettleFirst);
         }
+        self.step(Step::PublishReturns);
         while self.sender.has_returned() {
             self.step(Step::Return);
         }
@@ -132,7 +141,7 @@ impl Both {
 
 #[test]
 fn whatever_the_order_each_record_is_received_or_withdrawn_once() {
-    const LENGTH: usize = 7;
+    const LENGTH: usize = 6;
     for number in 0..STEPS.len().pow(LENGTH as u32) {
         let mut rest = number;
         let steps: [Step; LENGTH] = std::array::from_fn(|_| {
@@ -150,8 +159,9 @@ fn whatever_the_order_each_record_is_received_or_withdrawn_once() {
 fn queues_go_round_and_each_entry_is_used_again() {
     let mut both = Both::new();
     for round in 0..100 {
-        let steps = [Step::Send, Step::Note, Step::Send, Step::WithdrawLast, Step::SettleFirst, Step::Note, Step::Note];
-        steps.iter().for_each(|step| both.step(*step));
+        let sent = [Step::Send, Step::Publish, Step::Note, Step::Send, Step::WithdrawLast, Step::Publish];
+        let settled = [Step::SettleFirst, Step::Note, Step::Note, Step::PublishReturns];
+        sent.iter().chain(&settled).for_each(|step| both.step(*step));
         (0..2).for_each(|_| both.step(Step::Return));
         assert_eq!((both.away.len(), both.received.len(), both.withdrawn.len()), (0, round + 1, round + 1));
     }
@@ -161,14 +171,13 @@ fn queues_go_round_and_each_entry_is_used_again() {
 #[test]
 fn what_is_longer_than_an_entry_is_not_sent() {
     let mut sender = LaneSender::new(Heap::<ENTRIES>::new());
-    let mut record = Record::new();
-    record.set(1, 0, &[7; LANE_ENTRY_WORDS - 1]);
-    assert_eq!((sender.send(&record), sender.away()), (None, 0));
-    record.set(1, 0, &[7; LANE_ENTRY_WORDS - 2]);
-    let entry = sender.send(&record).unwrap();
-    let mut loaded = Record::new();
+    let key = "k".repeat(8 * LANE_SECTION_WORDS + 1);
+    let record = |len| LaneRecord::ByDaemon { step: 1, key: &key[..len] };
+    assert_eq!((sender.send(&record(8 * LANE_SECTION_WORDS + 1)), sender.away()), (None, 0));
+    let entry = sender.send(&record(8 * LANE_SECTION_WORDS)).unwrap();
+    let mut loaded = LaneCopy::new();
     sender.load(entry, &mut loaded);
-    assert_eq!(loaded.content(), [7; LANE_ENTRY_WORDS - 2]);
+    assert_eq!(loaded.record(), Ok(record(8 * LANE_SECTION_WORDS)));
 }
 
 #[test]
@@ -191,9 +200,9 @@ fn a_sender_that_says_what_cannot_be_is_found_out() {
     assert!(says(&[0, WITHDRAWAL]).unwrap().contains("was not sent"));
 
     let memory = Heap::<ENTRIES>::new();
-    memory.entries[0][1].store(127 << 16, Ordering::Relaxed);
+    memory.entries[0][1].store(0xffff << 16, Ordering::Relaxed);
     let receiver = LaneReceiver::new(memory);
-    assert!(receiver.load(0, &mut Record::new()).is_err());
+    assert!(receiver.load(0, &mut LaneCopy::new()).is_err());
 }
 
 #[test]
@@ -231,9 +240,12 @@ fn two_ends_of_one_memory_speak_to_each_other_until_one_goes() {
     assert_eq!((one.other(), other.other()), (Standing::Here, Standing::Absent));
     one.arrive();
     let entry = one.sender.send(&record(9)).unwrap();
+    assert!(!other.has_news());
+    one.sender.publish();
     assert!(other.has_news());
     assert_eq!(other.receiver.next_note().unwrap(), Some(Note::Sent(entry)));
     assert!(other.receiver.settle(entry, Fate::Duplicate));
+    other.receiver.publish();
     assert_eq!(one.sender.next_returned().unwrap().unwrap().fate, Fate::Duplicate);
     assert!(!one.has_news() && !other.has_news() && !keeper.has_ended());
     other.leave();

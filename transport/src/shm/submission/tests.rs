@@ -138,10 +138,10 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
 const MOVED: Moved = Moved { tensors: u64::MAX, bytes: 7 };
 
 #[test]
-fn records_lie_in_memory_as_version_16_of_attaching_has_them() {
-    let mut lines = include_str!("version_16.txt").lines();
+fn records_lie_in_memory_as_version_17_of_attaching_has_them() {
+    let mut lines = include_str!("version_17.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 16));
+    assert_eq!((lines.next(), VERSION), (None, 17));
 }
 
 #[test]

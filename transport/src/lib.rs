@@ -35,6 +35,8 @@ pub mod link;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod loopback;
 #[cfg(not(loom))]
+pub mod meta;
+#[cfg(not(loom))]
 pub mod named_rows;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod outbox;
@@ -75,7 +77,8 @@ pub use self::{
     chains::Chains,
     error::{Code, Error, Late, LinkError, Operation},
     limits::SessionLimits,
-    payload::{Meta, Payload},
+    meta::Meta,
+    payload::Payload,
     pull_buffer::{Keys, PullBuffer, Pulled},
     slicing::Slicing,
     tensor::{Tensor, TensorMeta},

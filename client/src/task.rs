@@ -26,7 +26,7 @@ use crate::{
     publishing::Publishing,
     pushing::Pushing,
     sliced_plan::{Puller, SliceVersions, SlicedPlan},
-    under_way::{Receiving, Sending},
+    under_way::{Handle, Handles, Receiving, Sending},
     waiter::Waiter,
 };
 
@@ -349,7 +349,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let sent = attached.0.send(To { peer: to, purpose: Purpose::Send { step } }, key, tensor, &options);
-                Sending::of(&attached.0, sent)
+                Sending::of(attached.0.clone(), sent)
             }
             Engine::InProcess(task) => task.send(to, step, key, tensor, options).into(),
         }
@@ -376,11 +376,10 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let tensors = tensors.into_iter();
-                let mut sendings = Vec::with_capacity(tensors.size_hint().0);
-                let each = |sent| sendings.push(Sending::of(&attached.0, sent));
+                let mut sendings = Handles::new(&attached.0, tensors.size_hint().0);
                 let to = To { peer: to, purpose: Purpose::Send { step } };
-                attached.0.send_all(to, tensors, &options, each);
-                sendings
+                attached.0.send_all(to, tensors, &options, |sent| sendings.add(sent));
+                sendings.into_vec()
             }
             Engine::InProcess(task) => {
                 let send = |(key, tensor): (K, Tensor)| {
@@ -410,7 +409,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let asked = attached.0.recv(With { peer: from, step }, key, options);
-                Receiving::of(&attached.0, asked)
+                Receiving::of(attached.0.clone(), asked)
             }
             Engine::InProcess(task) => task.recv(from, step, key, options).into(),
         }
@@ -439,10 +438,9 @@ impl Task {
         let wanted: Vec<(K, RecvOptions)> = wanted.into_iter().collect();
         match &self.0 {
             Engine::Daemon(attached) => {
-                let mut receivings = Vec::with_capacity(wanted.len());
-                let each = |asked| receivings.push(Receiving::of(&attached.0, asked));
-                attached.0.recv_all(With { peer: from, step }, wanted, each);
-                receivings
+                let mut receivings = Handles::new(&attached.0, wanted.len());
+                attached.0.recv_all(With { peer: from, step }, wanted, |asked| receivings.add(asked));
+                receivings.into_vec()
             }
             Engine::InProcess(task) => {
                 let (keys, options): (Vec<K>, Vec<RecvOptions>) = wanted.into_iter().unzip();
@@ -484,10 +482,9 @@ impl Task {
     fn publish_lying<K: AsRef<str>>(&self, version: i64, tensors: Vec<(K, Tensor)>, lying: Lying) -> Publishing {
         match &self.0 {
             Engine::Daemon(attached) => {
-                let mut tellings = Vec::with_capacity(tensors.len());
-                let each = |told| tellings.push(Sending::of(&attached.0, told));
-                attached.0.publish_all(version, (tensors, lying), each);
-                Publishing::of(tellings)
+                let mut tellings = Handles::new(&attached.0, tensors.len());
+                attached.0.publish_all(version, (tensors, lying), |told| tellings.add(told));
+                Publishing::of(tellings.into_vec())
             }
             Engine::InProcess(task) => {
                 let owned = tensors.into_iter().map(|(key, tensor)| (key.as_ref().to_owned(), tensor));
@@ -610,12 +607,10 @@ impl Task {
     ) -> Vec<Receiving> {
         match &self.0 {
             Engine::Daemon(attached) => {
-                let mut receivings = Vec::with_capacity(wanted.len());
-                let each = |asked: Result<u32, Error>| {
-                    receivings.push(Receiving::of(&attached.0, asked.map_err(Unreceived::from)));
-                };
+                let mut receivings = Handles::new(&attached.0, wanted.len());
+                let each = |asked: Result<u32, Error>| receivings.add(asked.map_err(Unreceived::from));
                 attached.0.pull_rows((of, false), options, &wanted, each);
-                receivings
+                receivings.into_vec()
             }
             Engine::InProcess(task) => {
                 let (from, min_version) = of;
@@ -631,7 +626,7 @@ impl Task {
         let mut receiving = None;
         let (owner, min_version) = of;
         attachment.pull_rows((((owner, 0), min_version), true), options, &[tables], |asked| {
-            receiving = Some(Receiving::of(attachment, asked.map_err(Unreceived::from)));
+            receiving = Some(Receiving::of(attachment.clone(), asked.map_err(Unreceived::from)));
         });
         receiving
     }
@@ -730,7 +725,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let pushed = attached.0.send(To { peer: to, purpose: Purpose::Push }, queue, tensor, &options);
-                Sending::of(&attached.0, pushed)
+                Sending::of(attached.0.clone(), pushed)
             }
             Engine::InProcess(task) => task.push_many(to, queue, vec![tensor], &options).into(),
         }
@@ -767,9 +762,9 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let tensors = tensors.into_iter().map(|tensor| (queue, tensor));
-                pushes.reserve(tensors.size_hint().0);
-                let each = |pushed| pushes.push(Sending::of(&attached.0, pushed));
-                attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, options, each);
+                let mut more = Handles::new(&attached.0, tensors.size_hint().0);
+                attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, options, |sent| more.add(sent));
+                pushes.append(&mut more.into_vec());
             }
             Engine::InProcess(task) => {
                 let tensors = tensors.into_iter().collect();

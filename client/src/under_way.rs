@@ -12,6 +12,7 @@ use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
 use crate::{
     attachment::{Attachment, Calls, Received, Take},
     in_process::{Call, end_of, look},
+    limits::CALLS_MAX,
 };
 
 /// How sends and recvs differ.
@@ -79,12 +80,12 @@ type PollBy<T> = fn(&Attachment, u32, Take<T>, &Waker) -> Poll<Result<T, Error>>
 const TOLD: &str = "the outcome was handed out before";
 
 impl<K: Kind> UnderWay<K> {
-    #[inline]
-    fn of(attachment: &Arc<Attachment>, submitted: Result<u32, K::Error>) -> Self {
-        Self(match submitted {
-            Ok(call) => CallState::Daemon { attachment: attachment.clone(), call },
-            Err(error) => CallState::Ended(Some(Box::new(error))),
-        })
+    #[inline(always)]
+    fn of(attachment: Arc<Attachment>, submitted: Result<u32, K::Error>) -> Self {
+        match submitted {
+            Ok(call) => Self(CallState::Daemon { attachment, call }),
+            Err(error) => Self(CallState::Ended(Some(Box::new(error)))),
+        }
     }
 
     #[inline]
@@ -179,16 +180,67 @@ impl<K: Kind> Drop for UnderWay<K> {
     }
 }
 
+/// Collects the handles of calls that are made together.
+pub(crate) struct Handles<'a, H> {
+    attachment: &'a Arc<Attachment>,
+    /// For the next handles. An atomic increment waits for all stores before it, such as those into a lane: these are made before.
+    owners: Vec<Arc<Attachment>>,
+    handles: Vec<H>,
+}
+
+impl<'a, H: Handle> Handles<'a, H> {
+    /// For so many calls, or about as many.
+    pub(crate) fn new(attachment: &'a Arc<Attachment>, count: usize) -> Self {
+        // No more are in flight, whatever the caller's iterator says.
+        let owners = vec![attachment.clone(); count.min(CALLS_MAX)];
+        Handles { attachment, owners, handles: Vec::with_capacity(count) }
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, submitted: Result<u32, H::Error>) {
+        let owner = self.owners.pop().unwrap_or_else(|| self.attachment.clone());
+        // Apart, so that each is written where it stays.
+        match submitted {
+            Ok(call) => self.handles.push(H::of(owner, Ok(call))),
+            Err(error) => self.handles.push(H::of(owner, Err(error))),
+        }
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<H> {
+        self.handles
+    }
+}
+
+/// A handle of a call.
+pub(crate) trait Handle: Sized {
+    type Error;
+
+    fn of(attachment: Arc<Attachment>, submitted: Result<u32, Self::Error>) -> Self;
+}
+
+impl Handle for Sending {
+    type Error = Error;
+
+    #[inline(always)]
+    fn of(attachment: Arc<Attachment>, submitted: Result<u32, Error>) -> Sending {
+        Sending(UnderWay::of(attachment, submitted))
+    }
+}
+
+impl Handle for Receiving {
+    type Error = Unreceived;
+
+    #[inline(always)]
+    fn of(attachment: Arc<Attachment>, submitted: Result<u32, Unreceived>) -> Receiving {
+        Receiving(UnderWay::of(attachment, submitted))
+    }
+}
+
 /// A send in progress: await it, or [`wait`](Self::wait). If it is dropped, the send continues.
 #[must_use = "await it to know that the tensor arrived, or drop it explicitly"]
 pub struct Sending(UnderWay<Send>);
 
 impl Sending {
-    #[inline]
-    pub(crate) fn of(attachment: &Arc<Attachment>, submitted: Result<u32, Error>) -> Sending {
-        Sending(UnderWay::of(attachment, submitted))
-    }
-
     /// Blocks until the consumer has the tensor, or the send has failed: at its deadline, and a second after that if the daemon
     /// hangs.
     ///
@@ -244,11 +296,6 @@ impl Future for Sending {
 pub struct Receiving(UnderWay<Recv>);
 
 impl Receiving {
-    #[inline]
-    pub(crate) fn of(attachment: &Arc<Attachment>, submitted: Result<u32, Unreceived>) -> Receiving {
-        Receiving(UnderWay::of(attachment, submitted))
-    }
-
     /// Blocks until the tensor has arrived, or the recv has failed: at the latest a second after its deadline, whatever the
     /// daemon does.
     ///

@@ -514,12 +514,14 @@ fn report(
     served: &mut Option<Handle>,
 ) -> usize {
     let few = outcomes.len() <= FEW_OUTCOMES;
-    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.pop_front() {
-        *served = Some(handle);
+    // Used where they lie: moving one costs as much as the rest of an answer. If that panics, its client is gone when it is looked at again.
+    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.front_mut() {
+        *served = Some(*handle);
         // A client that is gone needs no answer.
-        if let Some(client) = clients.get_mut(handle) {
-            client.answer(call, outcome, few, record);
+        if let Some(client) = clients.get_mut(*handle) {
+            client.answer(*call, outcome, few, record);
         }
+        outcomes.pop_front();
     }
     for (handle, client) in clients.iter_mut() {
         *served = Some(handle);

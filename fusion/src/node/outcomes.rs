@@ -58,13 +58,22 @@ impl Outcomes {
     }
 
     /// Tells a waiter how its recv ended.
-    #[inline]
+    ///
+    /// Inline: an outcome that was just put together and is copied at once waits for all stores before it.
+    #[inline(always)]
     pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
+        match waiter {
+            RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
+            waiter => self.finish_recv_here(waiter, outcome),
+        }
+    }
+
+    fn finish_recv_here(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
         match waiter {
             RecvWaiter::Cell(cell) => self.recv_cells.finish(cell, outcome, &mut self.wakers),
             // If the caller no longer listens, it has dropped its end.
             RecvWaiter::Channel(sender) => drop(sender.send(outcome)),
-            RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
+            RecvWaiter::Client(_) => unreachable!("clients are told elsewhere"),
             RecvWaiter::Batch { batch, index } => self.batches.finish_one(batch, index, outcome, &mut self.wakers),
             RecvWaiter::Pull(_) => unreachable!("pulls end with a pull_buffer"),
             RecvWaiter::Remote(_) => unreachable!("it is told as the recv that has sent it"),

@@ -55,23 +55,33 @@ pub(super) enum Answer {
 }
 
 impl Client {
-    /// Takes in a call's outcome, to be reported to the client; one of `few` in this turn, or of many.
+    /// Takes in a call's outcome, to be reported to the client; one of `few` in this turn, or of many. It is used up, or at least told.
     pub(in crate::engine::clients) fn answer(
         &mut self,
         name: Handle,
-        outcome: ClientOutcome,
+        outcome: &mut ClientOutcome,
         few: bool,
         record: &mut Record,
     ) {
         let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
+        #[cfg(test)]
+        crate::engine::clients::tests::fall_into_trap_of_call(call);
+        if let ClientOutcome::Received(Ok(tensor)) = outcome {
+            if let Some(receiving) = self.receiving.remove(call) {
+                self.traffic_of(receiving.peer).received(1, tensor.len() as u64);
+            }
+            if self.tell_small(call, tensor, few, record) {
+                self.under_way -= 1;
+                return;
+            }
+        }
+        let outcome = std::mem::replace(outcome, ClientOutcome::Returned);
         if let ClientOutcome::Pulled(pull_buffer) = outcome {
             if let Some(answer) = self.pulled(name, pull_buffer) {
                 self.put(answer, record);
             }
             return;
         }
-        #[cfg(test)]
-        crate::engine::clients::tests::fall_into_trap_of_call(call);
         // The call stays in flight until its memory is back.
         if let ClientOutcome::Late(error) = outcome {
             return self.put(Answer::Failed { call, error, memory_back: false }, record);
@@ -84,12 +94,10 @@ impl Client {
             // When the outcome of a send comes, its payload has already been freed, so the caller has its memory back. A push may still be
             // on its way after its deadline.
             ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
-            ClientOutcome::Received(Ok(tensor)) => {
-                if let Some(receiving) = self.receiving.remove(call) {
-                    self.traffic_of(receiving.peer).received(1, tensor.len() as u64);
-                }
-                return self.put_received(call, tensor, few, record);
-            }
+            ClientOutcome::Received(Ok(tensor)) => match self.within_reach(&tensor) {
+                Ok(moved) => Answer::Received { call, tensor: moved.unwrap_or(tensor) },
+                Err(error) => Answer::Failed { call, error, memory_back: true },
+            },
             ClientOutcome::Received(Err(Unreceived { error, destination })) => {
                 let brought = self.receiving.remove(call).is_some_and(|receiving| receiving.has_destination);
                 let memory_back = !brought || destination.is_some() || self.arena.has_returned(call);
@@ -102,24 +110,16 @@ impl Client {
         self.put(answer, record);
     }
 
-    /// Reports a received tensor as [`put`](Self::put) does. A small one is reported at the end of the turn, together with others, unless
-    /// the turn has `few` outcomes.
+    /// Reports a small tensor, from where it lies, at once if it is one of `few`, else at the end of the turn together with others. False
+    /// if it is not small, or cannot be reported yet.
     #[inline]
-    fn put_received(&mut self, call: u32, tensor: Tensor, few: bool, record: &mut Record) {
-        if self.place_of(&tensor).is_none() && travels(&tensor) {
-            let is_next = self.backlog.is_empty() && !self.closed;
-            let is_told = match few && self.arrived.is_empty() {
-                true => is_next && self.tell_alone(call, &tensor, record),
-                false => is_next && self.add_arrived(call, &tensor, record),
-            };
-            if !is_told {
-                self.put(Answer::Received { call, tensor }, record);
-            }
-            return;
+    fn tell_small(&mut self, call: u32, tensor: &Tensor, few: bool, record: &mut Record) -> bool {
+        if !travels(tensor) || self.place_of(tensor).is_some() || !self.backlog.is_empty() || self.closed {
+            return false;
         }
-        match self.within_reach(&tensor) {
-            Ok(moved) => self.put(Answer::Received { call, tensor: moved.unwrap_or(tensor) }, record),
-            Err(error) => self.put(Answer::Failed { call, error, memory_back: true }, record),
+        match few && self.arrived.is_empty() {
+            true => self.tell_alone(call, tensor, record),
+            false => self.add_arrived(call, tensor, record),
         }
     }
 

@@ -27,7 +27,9 @@ fn place_of(call: u32) -> usize {
 
 impl Receivings {
     /// Enters a recv; false if its number is in use.
-    #[inline]
+    ///
+    /// Inline: else the value is put together in memory and copied from there at once, which waits for all stores before it.
+    #[inline(always)]
     pub(super) fn insert(&mut self, call: u32, receiving: Receiving) -> bool {
         let index = place_of(call);
         if index >= self.places.len() {

@@ -79,14 +79,16 @@ impl Attachment {
             tensors.iter().take_while(|(_, tensor)| tensor.as_ref().is_some_and(is_inline)).count()
         };
         let mut small = small_ones(&tensors);
-        let (placed, refusal, mut held) = loop {
-            let (mut placed, mut refusal) = (small, None);
-            for (_, tensor) in &mut tensors[small..] {
+        let (mut refusal, mut refused) = (None, tensors.len());
+        let (placed, mut held) = loop {
+            let mut placed = small;
+            // A tensor that was refused before is gone.
+            for (_, tensor) in &mut tensors[small..refused] {
                 match self.place(tensor, now, options.timeout) {
                     Ok(true) => placed += 1,
                     Ok(false) => break,
                     Err(error) => {
-                        refusal = Some((placed, error));
+                        (refusal, refused) = (Some(error), placed);
                         break;
                     }
                 }
@@ -96,7 +98,7 @@ impl Attachment {
                 Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
             };
             if tensors[small..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
-                break (placed, refusal, held);
+                break (placed, held);
             }
         };
         let (mut next, mut may_share) = (0, true);
@@ -115,9 +117,7 @@ impl Attachment {
             }
             let (key, tensor) = &mut tensors[next];
             each(match &refusal {
-                Some((refused, error)) if next >= *refused && !tensor.as_ref().is_some_and(is_small) => {
-                    Err(error.clone())
-                }
+                Some(error) if next >= refused && !tensor.as_ref().is_some_and(is_small) => Err(error.clone()),
                 // Tensors behind one without room were not looked at before.
                 _ if next >= placed && tensor.as_ref().is_some_and(is_of_device) => Err(on_device()),
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),

@@ -48,7 +48,7 @@ pub(super) const LANE_AHEAD_BYTES: usize = 256;
 /// Notes per entry that may be unread: it was sent, and it was withdrawn.
 pub const LANE_NOTES_PER_ENTRY: usize = 2;
 
-/// Notes that are written together: a cache line of them.
+/// Notes, or returns, that are written together: a cache line of them.
 pub(super) const LANE_NOTES_TOGETHER: usize = 8;
 
 /// Rings of bytes in each direction of a direct lane: further streams of bytes go through the daemon.

@@ -56,6 +56,7 @@ impl Held<'_> {
             let reason = &reason[..reason.floor_char_boundary(LANE_REASON_BYTES_MAX)];
             // Told before it sees what goes back.
             let entry = at.send(&LaneRecord::Ended { step, reason });
+            at.ends.sender.publish();
             entry.into_iter().for_each(|entry| at.sent[usize::from(entry)] = Sent::NO_TENSOR);
             at.refuse(lane, step, calls);
             if entry.is_none() {

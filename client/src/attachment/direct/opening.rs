@@ -194,6 +194,8 @@ impl Link {
     pub(super) fn close_lane(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
         self.tell_what_went();
         let Some(mut gone) = self.direct.take_out(lane) else { return };
+        // The other side counts what it has sent by these.
+        gone.ends.receiver.publish();
         gone.abandon();
         for entry in 0..gone.kept.len() as u16 {
             gone.forget_kept(lane, entry, calls);

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealane_transport::shm::limits::{LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY};
+use sealane_transport::shm::limits::{INLINE_BYTES_MAX, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY};
 use sealane_transport::shm::{Fate, LaneCopy, LaneMemory, LaneReceiver, LaneRecord, LaneSender, Note, Returned};
 
 use super::super::assert_says;
@@ -86,7 +86,7 @@ pub(super) fn run(script: &mut Script<'_>) {
     // Sent entries that have not been returned, and whether they were withdrawn; entries that the receiver knows of and has not decided.
     let (mut away, mut known) = ([None; ENTRIES], [false; ENTRIES]);
     while !script.is_over() {
-        match script.below(9) {
+        match script.below(11) {
             0 => {
                 let (step, bytes) = (script.number() as i64, script.bytes(RECORD_BYTES_MAX));
                 let (meta, bytes) = bytes.split_at(bytes.len() / 3);
@@ -124,9 +124,7 @@ pub(super) fn run(script: &mut Script<'_>) {
                 let found = if known[entry] { receiver.load(entry as u16, &mut loaded) } else { Ok(()) };
                 found.unwrap_or_else(|broken| assert_says(&broken));
                 match loaded.record() {
-                    Ok(LaneRecord::Tensor { key, meta, bytes, .. }) => {
-                        assert!(key.len() + meta.len() + bytes.len() <= 8 * LANE_ENTRY_WORDS);
-                    }
+                    Ok(LaneRecord::Tensor { bytes, .. }) => assert!(bytes.len() <= INLINE_BYTES_MAX),
                     Ok(_) => {}
                     Err(broken) => assert_says(&broken),
                 }
@@ -151,10 +149,10 @@ pub(super) fn run(script: &mut Script<'_>) {
                 let word = NOTES + ENTRIES + entry * LANE_ENTRY_WORDS + word;
                 memory.stores.borrow_mut().push_back((script.below(LOOKS_MAX), word, script.number()));
             }
-            _ => memory.store(script.below(NOTES + ENTRIES), script.number()),
+            8 => memory.store(script.below(NOTES + ENTRIES), script.number()),
+            9 => sender.publish(),
+            _ => receiver.publish(),
         }
-        sender.publish();
-        receiver.publish();
         let held = away.iter().flatten().count();
         assert_eq!(sender.away(), held, "an entry is lost, or there is one more");
         assert!((0..ENTRIES).all(|entry| sender.is_away(entry as u16) == away[entry].is_some()));
@@ -162,9 +160,9 @@ pub(super) fn run(script: &mut Script<'_>) {
 }
 
 pub(super) fn seeds() -> Vec<Vec<u8>> {
-    let send = [0, 1, 24, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22];
+    let send = [0, 1, 24, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 9];
     vec![
-        [&send[..], &[3, 4, 0, 5, 0, 0, 2], &send, &[1, 0, 3, 2]].concat(),
+        [&send[..], &[3, 4, 0, 5, 0, 0, 10, 2], &send, &[1, 0, 9, 3, 10, 2]].concat(),
         [&send[..], &[7, 0, 0, 1, 2, 1, 3, 1, 0, 2], &[6, 0, 0, 2, 0, 0, 2]].concat(),
         [&[6, 0, 1, 0, 1, 0, 3, 7, 1, 3, 0, 200, 4, 1, 5, 1, 0][..], &send, &[2, 8, 9, 5]].concat(),
     ]

@@ -92,7 +92,7 @@ impl Hostile {
     /// Does one thing that a correct end does, whatever that end finds in the memory.
     pub(super) fn behave(&mut self, script: &mut Script<'_>) {
         let Some(end) = &mut self.end else { return };
-        let broken = match script.below(6) {
+        let broken = match script.below(7) {
             0 | 1 => {
                 with_record(script, |record| self.sent.extend(end.sender.send(record)));
                 None
@@ -124,10 +124,13 @@ impl Hostile {
                 }
                 None
             }
-            _ => end.sender.next_returned().err(),
+            5 => end.sender.next_returned().err(),
+            _ => {
+                end.sender.publish();
+                end.receiver.publish();
+                None
+            }
         };
-        end.sender.publish();
-        end.receiver.publish();
         if let Some(broken) = broken {
             assert_says(&broken);
             self.end = None;

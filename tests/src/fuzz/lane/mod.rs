@@ -381,8 +381,8 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     // A step, a key, a size, and the call.
     let call = |what: u8, size: u8| [120, 1, 1, size, what];
     // An action of a correct end, and the record it sends: step, key, size, good metadata, and the kind.
-    let send = |kind: u8| [80, 0, 1, 1, 2, 1, kind];
-    let (note, take) = ([80, 3], [80, 4, 0]);
+    let send = |kind: u8| [80, 0, 1, 1, 2, 1, kind, 80, 6];
+    let (note, take) = ([80, 3], [80, 4, 0, 80, 6]);
     // A direction, an entry, and what is written there.
     let forge = |incoming: u8, entry: u8, what: &[u8]| [&[0, incoming, entry][..], what].concat();
     let age = |index: u8| [230, index];

@@ -6,7 +6,7 @@ use loom::sync::atomic::Ordering;
 use std::sync::atomic::Ordering;
 
 use super::{FATE_AT, Fate, LaneCopy, LaneMemory, WITHDRAWAL, notes_of, queued, read, state};
-use crate::shm::ring::Broken;
+use crate::shm::{limits::LANE_NOTES_TOGETHER, ring::Broken};
 
 /// The end that receives records and decides their fate.
 pub struct LaneReceiver<M> {
@@ -31,7 +31,8 @@ pub enum Note {
 impl<M: LaneMemory> LaneReceiver<M> {
     /// The receiving end of a direction that was not used yet.
     pub fn new(memory: M) -> Self {
-        Self { memory, known: vec![false; M::ENTRIES].into(), notes: 0, returns: 0, unpublished: Vec::new() }
+        let (known, unpublished) = (vec![false; M::ENTRIES].into(), Vec::with_capacity(LANE_NOTES_TOGETHER));
+        Self { memory, known, notes: 0, returns: 0, unpublished }
     }
 
     /// The next note of the sender.
@@ -88,7 +89,7 @@ impl<M: LaneMemory> LaneReceiver<M> {
         }
     }
 
-    /// Decides the fate of a record, and returns its entry by the next [`publish`](Self::publish); false if its sender has withdrawn it
+    /// Decides the fate of a record, and returns its entry by the next [`publish`](Self::publish) at the latest; false if its sender has withdrawn it
     /// first, which a [note](Note::Withdrawn) reports.
     #[inline]
     pub fn settle(&mut self, entry: u16, fate: Fate) -> bool {
@@ -106,10 +107,13 @@ impl<M: LaneMemory> LaneReceiver<M> {
     fn give_back(&mut self, entry: u16, fate: Fate) {
         self.known[usize::from(entry)] = false;
         self.unpublished.push(fate.state() << FATE_AT | u64::from(entry));
+        if self.unpublished.len() == LANE_NOTES_TOGETHER {
+            self.publish();
+        }
     }
 
-    /// Tells the sender what was decided. Together, since the words are in the sender's cache, and what is written after them waits until
-    /// they are in this one's.
+    /// Tells the sender what was decided and not told yet. Together, since the words are in the sender's cache, and what is written after
+    /// them waits until they are in this one's; but not so late that the sender, with all entries away, has to use the daemon.
     #[inline]
     pub fn publish(&mut self) {
         for what in self.unpublished.drain(..) {

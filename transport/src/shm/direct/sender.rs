@@ -55,7 +55,7 @@ impl<M: LaneMemory> LaneSender<M> {
     }
 
     /// Sends a record. Returns its entry, or `None` if no entry is free or the record is longer than an entry. The receiver hears of it by
-    /// the next [`publish`](Self::publish).
+    /// the next [`publish`](Self::publish) at the latest.
     #[inline]
     pub fn send(&mut self, record: &LaneRecord<'_>) -> Option<u16> {
         let &entry = self.free.last()?;

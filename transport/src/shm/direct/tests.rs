@@ -4,7 +4,7 @@ use super::{
     DirectLane, FATE_AT, Fate, LaneCopy, LaneKeeper, LaneReceiver, LaneRecord, LaneSender, Note, Side, Standing,
     WITHDRAWAL, heap::Heap, queued,
 };
-use crate::shm::limits::LANE_SECTION_WORDS;
+use crate::shm::limits::{LANE_NOTES_TOGETHER, LANE_SECTION_WORDS};
 
 const ENTRIES: usize = 2;
 
@@ -166,6 +166,27 @@ fn queues_go_round_and_each_entry_is_used_again() {
         assert_eq!((both.away.len(), both.received.len(), both.withdrawn.len()), (0, round + 1, round + 1));
     }
     both.check(&[]);
+}
+
+#[test]
+fn as_many_notes_or_returns_as_are_told_together_are_told_at_once() {
+    let memory = Heap::<{ 2 * LANE_NOTES_TOGETHER }>::new();
+    let (mut sender, mut receiver) = (LaneSender::new(memory.clone()), LaneReceiver::new(memory));
+    let mut entries = Vec::new();
+    for value in 0..LANE_NOTES_TOGETHER as u64 {
+        assert!(!receiver.has_note());
+        entries.push(sender.send(&record(value)).unwrap());
+    }
+    for entry in &entries {
+        assert_eq!(receiver.next_note().unwrap(), Some(Note::Sent(*entry)));
+    }
+    for entry in &entries {
+        assert!(!sender.has_returned());
+        assert!(receiver.settle(*entry, Fate::Taken));
+    }
+    for entry in &entries {
+        assert_eq!(sender.next_returned().unwrap().unwrap().entry, *entry);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
     shm::{
-        ClientBell, DirectLane, Fate, LaneKeeper, LaneMemory, Note, Side, Span, Woken,
+        ClientBell, DirectLane, Fate, LaneKeeper, LaneMemory, Note, Record, Side, Span, Submission, Woken,
         attach::GivenLane,
         limits::{INLINE_BYTES_MAX, LANE_ENTRIES},
     },
@@ -255,6 +255,27 @@ fn one_who_does_not_look_is_woken_before_what_is_said_of_large_tensors_takes_all
         two.sender.told();
     }
     assert_eq!(nudge::now(&ear.ear), Woken::Rung);
+}
+
+#[test]
+fn what_a_lane_has_delivered_is_counted_by_both_sides_when_it_ends_at_once() {
+    /// Tensors of which the daemon was told that they were sent and received over lanes.
+    fn moved(rig: &mut Rig) -> (u64, u64) {
+        let (mut record, mut moved) = (Record::new(), (0, 0));
+        while rig.daemon.submissions.pop(&mut record).unwrap() {
+            if let Submission::Direct { sent, received, .. } = Submission::decode(&record).unwrap() {
+                moved = (moved.0 + sent.tensors, moved.1 + received.tensors);
+            }
+        }
+        moved
+    }
+    let mut two = Two::new();
+    two.send("w", 8);
+    let recv = two.recv("w");
+    two._lane.abandon();
+    assert!(two.arrived(recv).is_some());
+    two.sender.attachment.lock().pump();
+    assert_eq!((moved(&mut two.sender), moved(&mut two.receiver)), ((1, 0), (0, 1)));
 }
 
 #[test]

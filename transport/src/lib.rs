@@ -35,8 +35,6 @@ pub mod link;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod loopback;
 #[cfg(not(loom))]
-pub mod meta;
-#[cfg(not(loom))]
 pub mod named_rows;
 #[cfg(all(feature = "network", not(loom)))]
 pub mod outbox;
@@ -77,8 +75,7 @@ pub use self::{
     chains::Chains,
     error::{Code, Error, Late, LinkError, Operation},
     limits::SessionLimits,
-    meta::Meta,
-    payload::Payload,
+    payload::{Meta, Payload},
     pull_buffer::{Keys, PullBuffer, Pulled},
     slicing::Slicing,
     tensor::{Tensor, TensorMeta},

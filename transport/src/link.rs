@@ -13,8 +13,8 @@ use sealane_runtime::{Buffer, DeviceError, DmaBuf, MemoryKind, Reacher, Volatile
 
 use crate::arena::Handle;
 use crate::error::LinkError;
-use crate::meta::Meta;
 use crate::outbox::Outbox;
+use crate::payload::Meta;
 use crate::pull_buffer::Known;
 use crate::wire::WireError;
 

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sealane_runtime::{Buffer, DeviceError, DeviceMemory, DmaBuf, MemoryKind, VolatileSlice, VolatileSliceMut};
 
+/// Metadata of a tensor as the transport carries it: opaque bytes, not allocated up to rank 4.
+pub type Meta = smallvec::SmallVec<[u8; 48]>;
+
 /// Bytes to send: a slab or heap buffer that only this tensor owns, or memory shared with other tensors.
 ///
 /// Moves into a link and comes back from it; never copied on the way, except if small bytes are staged, or if the

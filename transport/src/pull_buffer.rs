@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sealane_runtime::{Buffer, VolatileSlice};
 
 use crate::error::Error;
-use crate::meta::Meta;
 #[cfg(feature = "network")]
 use crate::outbox::Outbox;
 use crate::payload::Payload;
@@ -434,7 +433,7 @@ impl PullBuffer {
     ) {
         let bytes = stored.bytes.host_bytes().expect("a device's is copied to memory that was lent for it");
         if !self.overwrite(index, stored.stamp, stored.version, bytes) {
-            let meta = TensorMeta::from_own_wire(Meta::from_slice(stored.meta));
+            let meta = TensorMeta::from_own_wire(stored.meta.into());
             self.put_new(
                 index,
                 &Known { stamp: stored.stamp, meta, len: bytes.len() },

@@ -23,9 +23,9 @@ const FIELD_BYTES_MAX: usize = 300;
 
 /// Metadata of a vector of `bytes` bytes.
 pub(super) fn vector(bytes: u64) -> Meta {
-    let mut wire = [1, 8, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    wire[8..].copy_from_slice(&bytes.to_le_bytes());
-    Meta::from_slice(&wire)
+    let mut meta = Meta::from_slice(&[1, 8, 1, 0, 0, 1, 0, 0]);
+    meta.extend_from_slice(&bytes.to_le_bytes());
+    meta
 }
 
 /// A handle, most often one of the first that an arena gives out.

@@ -19,8 +19,8 @@ use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{BATCHED_TENSOR_BYTES, INLINE_PAYLOAD_BYTES, STREAM_BYTES_MAX, STREAMS_MAX};
 use crate::link::{Landing, LandingOf, Place};
-use crate::meta::Meta;
 use crate::outbox::Outbox;
+use crate::payload::Meta;
 use crate::tensor::{Tensor, TensorBatch, TensorMeta};
 use crate::wire::{Push, PushFailure, PushGrant, PushOpen, PushRecord, PushWant, Pushes, WireError};
 

@@ -14,8 +14,8 @@ use sealane_runtime::{Buffer, VolatileSlice};
 use super::control::Control;
 use super::{Event, Session, Sink};
 use crate::limits::{AHEAD_BYTES_MAX, AHEAD_RECORD_BYTES, AHEAD_TENSOR_BYTES};
-use crate::meta::Meta;
 use crate::outbox::Outbox;
+use crate::payload::Meta;
 use crate::spares;
 use crate::wire::{Ahead, AheadEnd, AheadRecord, AheadRecords, AheadRecordsBuf, Ends, Fate, RecordPlace, WireError};
 

@@ -18,9 +18,9 @@ use crate::error::{Error, Operation};
 use crate::if_gone::IfGone;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
 use crate::link::{Landing, LandingOf, Place, Spot};
-use crate::meta::Meta;
 use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
+use crate::payload::Meta;
 use crate::trace::{self, Moment, Recorder};
 use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowRequest, SmallResponse, WireError};
 

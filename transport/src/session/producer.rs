@@ -11,8 +11,8 @@ use super::{Event, Session, Sink, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, RELEASE_ACK_EVERY, SessionLimits};
-use crate::meta::Meta;
 use crate::outbox::{Outbox, Owner, Unreadable};
+use crate::payload::Meta;
 use crate::payload::Payload;
 use crate::trace::{self, Moment, Recorder};
 use crate::transfers::leaves_in_chunks;
@@ -359,7 +359,7 @@ impl<D> Producer<D> {
             return self.complete(token, true, events);
         }
         let taken = self.unreleased.retire(token, |response| {
-            if response.meta.len() > Meta::INLINE_BYTES {
+            if response.meta.spilled() {
                 response.meta = Meta::new();
             }
             let payload = response.payload.take().unwrap_or_default();

@@ -8,7 +8,7 @@ use sealane_runtime::{Buffer, DeviceError, Sweep};
 use sealane_transport::pull_buffer::{Stored, StoredBytes};
 use sealane_transport::session::{ReceiveMemory, Store, Wait};
 use sealane_transport::trace::Moment;
-use sealane_transport::{Error, Handle, Meta, Payload, PullBuffer, TensorMeta};
+use sealane_transport::{Error, Handle, Payload, PullBuffer, TensorMeta};
 
 use super::store::PublishedStore;
 use super::watchers::Watcher;
@@ -122,7 +122,7 @@ impl LocalPull {
         let allocate = |len| memory.allocate_to_stay(consumer, len);
         let payload = match published.bytes {
             StoredBytes::Payload(payload) if views && memory.shares_with(consumer, payload) => {
-                let meta = TensorMeta::from_own_wire(Meta::from_slice(published.meta));
+                let meta = TensorMeta::from_own_wire(published.meta.into());
                 self.pull_buffer.fill(index, published.stamp, meta, published.version, payload.share());
                 reporter.count_received(1, bytes);
                 return VIEW_COST_BYTES;
@@ -136,7 +136,7 @@ impl LocalPull {
         };
         match self.pull_buffer.lend(index, bytes, allocate) {
             Ok(to) => {
-                let meta = TensorMeta::from_own_wire(Meta::from_slice(published.meta));
+                let meta = TensorMeta::from_own_wire(published.meta.into());
                 let (version, stamp, from) = (published.version, published.stamp, payload.share());
                 self.copy = Some(PartCopy { index, version, stamp, meta, from, to, filled: 0 });
                 reporter.count_received(1, bytes);

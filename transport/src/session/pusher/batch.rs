@@ -4,7 +4,7 @@
 use sealane_runtime::Buffer;
 
 use super::stream::{Entry, What};
-use crate::meta::Meta;
+use crate::payload::Meta;
 use crate::wire::{PushRecords, PushRecordsBuf};
 
 pub(super) struct Batch {

@@ -7,9 +7,8 @@ use std::time::Instant;
 use super::batch::Batch;
 use crate::arena::Handle;
 use crate::limits::INLINE_PAYLOAD_BYTES;
-use crate::meta::Meta;
 use crate::outbox::{Outbox, Owner, Unreadable};
-use crate::payload::Payload;
+use crate::payload::{Meta, Payload};
 use crate::wire::{Push, PushOpen, PushWant};
 
 /// How many pushes are looked at to tell the peer how much credit a stream wants.

@@ -62,6 +62,43 @@ impl Shared<'_> {
     }
 }
 
+/// How far the tensors of a batch were placed: see [`Attachment::place`].
+struct Placement {
+    /// The first so many are small, or lie in the arena.
+    placed: usize,
+    /// The first one that was refused, which is gone, and why.
+    refused: Option<(usize, Error)>,
+}
+
+impl Placement {
+    /// Places the tensors behind the `small` ones by `place`, in another arena than the last time. Nothing is copied behind one that has no
+    /// room, or was refused: a full arena is not tried a thousand times.
+    fn place<K>(
+        &mut self,
+        tensors: &mut [(K, Option<Tensor>)],
+        small: usize,
+        mut place: impl FnMut(&mut Option<Tensor>) -> Result<bool, Error>,
+    ) {
+        let end = self.refused.as_ref().map_or(tensors.len(), |(first, _)| *first);
+        self.placed = small;
+        for (_, tensor) in &mut tensors[small..end] {
+            match place(tensor) {
+                Ok(true) => self.placed += 1,
+                Ok(false) => return,
+                Err(error) => {
+                    self.refused = Some((self.placed, error));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// How many of the first of these tensors travel in a ring.
+fn small_ones<K>(tensors: &[(K, Option<Tensor>)]) -> usize {
+    tensors.iter().take_while(|(_, tensor)| tensor.as_ref().is_some_and(is_inline)).count()
+}
+
 impl Attachment {
     /// Submits many sends or pushes under one lock and rings once; `each` is called for every one, in order.
     pub(crate) fn send_all<K: AsRef<str>>(
@@ -73,34 +110,20 @@ impl Attachment {
     ) {
         // The iterator is the caller's code, and runs before anything is locked.
         let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
-        // Nothing is copied behind a tensor that had no room: a full arena is not tried a thousand times.
         let now = Tick::now();
-        let small_ones = |tensors: &[(K, Option<Tensor>)]| {
-            tensors.iter().take_while(|(_, tensor)| tensor.as_ref().is_some_and(is_inline)).count()
-        };
         let mut small = small_ones(&tensors);
-        let (mut refusal, mut refused) = (None, tensors.len());
-        let (placed, mut held) = loop {
-            let mut placed = small;
-            // A tensor that was refused before is gone.
-            for (_, tensor) in &mut tensors[small..refused] {
-                match self.place(tensor, now, options.timeout) {
-                    Ok(true) => placed += 1,
-                    Ok(false) => break,
-                    Err(error) => {
-                        (refusal, refused) = (Some(error), placed);
-                        break;
-                    }
-                }
-            }
+        let mut placement = Placement { placed: small, refused: None };
+        let mut held = loop {
+            placement.place(&mut tensors, small, |tensor| self.place(tensor, now, options.timeout));
             let held = match self.up(now, options.timeout) {
                 Ok(held) => held,
                 Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
             };
-            if tensors[small..placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
-                break (placed, held);
+            if tensors[small..placement.placed].iter().all(|(_, tensor)| held.reaches(tensor.as_ref())) {
+                break held;
             }
         };
+        let Placement { placed, refused } = placement;
         let (mut next, mut may_share) = (0, true);
         while next < tensors.len() {
             if let (true, Purpose::Send { step }) = (may_share, to.purpose) {
@@ -116,8 +139,8 @@ impl Attachment {
                 }
             }
             let (key, tensor) = &mut tensors[next];
-            each(match &refusal {
-                Some(error) if next >= refused && !tensor.as_ref().is_some_and(is_small) => Err(error.clone()),
+            each(match &refused {
+                Some((first, error)) if next >= *first && !tensor.as_ref().is_some_and(is_small) => Err(error.clone()),
                 // Tensors behind one without room were not looked at before.
                 _ if next >= placed && tensor.as_ref().is_some_and(is_of_device) => Err(on_device()),
                 _ => held.send(now, to, key.as_ref(), tensor, options.timeout),
@@ -300,5 +323,36 @@ impl Held<'_> {
             self.lane_of((shared.with, shared.peer), shared.now, count);
         }
         count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_that_was_refused_is_not_placed_again_in_the_arena_of_the_next_daemon() {
+        let tensor = |elements: usize| Tensor::from_elements(&[elements as u64], &vec![0_u8; elements]).unwrap();
+        let mut tensors: Vec<_> = [1, 4096, 4096, 4096].map(|elements| ((), Some(tensor(elements)))).into();
+        let small = small_ones(&tensors);
+        let mut placement = Placement { placed: small, refused: None };
+        // The third is refused, and the daemon is replaced before the lock is taken.
+        let mut looked_at = 0;
+        placement.place(&mut tensors, small, |tensor| {
+            looked_at += 1;
+            if looked_at == 1 {
+                return Ok(true);
+            }
+            *tensor = None;
+            Err(on_device())
+        });
+        for _ in 0..2 {
+            let Placement { placed, refused: Some((refused, error)) } = &placement else { panic!("it was refused") };
+            assert_eq!((small, *placed, *refused, error.code()), (1, 2, 2, on_device().code()));
+            placement.place(&mut tensors, small, |tensor| {
+                assert!(tensor.is_some(), "it is gone");
+                Ok(true)
+            });
+        }
     }
 }

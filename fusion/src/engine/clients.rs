@@ -31,7 +31,7 @@ mod portion;
 mod tests;
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -48,7 +48,7 @@ use super::shard::{ShardEngine, Vital};
 use super::{Engine, stopped};
 use crate::limits::{CLIENTS_LEAVING_MAX, FEW_OUTCOMES, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
-use crate::node::{ClientCall, ClientOutcome};
+use crate::node::{ClientCall, ClientOutcome, ClientOutcomes};
 use client::{Client, Who};
 pub use lanes::LaneEnd;
 use lanes::Lanes;
@@ -334,7 +334,7 @@ pub(super) struct Clients {
     /// done, or its link ends.
     leaving: Vec<Client>,
     /// Outcomes not told yet; empty between turns, unless telling one panicked.
-    outcomes: VecDeque<(ClientCall, ClientOutcome)>,
+    outcomes: ClientOutcomes,
     /// The client being served, which is blamed for a panic.
     served: Option<Handle>,
     record: Record,
@@ -351,7 +351,7 @@ impl Clients {
             clients: Arena::new(usize::MAX),
             handles: HashMap::new(),
             leaving: Vec::new(),
-            outcomes: VecDeque::new(),
+            outcomes: ClientOutcomes::default(),
             served: None,
             record: Record::new(),
             idle_turns: 0,
@@ -509,19 +509,25 @@ impl Clients {
 /// hears of a release may rely on it even if the daemon is killed a moment later. So all arrivals are written before any release.
 fn report(
     clients: &mut Arena<Client>,
-    outcomes: &mut VecDeque<(ClientCall, ClientOutcome)>,
+    outcomes: &mut ClientOutcomes,
     (now, record): (Instant, &mut Record),
     served: &mut Option<Handle>,
 ) -> usize {
     let few = outcomes.len() <= FEW_OUTCOMES;
-    // Used where they lie: moving one costs as much as the rest of an answer. If that panics, its client is gone when it is looked at again.
-    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.front_mut() {
-        *served = Some(*handle);
+    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.take_next() {
+        *served = Some(handle);
         // A client that is gone needs no answer.
-        if let Some(client) = clients.get_mut(*handle) {
-            client.answer(*call, outcome, few, record);
+        if let Some(client) = clients.get_mut(handle) {
+            client.answer(call, outcome, few, record);
         }
-        outcomes.pop_front();
+        // What was only copied is freed.
+        *outcome = ClientOutcome::Returned;
+    }
+    while let Some(ClientCall { client: handle, call }) = outcomes.sent.pop_front() {
+        *served = Some(handle);
+        if let Some(client) = clients.get_mut(handle) {
+            client.sent(call);
+        }
     }
     for (handle, client) in clients.iter_mut() {
         *served = Some(handle);

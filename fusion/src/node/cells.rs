@@ -1,5 +1,6 @@
 //! Handles of calls in flight, and where their outcomes wait for the caller.
 
+use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
@@ -129,11 +130,59 @@ pub struct ClientCall {
     pub call: Handle,
 }
 
-/// How a call of a client process ended.
+/// How calls of client processes ended. A send that succeeded has no outcome to be moved, so those are kept by themselves.
+#[derive(Debug, Default)]
+pub struct ClientOutcomes {
+    /// Sends that succeeded.
+    pub sent: VecDeque<ClientCall>,
+    rest: Vec<(ClientCall, ClientOutcome)>,
+    /// How many of `rest` were taken by [`take_next`](Self::take_next).
+    taken: usize,
+}
+
+impl ClientOutcomes {
+    #[inline]
+    pub(super) fn push(&mut self, call: ClientCall, outcome: ClientOutcome) {
+        self.rest.push((call, outcome));
+    }
+
+    /// The next outcome of another kind, to be used where it lies: moving one costs as much as the rest of an answer.
+    #[inline]
+    pub fn take_next(&mut self) -> Option<(ClientCall, &mut ClientOutcome)> {
+        if self.taken == self.rest.len() {
+            self.rest.clear();
+            self.taken = 0;
+            return None;
+        }
+        let (call, outcome) = &mut self.rest[self.taken];
+        self.taken += 1;
+        Some((*call, outcome))
+    }
+
+    /// True if none is left but sends that succeeded.
+    #[inline]
+    pub(super) fn has_only_sends(&self) -> bool {
+        self.taken == self.rest.len()
+    }
+
+    /// How many are left.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.sent.len() + self.rest.len() - self.taken
+    }
+
+    /// True if none is left.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How a call of a client process ended, other than with a success of its send.
 #[derive(Debug)]
 pub enum ClientOutcome {
-    /// A send.
-    Sent(SendOutcome),
+    /// A send that failed.
+    Unsent(Error),
     /// A send whose tensor was on its way at its deadline. `Returned` follows.
     Late(Error),
     /// The memory of such a send is free again.

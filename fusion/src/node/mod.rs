@@ -50,7 +50,7 @@ use sealane_transport::{Error, Handle};
 
 use crate::metrics::NodeMetrics;
 use crate::presence::{self, Presence};
-pub use cells::{ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendWaiter, Ticket};
+pub use cells::{ClientCall, ClientOutcome, ClientOutcomes, PullWaiter, RecvWaiter, SendWaiter, Ticket};
 use context::{Context, draining};
 pub use counters::{CallerCounters, Counters, KindCounters};
 use exchange::Exchange;
@@ -282,7 +282,7 @@ impl Node {
     }
 
     /// Swaps the waiting outcomes of clients' calls with `other`, which must be empty.
-    pub fn swap_client_outcomes(&mut self, other: &mut VecDeque<(ClientCall, ClientOutcome)>) {
+    pub fn swap_client_outcomes(&mut self, other: &mut ClientOutcomes) {
         debug_assert!(other.is_empty());
         std::mem::swap(&mut self.context.reporter.outcomes.clients, other);
     }

@@ -1,13 +1,12 @@
 //! Where the outcomes of calls go: to futures on this shard, to other threads, to clients, and into batches.
 
-use std::collections::VecDeque;
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
 use sealane_transport::tensor::LastKind;
 use sealane_transport::{Arena, Error, PullBuffer, RecvOutcome, SendOutcome};
 
-use super::cells::{Cells, ClientCall, ClientOutcome, PullWaiter, RecvWaiter, SendGroup, SendWaiter};
+use super::cells::{Cells, ClientOutcome, ClientOutcomes, PullWaiter, RecvWaiter, SendGroup, SendWaiter};
 use super::exchange::batches::Batches;
 
 /// The outcomes of a node's calls; see the module.
@@ -19,7 +18,7 @@ pub(super) struct Outcomes {
     /// Groups of sends with one waiter.
     groups: Arena<SendGroup>,
     pub(super) wakers: Vec<Waker>,
-    pub(super) clients: VecDeque<(ClientCall, ClientOutcome)>,
+    pub(super) clients: ClientOutcomes,
     kinds: LastKind,
 }
 
@@ -32,7 +31,7 @@ impl Default for Outcomes {
             batches: Batches::default(),
             groups: Arena::new(usize::MAX),
             wakers: Vec::new(),
-            clients: VecDeque::new(),
+            clients: ClientOutcomes::default(),
             kinds: LastKind::default(),
         }
     }
@@ -63,7 +62,7 @@ impl Outcomes {
     #[inline(always)]
     pub(super) fn finish_recv(&mut self, waiter: RecvWaiter, outcome: RecvOutcome) {
         match waiter {
-            RecvWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Received(outcome))),
+            RecvWaiter::Client(call) => self.clients.push(call, ClientOutcome::Received(outcome)),
             waiter => self.finish_recv_here(waiter, outcome),
         }
     }
@@ -111,8 +110,11 @@ impl Outcomes {
             SendWaiter::Nobody => {}
             SendWaiter::Cell(cell) => self.send_cells.finish(cell, outcome, &mut self.wakers),
             SendWaiter::Channel(sender) => drop(sender.send(outcome)),
-            SendWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Sent(outcome))),
-            SendWaiter::LateClient(call) => self.clients.push_back((call, ClientOutcome::Returned)),
+            SendWaiter::Client(call) => match outcome {
+                Ok(()) => self.clients.sent.push_back(call),
+                Err(error) => self.clients.push(call, ClientOutcome::Unsent(error)),
+            },
+            SendWaiter::LateClient(call) => self.clients.push(call, ClientOutcome::Returned),
             SendWaiter::Group(_) => self.finish_sends(waiter, 1, outcome),
         }
     }
@@ -123,7 +125,7 @@ impl Outcomes {
         match std::mem::replace(waiter, SendWaiter::Nobody) {
             SendWaiter::Client(call) => {
                 *waiter = SendWaiter::LateClient(call);
-                self.clients.push_back((call, ClientOutcome::Late(error)));
+                self.clients.push(call, ClientOutcome::Late(error));
             }
             told => self.finish_sends(told, count, Err(error)),
         }
@@ -150,7 +152,7 @@ impl Outcomes {
         match waiter {
             PullWaiter::Cell(cell) => self.pull_cells.finish(cell, pull_buffer, &mut self.wakers),
             PullWaiter::Channel(sender) => drop(sender.send(Ok(pull_buffer))),
-            PullWaiter::Client(call) => self.clients.push_back((call, ClientOutcome::Pulled(pull_buffer))),
+            PullWaiter::Client(call) => self.clients.push(call, ClientOutcome::Pulled(pull_buffer)),
         }
     }
 }

@@ -189,7 +189,7 @@ impl Node {
         };
         // A tensor for a client is released in a later turn, when its outcome is in the client's ring: if the daemon dies before that, it
         // must not have told the producer that the tensor arrived.
-        if peer.session.is_urgent() && !peer.is_blocked() && reporter.outcomes.clients.is_empty() {
+        if peer.session.is_urgent() && !peer.is_blocked() && reporter.outcomes.clients.has_only_sends() {
             self.transmit(now, handle);
         } else if peer.session.has_output() {
             // Releases alone wait for the next turn: the task that got the tensor usually asks for more.

@@ -1,11 +1,10 @@
 //! Steps between two nodes.
 
-use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 
 use sealane_fusion::node::{
-    BatchWaiter, ClientCall, ClientOutcome, FusedRequest, Node, PullRequest, PullWaiter, PushRequest, RecvRequest,
-    RecvWaiter, SendWaiter,
+    BatchWaiter, ClientCall, ClientOutcome, ClientOutcomes, FusedRequest, Node, PullRequest, PullWaiter, PushRequest,
+    RecvRequest, RecvWaiter, SendWaiter,
 };
 use sealane_fusion::{AcceptQueue, Accepted, AcceptedBatch, Buffer, Error, Fuse, IntoTensor, Tensor, TensorView};
 use sealane_transport::Handle;
@@ -30,7 +29,7 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     let (mut two, keys, tensor) = (TwoNodes::new(wire, Fuse::Turn)?, keys(tensors), tensor()?);
     let pairs = [two.number(PS).map_err(said)?, two.number(WORKER).map_err(said)?];
     let deadline = two.now() + DEADLINE;
-    let mut outcomes = VecDeque::new();
+    let mut outcomes = ClientOutcomes::default();
     let mut buffers: Vec<_> = (0..tensors).map(|_| Buffer::from_vec(vec![0; BYTES])).collect();
     for step in 0..steps {
         let now = two.now();
@@ -45,7 +44,8 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         }
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);
-            for (_, outcome) in outcomes.drain(..) {
+            while let Some((_, outcome)) = outcomes.take_next() {
+                let outcome = std::mem::replace(outcome, ClientOutcome::Returned);
                 let ClientOutcome::Received(outcome) = outcome else { return Err(format!("{outcome:?}")) };
                 buffers.push(outcome.map_err(|unreceived| said(unreceived.error))?.into_buffer());
             }
@@ -106,7 +106,7 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
     let tensors: Vec<_> = keys(tensors).into_iter().map(|key| (key, tensor.share())).collect();
     let (plan, pull_buffer) = two.open_plan(pair, &tensors).map_err(said)?;
     let deadline = two.now() + DEADLINE;
-    let (mut pull_buffer, mut outcomes) = (Some(pull_buffer), VecDeque::new());
+    let (mut pull_buffer, mut outcomes) = (Some(pull_buffer), ClientOutcomes::default());
     for step in 0..steps {
         let now = two.now();
         two.nodes[PS].publish_all(0, step, tensors.iter().map(|(key, tensor)| (key, tensor))).map_err(said)?;
@@ -127,7 +127,8 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         );
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);
-            if let Some((_, outcome)) = outcomes.pop_front() {
+            if let Some((_, outcome)) = outcomes.take_next() {
+                let outcome = std::mem::replace(outcome, ClientOutcome::Returned);
                 let ClientOutcome::Pulled(pulled) = outcome else { return Err(format!("{outcome:?}")) };
                 if let Some((_, error)) = pulled.first_error() {
                     return Err(error.to_string());

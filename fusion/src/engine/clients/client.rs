@@ -317,7 +317,7 @@ impl Client {
             Submission::Rows { call, peer, min_version, timeout_ms, rows, views, fail_if_gone } => {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let pair = self.pulling_pair(node, peer)?.and_then(|pair| self.check_calls(pair));
-                if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination: false }) {
+                if !self.receiving.insert(call, peer, false) {
                     return Err(Misconduct(format!("call {call} is already in flight")));
                 }
                 self.under_way += 1;
@@ -436,7 +436,7 @@ impl Client {
         let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
         let pair = pair.clone().and_then(|pair| self.check_calls(pair));
         let has_destination = destination.is_some();
-        if !self.receiving.insert(call, Receiving { ticket: None, peer, has_destination }) {
+        if !self.receiving.insert(call, peer, has_destination) {
             return Err(Misconduct(format!("call {call} is already in flight")));
         }
         self.under_way += 1;

@@ -2,7 +2,6 @@
 //! fuzz targets and the drives, several for the simulation of clients.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +15,7 @@ use sealane_transport::{Arena, Handle};
 use super::client::{Client, Who};
 use super::memory::Shown;
 use super::report;
-use crate::node::{ClientCall, ClientOutcome, Node};
+use crate::node::{ClientOutcomes, Node};
 
 /// Timeout of calls that give none, in milliseconds.
 const TIMEOUT_MS: u64 = 60_000;
@@ -80,12 +79,12 @@ pub struct Clients {
     /// Number of clients attached so far.
     attached: u64,
     record: Record,
-    outcomes: VecDeque<(ClientCall, ClientOutcome)>,
+    outcomes: ClientOutcomes,
 }
 
 impl Clients {
     pub fn new(node: Node) -> Self {
-        let (record, outcomes) = (Record::new(), VecDeque::new());
+        let (record, outcomes) = (Record::new(), ClientOutcomes::default());
         Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, outcomes }
     }
 

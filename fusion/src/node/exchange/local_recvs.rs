@@ -35,7 +35,8 @@ struct PendingRecv {
     deadline: Instant,
     /// Its entry in the table, if it waits there.
     entry: Handle,
-    destination: Option<Buffer>,
+    /// By itself: few recvs bring one, and all are moved.
+    destination: Option<Box<Buffer>>,
     waiter: RecvWaiter,
 }
 
@@ -291,7 +292,8 @@ impl Exchange {
             context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
             return None;
         }
-        let recv = PendingRecv { pair, consumer, step, since: now, deadline, entry: NOWHERE, destination, waiter };
+        let (entry, destination) = (NOWHERE, destination.map(Box::new));
+        let recv = PendingRecv { pair, consumer, step, since: now, deadline, entry, destination, waiter };
         let handle = self.local.enter(recv);
         let entry = self.table.park_local(slot, at, handle);
         self.local.recvs.get_mut(handle).expect("just entered").entry = entry;
@@ -313,11 +315,11 @@ impl Exchange {
             self.fail_here(handle, unheard(), &mut context.reporter);
             return Some(tensor);
         }
-        if tensor.1.len() > COPY_AT_ONCE_BYTES || is_of_device(&tensor.1, recv.destination.as_ref()) {
+        if tensor.1.len() > COPY_AT_ONCE_BYTES || is_of_device(&tensor.1, recv.destination.as_deref()) {
             return Some(tensor);
         }
         let limit = context.settings.session.tensor_bytes_max;
-        let place = place(&context.memory, limit, recv.consumer, recv.destination.take(), &tensor.1);
+        let place = place(&context.memory, limit, recv.consumer, recv.destination.take().map(|at| *at), &tensor.1);
         self.table.take_request(slot);
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
@@ -347,7 +349,7 @@ impl Exchange {
             return self.released(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
-        match place(&context.memory, limit, recv.consumer, recv.destination.take(), &tensor.1) {
+        match place(&context.memory, limit, recv.consumer, recv.destination.take().map(|at| *at), &tensor.1) {
             Ok(Place::Memory { to, is_brought }) => {
                 // It keeps its handle, by which it can be cancelled while it is copied.
                 let pairs = &context.pairs;
@@ -461,6 +463,7 @@ impl Exchange {
     pub(super) fn fail_here(&mut self, handle: Handle, error: Error, reporter: &mut Reporter) {
         if let Some(PendingRecv { waiter, destination, entry, .. }) = self.local.remove(handle) {
             self.table.cancel_local(entry);
+            let destination = destination.map(|destination| *destination);
             reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
         }
     }

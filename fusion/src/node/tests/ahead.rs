@@ -3,10 +3,9 @@
 use sealane_transport::LinkError;
 use sealane_transport::limits::AHEAD_BYTES_MAX;
 
-use super::super::{ClientCall, ClientOutcome};
+use super::super::{ClientCall, ClientOutcome, ClientOutcomes};
 use super::*;
 use crate::limits::{REQUEST_DELAY, REVOKE_TIME};
-use std::collections::VecDeque;
 
 pub(super) const PS: (usize, &str) = (0, "ps:1");
 pub(super) const WORKER: (usize, &str) = (1, "worker:1");
@@ -182,14 +181,15 @@ fn who_cannot_hear_what_became_of_a_send_is_told_so() {
         net.now += time;
         net.nodes[0].turn(net.now);
     }
-    let mut outcomes = VecDeque::new();
+    let mut outcomes = ClientOutcomes::default();
     net.nodes[0].swap_client_outcomes(&mut outcomes);
-    let [(_, ClientOutcome::Late(error))] = outcomes.make_contiguous() else { panic!("{outcomes:?}") };
+    let Some((_, ClientOutcome::Late(error))) = outcomes.take_next() else { panic!("it is late") };
     assert!(error.to_string().contains("delivery unknown") && error.to_string().contains("'w'"), "{error}");
-    outcomes.clear();
+    assert!(outcomes.take_next().is_none());
     net.rest();
     net.nodes[0].swap_client_outcomes(&mut outcomes);
-    assert!(matches!(outcomes.make_contiguous(), [(_, ClientOutcome::Returned)]), "{outcomes:?}");
+    assert_eq!(outcomes.len(), 1);
+    assert!(matches!(outcomes.take_next(), Some((_, ClientOutcome::Returned))));
     net.nothing_is_left();
 }
 

@@ -1,10 +1,9 @@
 //! Sends and recvs that end without meeting: deadlines, duplicates, limits, steps that end.
 
-use super::super::{ClientCall, ClientOutcome};
+use super::super::{ClientCall, ClientOutcome, ClientOutcomes};
 use super::*;
 use crate::limits::REQUEST_DELAY;
 use crate::metrics::Operation;
-use std::collections::VecDeque;
 
 const PS: (usize, &str) = (0, "ps:1");
 const WORKER: (usize, &str) = (1, "worker:1");
@@ -90,15 +89,16 @@ fn a_client_hears_at_the_deadline_of_its_send_and_later_that_its_memory_is_back(
     let call = ClientCall { client: Handle::from_bits(1 << 32), call: Handle::from_bits(7) };
     let mut net = Net::pair();
     let asked = late(&mut net, SendWaiter::Client(call));
-    let mut outcomes = VecDeque::new();
+    let mut outcomes = ClientOutcomes::default();
     net.nodes[0].swap_client_outcomes(&mut outcomes);
-    let [(told, ClientOutcome::Late(error))] = outcomes.make_contiguous() else { panic!("{outcomes:?}") };
-    assert_eq!((*told, error.code()), (call, Code::DeadlineExceeded));
-    outcomes.clear();
+    let Some((told, ClientOutcome::Late(error))) = outcomes.take_next() else { panic!("it is late") };
+    assert_eq!((told, error.code()), (call, Code::DeadlineExceeded));
+    assert!(outcomes.take_next().is_none());
     net.rest();
     assert_eq!(asked.bytes(), [7; LARGE]);
     net.nodes[0].swap_client_outcomes(&mut outcomes);
-    assert!(matches!(outcomes.make_contiguous(), [(told, ClientOutcome::Returned)] if *told == call), "{outcomes:?}");
+    assert_eq!(outcomes.len(), 1);
+    assert!(matches!(outcomes.take_next(), Some((told, ClientOutcome::Returned)) if told == call));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::*;
 use crate::limits::REQUEST_DELAY;
 use crate::metrics::Operation;
-use crate::node::{ClientCall, ClientOutcome, Pool};
+use crate::node::{ClientCall, ClientOutcome, ClientOutcomes, Pool};
 
 const ONE: (usize, &str) = (0, "ps:1");
 const OTHER: (usize, &str) = (0, "ps:2");
@@ -220,18 +220,19 @@ fn call(number: u64) -> ClientCall {
 }
 
 fn outcomes(net: &mut Net) -> Vec<(u64, Result<Option<Tensor>, Error>)> {
-    let mut outcomes = std::collections::VecDeque::new();
+    let mut outcomes = ClientOutcomes::default();
     net.nodes[0].swap_client_outcomes(&mut outcomes);
-    let told = |(ClientCall { call, .. }, outcome)| {
-        let outcome = match outcome {
-            ClientOutcome::Sent(outcome) => outcome.map(|()| None),
+    let mut told: Vec<_> = outcomes.sent.drain(..).map(|ClientCall { call, .. }| (call.to_bits(), Ok(None))).collect();
+    while let Some((ClientCall { call, .. }, outcome)) = outcomes.take_next() {
+        let outcome = match std::mem::replace(outcome, ClientOutcome::Returned) {
+            ClientOutcome::Unsent(error) => Err(error),
             ClientOutcome::Received(outcome) => outcome.map(Some).map_err(Error::from),
             ClientOutcome::Pulled(_) => panic!("nobody pulls"),
             ClientOutcome::Late(_) | ClientOutcome::Returned => panic!("nothing is late"),
         };
-        (call.to_bits(), outcome)
-    };
-    outcomes.into_iter().map(told).collect()
+        told.push((call.to_bits(), outcome));
+    }
+    told
 }
 
 fn client_send(net: &mut Net, number: u64, key: &str) {

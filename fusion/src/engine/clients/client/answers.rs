@@ -88,12 +88,10 @@ impl Client {
         }
         self.under_way -= 1;
         let answer = match outcome {
-            ClientOutcome::Sent(Ok(())) if lends => return self.lent_to_peers.push(call),
-            ClientOutcome::Sent(Ok(())) => return self.sent.push(call),
             ClientOutcome::Returned => return self.returned.push(call),
             // When the outcome of a send comes, its payload has already been freed, so the caller has its memory back. A push may still be
             // on its way after its deadline.
-            ClientOutcome::Sent(Err(error)) => Answer::Failed { call, error, memory_back: !lends },
+            ClientOutcome::Unsent(error) => Answer::Failed { call, error, memory_back: !lends },
             ClientOutcome::Received(Ok(tensor)) => match self.within_reach(&tensor) {
                 Ok(moved) => Answer::Received { call, tensor: moved.unwrap_or(tensor) },
                 Err(error) => Answer::Failed { call, error, memory_back: true },
@@ -108,6 +106,16 @@ impl Client {
             ClientOutcome::Pulled(_) | ClientOutcome::Late(_) => unreachable!("just looked at"),
         };
         self.put(answer, record);
+    }
+
+    /// Takes in that a send or publication has succeeded, to be reported to the client.
+    #[inline]
+    pub(in crate::engine::clients) fn sent(&mut self, name: Handle) {
+        let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);
+        #[cfg(test)]
+        crate::engine::clients::tests::fall_into_trap_of_call(call);
+        self.under_way -= 1;
+        if lends { self.lent_to_peers.push(call) } else { self.sent.push(call) }
     }
 
     /// Reports a small tensor, from where it lies, at once if it is one of `few`, else at the end of the turn together with others. False

@@ -13,10 +13,19 @@ pub(super) struct Receiving {
     pub(super) has_destination: bool,
 }
 
+/// The place of a call, if its number is known.
+#[derive(Clone, Copy)]
+struct Place {
+    call: Option<u32>,
+    receiving: Receiving,
+}
+
+const FREE: Place = Place { call: None, receiving: Receiving { ticket: None, peer: 0, has_destination: false } };
+
 #[derive(Default)]
 pub(super) struct Receivings {
     /// By the low bits of the call number; as long as the largest of these has required.
-    places: Vec<Option<(u32, Receiving)>>,
+    places: Vec<Place>,
     /// Recvs whose place is taken by another.
     others: HashMap<u32, Receiving>,
 }
@@ -26,29 +35,32 @@ fn place_of(call: u32) -> usize {
 }
 
 impl Receivings {
-    /// Enters a recv; false if its number is in use.
-    ///
-    /// Inline: else the value is put together in memory and copied from there at once, which waits for all stores before it.
-    #[inline(always)]
-    pub(super) fn insert(&mut self, call: u32, receiving: Receiving) -> bool {
+    /// Enters a recv, which has no ticket yet; false if its number is in use.
+    #[inline]
+    pub(super) fn insert(&mut self, call: u32, peer: u16, has_destination: bool) -> bool {
         let index = place_of(call);
         if index >= self.places.len() {
-            self.places.resize((index + 1).next_power_of_two(), None);
+            self.places.resize((index + 1).next_power_of_two(), FREE);
         }
-        match &mut self.places[index] {
-            Some((other, _)) if *other == call => false,
-            place @ None if self.others.is_empty() => {
-                *place = Some((call, receiving));
+        let place = &mut self.places[index];
+        match place.call {
+            Some(other) if other == call => false,
+            None if self.others.is_empty() => {
+                // Written where it stays: a value put together elsewhere and copied at once waits for all stores before it.
+                place.call = Some(call);
+                place.receiving.ticket = None;
+                place.receiving.peer = peer;
+                place.receiving.has_destination = has_destination;
                 true
             }
-            _ => self.others.insert(call, receiving).is_none(),
+            _ => self.others.insert(call, Receiving { ticket: None, peer, has_destination }).is_none(),
         }
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, call: u32) -> Option<&mut Receiving> {
         match self.places.get_mut(place_of(call)) {
-            Some(Some((other, receiving))) if *other == call => Some(receiving),
+            Some(place) if place.call == Some(call) => Some(&mut place.receiving),
             _ => self.others.get_mut(&call),
         }
     }
@@ -56,8 +68,9 @@ impl Receivings {
     #[inline]
     pub(super) fn remove(&mut self, call: u32) -> Option<Receiving> {
         match self.places.get_mut(place_of(call)) {
-            Some(place) if place.as_ref().is_some_and(|(other, _)| *other == call) => {
-                place.take().map(|(_, receiving)| receiving)
+            Some(place) if place.call == Some(call) => {
+                place.call = None;
+                Some(place.receiving)
             }
             _ => self.others.remove(&call),
         }
@@ -86,7 +99,7 @@ mod tests {
                 let call = high * CLIENT_CALLS_MAX as u32 + low;
                 if inserts {
                     let is_new = !model.contains_key(&call);
-                    prop_assert_eq!(receivings.insert(call, receiving(peer)), is_new);
+                    prop_assert_eq!(receivings.insert(call, peer, false), is_new);
                     if !is_new {
                         // The engine disconnects such a client.
                         return Ok(());

@@ -202,8 +202,14 @@ impl<'a, H: Handle> Handles<'a, H> {
         // Apart, so that each is written where it stays.
         match submitted {
             Ok(call) => self.handles.push(H::of(owner, Ok(call))),
-            Err(error) => self.handles.push(H::of(owner, Err(error))),
+            Err(error) => self.add_refused(owner, error),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_refused(&mut self, owner: Arc<Attachment>, error: H::Error) {
+        self.handles.push(H::of(owner, Err(error)));
     }
 
     pub(crate) fn into_vec(self) -> Vec<H> {

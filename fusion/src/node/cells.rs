@@ -136,7 +136,7 @@ pub struct ClientOutcomes {
     /// Sends that succeeded.
     pub sent: VecDeque<ClientCall>,
     rest: Vec<(ClientCall, ClientOutcome)>,
-    /// How many of `rest` were taken by [`take_next`](Self::take_next).
+    /// How many of `rest` were taken by [`take_next`](Self::take_next). They lie there until it has said that none is left.
     taken: usize,
 }
 
@@ -146,7 +146,8 @@ impl ClientOutcomes {
         self.rest.push((call, outcome));
     }
 
-    /// The next outcome of another kind, to be used where it lies: moving one costs as much as the rest of an answer.
+    /// The next outcome of another kind, to be used where it lies: moving one costs as much as the rest of an answer. Until this was `None`
+    /// there are outcomes, also if the last one was taken: whoever used it may have panicked.
     #[inline]
     pub fn take_next(&mut self) -> Option<(ClientCall, &mut ClientOutcome)> {
         if self.taken == self.rest.len() {
@@ -162,7 +163,7 @@ impl ClientOutcomes {
     /// True if none is left but sends that succeeded.
     #[inline]
     pub(super) fn has_only_sends(&self) -> bool {
-        self.taken == self.rest.len()
+        self.rest.is_empty()
     }
 
     /// How many are left.
@@ -174,7 +175,7 @@ impl ClientOutcomes {
     /// True if none is left.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.sent.is_empty() && self.has_only_sends()
     }
 }
 

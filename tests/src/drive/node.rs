@@ -127,7 +127,7 @@ pub(super) fn pulls(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         );
         two.until(|nodes| {
             nodes[WORKER].swap_client_outcomes(&mut outcomes);
-            if let Some((_, outcome)) = outcomes.take_next() {
+            while let Some((_, outcome)) = outcomes.take_next() {
                 let outcome = std::mem::replace(outcome, ClientOutcome::Returned);
                 let ClientOutcome::Pulled(pulled) = outcome else { return Err(format!("{outcome:?}")) };
                 if let Some((_, error)) = pulled.first_error() {

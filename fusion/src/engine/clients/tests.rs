@@ -271,7 +271,11 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
     let meta = &TensorMeta::new(DType::U8, &[8]).unwrap();
     let while_it_is_read = [send(6, 1, meta), Submission::Withdraw { key: TRAP }];
     let while_it_is_told = [send(TRAP_CALL, 1, meta), Submission::Withdraw { key: "nothing" }];
-    for trap in [while_it_is_read, while_it_is_told] {
+    // Of a tensor that it sends to itself: the last outcome of the turn, and the first.
+    let with_the_last_tensor = [send(6, 1, meta), recv(TRAP_CALL, 0), send(7, 0, meta)];
+    let with_the_first_tensor = [recv(TRAP_CALL, 0), send(6, 0, meta), send(7, 1, meta)];
+    let traps: [&[_]; 4] = [&while_it_is_read, &while_it_is_told, &with_the_last_tensor, &with_the_first_tensor];
+    for trap in traps {
         let engine = engine();
         let (id, mut failing) = Process::attach(&engine, "ps:1");
         let (_, mut neighbour) = Process::attach(&engine, "worker:1");
@@ -298,7 +302,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
 
         neighbour.submit(&[recv(1, 0)]);
         assert!(is_served(&mut neighbour, 1, meta));
-        failing.submit(&trap);
+        failing.submit(trap);
         assert_eq!(failing.next(), None);
         // What arrived in that same turn, and everything later.
         let received = neighbour.next().unwrap();

@@ -319,7 +319,13 @@ impl Exchange {
             return Some(tensor);
         }
         let limit = context.settings.session.tensor_bytes_max;
-        let place = place(&context.memory, limit, recv.consumer, recv.destination.take().map(|at| *at), &tensor.1);
+        let place = place(
+            &context.memory,
+            limit,
+            recv.consumer,
+            recv.destination.take().map(|destination| *destination),
+            &tensor.1,
+        );
         self.table.take_request(slot);
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
@@ -349,7 +355,13 @@ impl Exchange {
             return self.released(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
-        match place(&context.memory, limit, recv.consumer, recv.destination.take().map(|at| *at), &tensor.1) {
+        match place(
+            &context.memory,
+            limit,
+            recv.consumer,
+            recv.destination.take().map(|destination| *destination),
+            &tensor.1,
+        ) {
             Ok(Place::Memory { to, is_brought }) => {
                 // It keeps its handle, by which it can be cancelled while it is copied.
                 let pairs = &context.pairs;

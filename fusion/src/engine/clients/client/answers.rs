@@ -108,7 +108,7 @@ impl Client {
         self.put(answer, record);
     }
 
-    /// Takes in that a send or publication has succeeded, to be reported to the client.
+    /// Takes in that a send or push has succeeded, to be reported to the client.
     #[inline]
     pub(in crate::engine::clients) fn sent(&mut self, name: Handle) {
         let (call, lends) = (name.to_bits() as u32, name.to_bits() & LENDS != 0);

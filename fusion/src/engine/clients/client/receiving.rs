@@ -13,9 +13,9 @@ pub(super) struct Receiving {
     pub(super) has_destination: bool,
 }
 
-/// The place of a call, if its number is known.
 #[derive(Clone, Copy)]
 struct Place {
+    /// `None` if it is free.
     call: Option<u32>,
     receiving: Receiving,
 }
@@ -82,11 +82,12 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
+    use sealane_transport::Handle;
 
     use super::*;
 
     fn receiving(peer: u16) -> Receiving {
-        Receiving { ticket: None, peer, has_destination: false }
+        Receiving { ticket: None, peer, has_destination: peer.is_multiple_of(2) }
     }
 
     proptest! {
@@ -99,12 +100,15 @@ mod tests {
                 let call = high * CLIENT_CALLS_MAX as u32 + low;
                 if inserts {
                     let is_new = !model.contains_key(&call);
-                    prop_assert_eq!(receivings.insert(call, peer, false), is_new);
+                    prop_assert_eq!(receivings.insert(call, peer, peer.is_multiple_of(2)), is_new);
                     if !is_new {
                         // The engine disconnects such a client.
                         return Ok(());
                     }
-                    model.insert(call, receiving(peer));
+                    prop_assert_eq!(receivings.get_mut(call).copied(), Some(receiving(peer)));
+                    let known = Receiving { ticket: Some(Ticket::Local(Handle::NONE)), ..receiving(peer) };
+                    *receivings.get_mut(call).unwrap() = known;
+                    model.insert(call, known);
                 } else {
                     prop_assert_eq!(receivings.remove(call), model.remove(&call));
                 }

@@ -71,8 +71,8 @@ struct Placement {
 }
 
 impl Placement {
-    /// Places the tensors behind the `small` ones by `place`; once more if the daemon was replaced, in the arena of the next. Nothing is copied behind one that has no
-    /// room, or was refused: a full arena is not tried a thousand times.
+    /// Places the tensors behind the `small` ones by `place`; once more if the daemon was replaced, in the arena of the next. Nothing is
+    /// copied behind one that has no room, or was refused: a full arena is not tried a thousand times.
     fn place<K>(
         &mut self,
         tensors: &mut [(K, Option<Tensor>)],

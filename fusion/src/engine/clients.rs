@@ -520,7 +520,6 @@ fn report(
         if let Some(client) = clients.get_mut(handle) {
             client.answer(call, outcome, few, record);
         }
-        // What was only copied is freed.
         *outcome = ClientOutcome::Returned;
     }
     while let Some(ClientCall { client: handle, call }) = outcomes.sent.pop_front() {

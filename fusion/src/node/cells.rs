@@ -172,7 +172,7 @@ impl ClientOutcomes {
         self.sent.len() + self.rest.len() - self.taken
     }
 
-    /// True if none is left.
+    /// True if none is left, and [`take_next`](Self::take_next) has said so.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.sent.is_empty() && self.has_only_sends()

@@ -40,6 +40,12 @@ struct PendingRecv {
     waiter: RecvWaiter,
 }
 
+impl PendingRecv {
+    fn take_destination(&mut self) -> Option<Buffer> {
+        self.destination.take().map(|destination| *destination)
+    }
+}
+
 /// Not in the table.
 const NOWHERE: Handle = Handle::NONE;
 
@@ -319,13 +325,7 @@ impl Exchange {
             return Some(tensor);
         }
         let limit = context.settings.session.tensor_bytes_max;
-        let place = place(
-            &context.memory,
-            limit,
-            recv.consumer,
-            recv.destination.take().map(|destination| *destination),
-            &tensor.1,
-        );
+        let place = place(&context.memory, limit, recv.consumer, recv.take_destination(), &tensor.1);
         self.table.take_request(slot);
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
@@ -355,13 +355,7 @@ impl Exchange {
             return self.released(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
-        match place(
-            &context.memory,
-            limit,
-            recv.consumer,
-            recv.destination.take().map(|destination| *destination),
-            &tensor.1,
-        ) {
+        match place(&context.memory, limit, recv.consumer, recv.take_destination(), &tensor.1) {
             Ok(Place::Memory { to, is_brought }) => {
                 // It keeps its handle, by which it can be cancelled while it is copied.
                 let pairs = &context.pairs;

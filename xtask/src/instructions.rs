@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread::{self, available_parallelism};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -65,14 +66,20 @@ impl Instructions {
             Err(_) => Counts::default(),
         };
         println!("{:<22} {:>12} {:>8} {:>13}", "a tensor of", "instructions", "kept", "system calls");
-        for drive in output(&mut Command::new(&program))?.lines() {
-            let fields: Vec<&str> = drive.split('\t').collect();
-            let [name, tensors, about] = fields[..] else { return Err(format!("no drive: {drive}")) };
-            let tensors = tensors.parse().map_err(|_| format!("no drive: {drive}"))?;
-            let count = count(&program, name, tensors, about)?;
-            let before = kept.drives.get(name).map_or(f64::NAN, |kept| kept.instructions);
-            println!("{name:<22} {:>12.1} {before:>8.1} {:>13.2}", count.instructions, count.system_calls);
-            found.drives.insert(name.to_owned(), count);
+        let drives = output(&mut Command::new(&program))?;
+        let drives: Vec<&str> = drives.lines().collect();
+        // Each is one thread's work, and valgrind is slow: as many as there are CPUs run together.
+        for some in drives.chunks(available_parallelism().map_or(1, usize::from)) {
+            let counts: Vec<Result<_, String>> = thread::scope(|scope| {
+                let counting: Vec<_> = some.iter().map(|drive| scope.spawn(|| count(&program, drive))).collect();
+                counting.into_iter().map(|count| count.join().expect("counting does not panic")).collect()
+            });
+            for count in counts {
+                let (name, count) = count?;
+                let before = kept.drives.get(&name).map_or(f64::NAN, |kept| kept.instructions);
+                println!("{name:<22} {:>12.1} {before:>8.1} {:>13.2}", count.instructions, count.system_calls);
+                found.drives.insert(name, count);
+            }
         }
         if self.check {
             return Ok(compare(&kept, &found));
@@ -84,8 +91,12 @@ impl Instructions {
     }
 }
 
-/// Counts the cost of a drive per tensor.
-fn count(program: &Path, name: &str, tensors: u64, about: &str) -> Result<Count, String> {
+/// Counts the cost per tensor of a drive, of which the program has told a line; its name and that.
+fn count(program: &Path, drive: &str) -> Result<(String, Count), String> {
+    let fields: Vec<&str> = drive.split('\t').collect();
+    let no_drive = || format!("no drive: {drive}");
+    let [name, tensors, about] = fields[..] else { return Err(no_drive()) };
+    let tensors: u64 = tensors.parse().map_err(|_| no_drive())?;
     let more = MORE_STEPS.max(MORE_TENSORS / tensors);
     let (few, many) = (profile(program, name, STEPS)?, profile(program, name, STEPS + more)?);
     let each = |few: u64, many: u64| {
@@ -96,12 +107,13 @@ fn count(program: &Path, name: &str, tensors: u64, about: &str) -> Result<Count,
         let before = few.functions.get(name).copied().unwrap_or(0);
         (name.clone(), each(before, count))
     });
-    Ok(Count {
+    let count = Count {
         about: about.to_owned(),
         instructions: each(few.functions.values().sum(), many.functions.values().sum()),
         system_calls: each(few.system_calls, many.system_calls),
         functions: functions.filter(|(_, count)| *count >= SMALL).collect(),
-    })
+    };
+    Ok((name.to_owned(), count))
 }
 
 #[derive(Debug, Default, PartialEq)]

@@ -34,6 +34,12 @@ const GUESS_CALLS: u64 = 8;
 
 const CALLS_MAX: f64 = 1e6;
 
+/// Instead of a number of calls: there are no more.
+const END: u64 = u64::MAX;
+
+/// How long ranks may take to end.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
 /// Sealane, and gloo if the plan has it.
 ///
 /// # Errors
@@ -65,6 +71,16 @@ impl<R: Ranks> Client for R {
 /// Processes that end when this is dropped.
 struct Children(Vec<Child>);
 
+impl Children {
+    /// Waits until they have ended by themselves, for a while.
+    fn wait(&mut self) {
+        let until = Instant::now() + END_LIMIT;
+        while Instant::now() < until && self.0.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+            thread::sleep(LOOK);
+        }
+    }
+}
+
 impl Drop for Children {
     fn drop(&mut self) {
         for child in &mut self.0 {
@@ -77,7 +93,7 @@ impl Drop for Children {
 
 struct Ours {
     // Dropped before the directory of their store.
-    _others: Children,
+    others: Children,
     rank: Rank,
     _directory: TempDir,
 }
@@ -103,13 +119,22 @@ impl Ours {
             others.0.push(command.spawn().map_err(BenchError::io("start a rank"))?);
         }
         let rank = Rank::join(&Job { plan: plan.clone(), rank: 0, store })?;
-        Ok(Ours { _others: others, rank, _directory: directory })
+        Ok(Ours { others, rank, _directory: directory })
+    }
+}
+
+/// The others end before this one leaves: a rank that misses another says so.
+impl Drop for Ours {
+    fn drop(&mut self) {
+        if self.rank.group.broadcast(&mut END.to_ne_bytes(), 0, Some(END_LIMIT)).is_ok() {
+            self.others.wait();
+        }
     }
 }
 
 impl Ranks for Ours {
     fn time(&mut self, count: u64) -> Result<Duration, BenchError> {
-        self.rank.time(count).map_err(failed)
+        Ok(self.rank.time(count).map_err(failed)?.unwrap_or_default())
     }
 }
 
@@ -117,7 +142,7 @@ fn failed(error: Error) -> BenchError {
     BenchError::sealane("make a call of all ranks")(error)
 }
 
-/// Follows the first rank's orders until it is gone.
+/// Follows the first rank's orders until it says that there are no more.
 ///
 /// # Errors
 /// The job cannot be read, the ranks do not find each other, or a result is wrong.
@@ -125,9 +150,8 @@ pub(super) fn serve(job: &str) -> Result<(), BenchError> {
     let job: Job = serde_json::from_str(job).map_err(BenchError::failed("a rank", "understand its job"))?;
     set_pdeathsig(Signal::SIGKILL).map_err(BenchError::io("ask to be ended with the parent process"))?;
     let mut rank = Rank::join(&job)?;
-    loop {
-        rank.time(0).map_err(failed)?;
-    }
+    while rank.time(0).map_err(failed)?.is_some() {}
+    Ok(())
 }
 
 struct Rank {
@@ -166,10 +190,13 @@ impl Rank {
         Ok(rank)
     }
 
-    /// The time of `count` calls on the slowest rank; only the first rank knows `count`.
-    fn time(&mut self, count: u64) -> Result<Duration, Error> {
+    /// The time of `count` calls on the slowest rank; only the first rank knows `count`. `None` if that was [`END`].
+    fn time(&mut self, count: u64) -> Result<Option<Duration>, Error> {
         let mut count = count.to_ne_bytes();
         self.group.broadcast(&mut count, 0, None)?;
+        if count == END.to_ne_bytes() {
+            return Ok(None);
+        }
         self.group.barrier(None)?;
         let began = Instant::now();
         for _ in 0..u64::from_ne_bytes(count) {
@@ -177,7 +204,7 @@ impl Rank {
         }
         let mut took = began.elapsed().as_secs_f64().to_ne_bytes();
         self.group.all_reduce(&mut took, DType::F64, ReduceOp::Max, None)?;
-        Ok(Duration::from_secs_f64(f64::from_ne_bytes(took)))
+        Ok(Some(Duration::from_secs_f64(f64::from_ne_bytes(took))))
     }
 
     fn run(&mut self) -> Result<(), Error> {

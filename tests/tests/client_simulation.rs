@@ -1,6 +1,7 @@
 //! Attached clients on virtual time: a fixed set of seeds, each with different clients, lanes and calls.
 
-use sealane_tests::client_simulation::{Round, TRACE_LINES, kill_anywhere, simulate};
+use proptest::prelude::*;
+use sealane_tests::client_simulation::{Deed, Round, TRACE_LINES, kill_anywhere, outcomes, simulate};
 
 /// Seeds that the suite runs, starting at the one in the environment if it is set: that is how to run others by hand.
 const SEEDS: u64 = 600;
@@ -49,6 +50,40 @@ fn who_heard_that_a_tensor_was_received_may_rely_on_it_wherever_the_daemon_is_ki
             let records = kill_anywhere(round).unwrap_or_else(|lost| panic!("{lost}"));
             assert!(records >= 4, "{round:?}: each client is told of what came and of what was received");
         }
+    }
+}
+
+/// What a client does; mostly calls, half of them of the same tensors in the same order.
+fn deed() -> impl Strategy<Value = Deed> {
+    let tensors = || prop_oneof![Just((0, 8)), Just((8, 8)), Just((0, 16)), (0..16u32, 1..9u32)];
+    let calls = (any::<bool>(), 0..2i64, tensors(), prop::bool::weighted(0.2));
+    let calls = calls.prop_map(|(are_recvs, step, (first, count), is_short)| Deed::Calls {
+        are_recvs,
+        step,
+        first,
+        count,
+        is_short,
+    });
+    let one = (0..2i64, tensors()).prop_map(|(step, (first, count))| Deed::SendsOne { step, first, count });
+    prop_oneof![
+        20 => calls,
+        2 => one,
+        2 => (0..64u32).prop_map(|call| Deed::GivesUp { call }),
+        1 => (0..2i64).prop_map(|step| Deed::Aborts { step }),
+        1 => (0..2i64).prop_map(|step| Deed::Cleans { step }),
+        1 => Just(Deed::Leaves),
+        3 => Just(Deed::Waits),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+    #[test]
+    fn calls_that_are_made_together_end_as_if_each_were_made_alone(
+        deeds in prop::collection::vec((0..2usize, deed()), 1..24),
+    ) {
+        let [together, alone] = [true, false].map(|together| outcomes(&deeds, together));
+        prop_assert_eq!(together.map_err(TestCaseError::fail)?, alone.map_err(TestCaseError::fail)?);
     }
 }
 

@@ -25,8 +25,10 @@ mod client;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod lanes;
+mod listed;
 mod memory;
 mod portion;
+mod report;
 #[cfg(test)]
 mod tests;
 
@@ -46,14 +48,16 @@ use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
 use super::{Engine, stopped};
-use crate::limits::{CLIENTS_LEAVING_MAX, FEW_OUTCOMES, PEEK_IDLE_TURNS};
+use crate::limits::{CLIENTS_LEAVING_MAX, PEEK_IDLE_TURNS};
 use crate::metrics::SHOW_INTERVAL;
-use crate::node::{ClientCall, ClientOutcome, ClientOutcomes};
+use crate::node::ClientOutcomes;
 use client::{Client, Who};
 pub use lanes::LaneEnd;
 use lanes::Lanes;
+use listed::Listed;
 use memory::Shown;
 pub use portion::{Portion, SpareArenas};
+use report::report;
 
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]
@@ -333,6 +337,8 @@ pub(super) struct Clients {
     /// Dismissed clients that wait, each holding its socket open, until no link reads or writes their memory any more: until the peer is
     /// done, or its link ends.
     leaving: Vec<Client>,
+    /// Recvs that wait as lists.
+    listed: Listed,
     /// Outcomes not told yet; empty between turns, unless telling one panicked.
     outcomes: ClientOutcomes,
     /// The client being served, which is blamed for a panic.
@@ -351,6 +357,7 @@ impl Clients {
             clients: Arena::new(usize::MAX),
             handles: HashMap::new(),
             leaving: Vec::new(),
+            listed: Listed::default(),
             outcomes: ClientOutcomes::default(),
             served: None,
             record: Record::new(),
@@ -421,7 +428,9 @@ impl Clients {
             tracing::debug!(%error, "a doorbell was not watched");
         }
         self.engine.interfaces().for_each(|interface| interface.remove_client(&client.memories()));
+        let listed = &mut self.listed;
         self.engine.with_node(|node, _| {
+            listed.enter(node, |_| true);
             client.leave(node);
             node.set_pool(client.task, None);
             node.forget_client(client.task, reason);
@@ -457,10 +466,11 @@ impl Clients {
 
     fn read(&mut self, now: Instant) -> usize {
         let mut work = 0;
-        let record = &mut self.record;
-        for (handle, client) in self.clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
-            self.served = Some(handle);
-            work += self.engine.borrow_node(|node| client.read(node, now, record));
+        let Self { engine, clients, listed, served, record, .. } = self;
+        engine.borrow_node(|node| listed.enter_old(node, now));
+        for (handle, client) in clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
+            *served = Some(handle);
+            work += engine.borrow_node(|node| client.read(node, now, record, listed));
         }
         if work > 0 {
             // Requests to peers leave in the next turn.
@@ -498,46 +508,9 @@ impl Clients {
         if self.outcomes.is_empty() {
             self.engine.borrow_node(|node| node.swap_client_outcomes(&mut self.outcomes));
         }
-        let Self { clients, outcomes, record, served, .. } = self;
-        report(clients, outcomes, (now, record), served)
+        let Self { clients, listed, outcomes, record, served, .. } = self;
+        report(clients, (listed, outcomes), (now, record), served)
     }
-}
-
-/// Reports the outcomes of calls to their clients, and returns to how many something was said. `served` is the client whose turn it is.
-///
-/// **A sender hears that its tensor was received only after its receiver was told of it**, as far as the receiver's ring has room: whoever
-/// hears of a release may rely on it even if the daemon is killed a moment later. So all arrivals are written before any release.
-fn report(
-    clients: &mut Arena<Client>,
-    outcomes: &mut ClientOutcomes,
-    (now, record): (Instant, &mut Record),
-    served: &mut Option<Handle>,
-) -> usize {
-    let few = outcomes.len() <= FEW_OUTCOMES;
-    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.take_next() {
-        *served = Some(handle);
-        // A client that is gone needs no answer.
-        if let Some(client) = clients.get_mut(handle) {
-            client.answer(call, outcome, few, record);
-        }
-        *outcome = ClientOutcome::Returned;
-    }
-    while let Some(ClientCall { client: handle, call }) = outcomes.sent.pop_front() {
-        *served = Some(handle);
-        if let Some(client) = clients.get_mut(handle) {
-            client.sent(call);
-        }
-    }
-    for (handle, client) in clients.iter_mut() {
-        *served = Some(handle);
-        client.tell_arrived(record);
-    }
-    let mut told = 0;
-    for (handle, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {
-        *served = Some(handle);
-        told += usize::from(client.flush(now, record));
-    }
-    told
 }
 
 impl Source for Clients {
@@ -591,7 +564,7 @@ impl Source for Clients {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.clients.iter().filter_map(|(_, client)| client.next_look()).min()
+        self.clients.iter().filter_map(|(_, client)| client.next_look()).chain(self.listed.due()).min()
     }
 
     fn name(&self) -> &'static str {

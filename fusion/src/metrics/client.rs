@@ -43,9 +43,14 @@ impl ClientCounters {
     pub(crate) fn count_sent<T: Borrow<Tensor>, E>(&mut self, tensor: &Result<T, E>) {
         if let Ok(tensor) = tensor {
             // A client may have reported the largest possible count.
-            self.tensors_sent = self.tensors_sent.saturating_add(1);
-            self.bytes_sent = self.bytes_sent.saturating_add(tensor.borrow().len() as u64);
+            self.count_sent_together(1, tensor.borrow().len() as u64);
         }
+    }
+
+    #[inline]
+    pub(crate) fn count_sent_together(&mut self, tensors: u64, bytes: u64) {
+        self.tensors_sent = self.tensors_sent.saturating_add(tensors);
+        self.bytes_sent = self.bytes_sent.saturating_add(bytes);
     }
 
     #[inline]

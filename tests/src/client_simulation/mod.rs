@@ -12,6 +12,7 @@ mod ends;
 mod killed;
 mod lanes;
 mod ledger;
+mod listed;
 mod seats;
 mod settle;
 mod world;
@@ -20,6 +21,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use killed::{Round, kill_anywhere};
+pub use listed::{Deed, Outcomes, outcomes};
 use world::World;
 
 /// Totals of a run.

@@ -76,6 +76,39 @@ impl<'a> CallList<'a> {
         })
     }
 
+    /// The first calls, at most so many, and those behind them.
+    #[inline]
+    pub fn split_at(self, count: usize) -> (Self, Self) {
+        let (first, rest) = self.heads.split_at(count.min(self.heads.len()));
+        let (mut key_bytes, mut data_bytes) = (0, 0);
+        for head in first {
+            key_bytes += usize::from(head.key_bytes);
+            data_bytes += usize::from(head.meta_bytes) + usize::from(head.inline_bytes);
+        }
+        let ((key, keys), (datum, data)) = (self.keys.split_at(key_bytes), self.data.split_at(data_bytes));
+        (CallList { heads: first, data: datum, keys: key }, CallList { heads: rest, data, keys })
+    }
+
+    /// True if the calls have the same keys in the same order, as far as the shorter list goes.
+    #[inline]
+    pub fn begins_as(&self, other: &CallList<'_>) -> bool {
+        let bytes = self.keys.len().min(other.keys.len());
+        self.keys.as_bytes()[..bytes] == other.keys.as_bytes()[..bytes]
+            && self.heads.iter().zip(other.heads).all(|(head, other)| head.key_bytes == other.key_bytes)
+    }
+
+    /// The calls' numbers.
+    #[inline]
+    pub fn numbers(self) -> impl ExactSizeIterator<Item = u32> {
+        self.heads.iter().map(|head| head.call)
+    }
+
+    /// Bytes of all tensors.
+    #[inline]
+    pub fn bytes(self) -> u64 {
+        self.heads.iter().map(|head| u64::from(head.inline_bytes)).sum()
+    }
+
     /// For calls that request tensors.
     pub(super) fn has_no_data(&self) -> Result<(), Malformed> {
         if self.data.is_empty() { Ok(()) } else { Err(Malformed { what: "data of calls that ask" }) }
@@ -155,6 +188,24 @@ impl CallListBuf {
         true
     }
 
+    /// Becomes a copy of a list.
+    #[inline]
+    pub fn copy_from(&mut self, list: CallList<'_>) {
+        self.clear();
+        self.heads.extend_from_slice(list.heads);
+        self.data.extend_from_slice(list.data);
+        self.keys.push_str(list.keys);
+    }
+
+    /// Becomes what has arrived for these recvs: the tensors of as many sends.
+    #[inline]
+    pub fn arrivals_of(&mut self, recvs: CallList<'_>, sends: CallList<'_>) {
+        self.clear();
+        let arrived = |(recv, send): (&Head, &Head)| Head { call: recv.call, key_bytes: 0, ..*send };
+        self.heads.extend(recvs.heads.iter().zip(sends.heads).map(arrived));
+        self.data.extend_from_slice(sends.data);
+    }
+
     /// Numbers the calls in order.
     #[inline]
     pub fn number(&mut self, mut next: impl FnMut() -> u32) {
@@ -200,6 +251,33 @@ mod tests {
         let taken = (0..).take_while(|call| list.push(small(*call, "w", &[1; INLINE_BYTES_MAX]))).count();
         assert!(taken > 8 && taken < NUMBERS_PER_RECORD, "{taken}");
         assert_eq!(list.as_list().iter().map(|call| call.call).collect::<Vec<_>>(), Vec::from_iter(0..taken as u32));
+    }
+
+    #[test]
+    fn lists_of_the_same_keys_are_matched_part_by_part() {
+        let list = |first: u32, keys: &[&str], bytes: &[u8]| {
+            let mut list = CallListBuf::default();
+            assert!(keys.iter().zip(first..).all(|(key, call)| list.push(small(call, key, bytes))));
+            list
+        };
+        let (recvs, sends) = (list(10, &["w", "ключ", "", "v"], &[]), list(20, &["w", "ключ"], b"abc"));
+        let (recvs, sends) = (recvs.as_list(), sends.as_list());
+        assert!(recvs.begins_as(&sends) && sends.begins_as(&recvs) && recvs.begins_as(&CallList::default()));
+        // The same text, cut elsewhere.
+        for keys in [&["wк", "люч"][..], &["w", "кл", "юч"], &["v", "ключ"], &["w", "ключ", "x"]] {
+            assert!(!recvs.begins_as(&list(0, keys, &[]).as_list()), "{keys:?}");
+        }
+        let (first, rest) = recvs.split_at(2);
+        let mut arrived = CallListBuf::default();
+        arrived.arrivals_of(first, sends);
+        let expected = [10, 11].map(|call| SmallCall { key: "", ..small(call, "", b"abc") });
+        assert_eq!(arrived.as_list().iter().collect::<Vec<_>>(), expected);
+        assert_eq!((sends.bytes(), rest.numbers().collect::<Vec<_>>()), (6, vec![12, 13]));
+        assert_eq!(rest.iter().map(|call| call.key).collect::<Vec<_>>(), ["", "v"]);
+        let (all, none) = recvs.split_at(9);
+        assert_eq!((all, none.is_empty()), (recvs, true));
+        arrived.copy_from(rest);
+        assert_eq!(arrived.as_list(), rest);
     }
 
     #[test]

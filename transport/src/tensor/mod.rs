@@ -217,6 +217,15 @@ impl LastKind {
         }
     }
 
+    /// True if a tensor may have this metadata and these bytes.
+    #[inline]
+    pub fn allows(&mut self, meta: &[u8], bytes: &[u8]) -> bool {
+        match &self.0 {
+            Some((last, len)) if last.as_wire() == meta && *len == bytes.len() => true,
+            _ => self.check(meta, Buffer::copy_of(bytes)).is_ok(),
+        }
+    }
+
     /// The tensor, if it is of another kind than the last.
     #[cold]
     fn check(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {

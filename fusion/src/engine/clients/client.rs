@@ -2,6 +2,7 @@
 //! client writes is checked; a client that violates the protocol is disconnected, which affects only itself.
 
 mod answers;
+mod listed;
 mod plans;
 mod publications;
 mod queues;
@@ -23,6 +24,7 @@ use sealane_transport::tensor::LastKind;
 use sealane_transport::{Error, Handle, Tensor, Unreceived};
 
 use super::super::deadline;
+use super::listed::Listed;
 use super::memory::{ClientArena, ReceiveArea, Shown};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
@@ -231,8 +233,9 @@ impl Client {
     }
 
     /// Reads a bounded batch of what the client submits; returns the number of records.
-    pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
+    pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record, listed: &mut Listed) -> usize {
         let mut count = 0;
+        self.note_tickets(listed);
         let bytes_max = node.bytes_received() + CLIENT_BYTES_PER_TURN;
         self.swept = false;
         while count < CLIENT_RECORDS_PER_TURN
@@ -246,7 +249,7 @@ impl Client {
                 Ok(true) => match Submission::decode(record) {
                     Ok(submission) => {
                         count += submission.more_calls();
-                        self.carry_out(node, now, submission)
+                        self.carry_out(node, now, submission, listed)
                     }
                     Err(malformed) => Err(Misconduct(malformed.to_string())),
                 },
@@ -257,6 +260,10 @@ impl Client {
                 self.hang_up(&misconduct.0);
             }
             if let Some(call) = self.cancelled.take() {
+                if !listed.is_empty() {
+                    listed.enter(node, |list| list.client == self.handle);
+                }
+                self.note_tickets(listed);
                 self.cancel(node, call, record);
             }
             while let Some((call, error)) = self.refused.pop() {
@@ -289,16 +296,24 @@ impl Client {
         self.bell.take_leave();
     }
 
-    fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
+    fn carry_out(
+        &mut self,
+        node: &mut Node,
+        now: Instant,
+        submission: Submission<'_>,
+        listed: &mut Listed,
+    ) -> Result<(), Misconduct> {
         #[cfg(test)]
         super::tests::fall_into_trap(&submission);
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
                 let to = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                to.enter_listed(node, listed);
                 self.send(node, to, (call, key), meta, payload);
             }
             Submission::SendMany { peer, step, timeout_ms, calls } => {
                 let to = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                let calls = self.send_listed(node, now, to, calls, listed);
                 for SmallCall { call, key, meta, bytes } in calls.iter() {
                     self.send(node, to, (call, key), meta, PayloadAt::Inline(bytes));
                 }
@@ -306,10 +321,18 @@ impl Client {
             Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone } => {
                 let destination = destination.map(|span| self.destination(call, span)).transpose()?;
                 let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                from.enter_listed(node, listed);
                 self.recv(node, now, from, (call, key), destination, (fused, fail_if_gone))?;
             }
             Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone } => {
                 let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
+                let calls = match fail_if_gone {
+                    true => calls,
+                    false => self.recv_listed(node, now, from, calls, listed)?,
+                };
+                if fail_if_gone {
+                    from.enter_listed(node, listed);
+                }
                 for SmallCall { call, key, .. } in calls.iter() {
                     self.recv(node, now, from, (call, key), None, (true, fail_if_gone))?;
                 }
@@ -318,7 +341,7 @@ impl Client {
                 let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
                 let pair = self.pulling_pair(node, peer)?.and_then(|pair| self.check_calls(pair));
                 if !self.receiving.insert(call, peer, false) {
-                    return Err(Misconduct(format!("call {call} is already in flight")));
+                    return Err(in_flight(call));
                 }
                 self.under_way += 1;
                 let deadline = until(now, timeout_ms);
@@ -380,10 +403,12 @@ impl Client {
             // These look through everything that waits, and so end the client's turn.
             Submission::Abort { step, reason } => {
                 self.swept = true;
+                listed.enter(node, |list| list.of.step == step);
                 node.abort(self.task, step, reason);
             }
             Submission::Cleanup { step } => {
                 self.swept = true;
+                listed.enter(node, |list| list.of.step == step);
                 node.cleanup(self.task, step);
             }
             Submission::Elsewhere { peer, sent, received } => self.count_elsewhere(peer, sent, received)?,
@@ -416,7 +441,7 @@ impl Client {
         self.counters.count_sent(&tensor);
         match (tensor, pair) {
             (Ok(tensor), Ok(pair)) => {
-                self.traffic_of(peer).sent(tensor.len() as u64);
+                self.traffic_of(peer).sent(1, tensor.len() as u64);
                 node.send(pair, step, key, tensor, deadline, waiter);
             }
             (_, Err(error)) | (Err(error), Ok(_)) => node.finish_send(waiter, Err(error)),
@@ -437,7 +462,7 @@ impl Client {
         let pair = pair.clone().and_then(|pair| self.check_calls(pair));
         let has_destination = destination.is_some();
         if !self.receiving.insert(call, peer, has_destination) {
-            return Err(Misconduct(format!("call {call} is already in flight")));
+            return Err(in_flight(call));
         }
         self.under_way += 1;
         match pair {
@@ -557,6 +582,10 @@ impl Client {
     }
 }
 
+fn in_flight(call: u32) -> Misconduct {
+    Misconduct(format!("call {call} is already in flight"))
+}
+
 fn unnamed(peer: u16) -> Misconduct {
     Misconduct(format!("peer {peer} was not named"))
 }
@@ -569,7 +598,7 @@ fn given_up() -> Error {
 const LENDS: u64 = 1 << 32;
 
 /// The handle that the node gets for a call.
-fn name(call: u32) -> Handle {
+pub(super) fn name(call: u32) -> Handle {
     Handle::from_bits(u64::from(call))
 }
 

@@ -13,8 +13,9 @@ use sealane_transport::shm::{
 use sealane_transport::{Arena, Handle};
 
 use super::client::{Client, Who};
+use super::listed::Listed;
 use super::memory::Shown;
-use super::report;
+use super::report::report;
 use crate::node::{ClientOutcomes, Node};
 
 /// Timeout of calls that give none, in milliseconds.
@@ -79,13 +80,14 @@ pub struct Clients {
     /// Number of clients attached so far.
     attached: u64,
     record: Record,
+    listed: Listed,
     outcomes: ClientOutcomes,
 }
 
 impl Clients {
     pub fn new(node: Node) -> Self {
-        let (record, outcomes) = (Record::new(), ClientOutcomes::default());
-        Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, outcomes }
+        let (record, listed, outcomes) = (Record::new(), Listed::default(), ClientOutcomes::default());
+        Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, listed, outcomes }
     }
 
     /// Attaches a client as task `task`; returns its handle, and its end.
@@ -112,15 +114,16 @@ impl Clients {
 
     pub fn turn(&mut self, now: Instant) {
         self.node.turn(now);
-        let Self { node, clients, record, outcomes, .. } = self;
+        let Self { node, clients, record, listed, outcomes, .. } = self;
+        listed.enter_old(node, now);
         for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
-            client.read(node, now, record);
+            client.read(node, now, record, listed);
         }
         for (_, client) in clients.iter_mut().filter(|(_, client)| client.accepts()) {
             client.hand_out(node, record);
         }
         node.swap_client_outcomes(outcomes);
-        report(clients, outcomes, (now, record), &mut None);
+        report(clients, (listed, outcomes), (now, record), &mut None);
         self.leaving.retain(|client| !client.has_let_go());
     }
 
@@ -149,6 +152,7 @@ impl Clients {
     /// A client is gone; the node continues without it.
     pub fn dismiss(&mut self, client: Handle, reason: &str) {
         let Some(mut client) = self.clients.remove(client) else { return };
+        self.listed.enter(&mut self.node, |_| true);
         client.leave(&mut self.node);
         self.node.set_pool(client.task, None);
         self.node.forget_client(client.task, reason);

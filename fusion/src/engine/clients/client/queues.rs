@@ -265,7 +265,7 @@ impl Client {
         self.counters.count_sent(&tensor.as_ref().map(|(_, tensor)| tensor));
         match tensor {
             Ok((pair, tensor)) => {
-                self.traffic_of(peer).sent(tensor.len() as u64);
+                self.traffic_of(peer).sent(1, tensor.len() as u64);
                 self.under_way += 1;
                 let call = if lent { lender(call) } else { name(call) };
                 let waiter = SendWaiter::Client(ClientCall { client: self.handle, call });

@@ -141,8 +141,8 @@ fn add(tensors: &mut u64, bytes: &mut u64, more: Moved) {
 
 impl TrafficCounters {
     #[inline]
-    pub(super) fn sent(&mut self, bytes: u64) {
-        self.tensors_sent = self.tensors_sent.saturating_add(1);
+    pub(super) fn sent(&mut self, tensors: u64, bytes: u64) {
+        self.tensors_sent = self.tensors_sent.saturating_add(tensors);
         self.bytes_sent = self.bytes_sent.saturating_add(bytes);
     }
 
@@ -162,7 +162,7 @@ mod tests {
         let (mut traffic, roll) = (Traffic::default(), Roll::default());
         for number in 0..PEERS_SHOWN_MAX + 10 {
             let row = traffic.of_name(&number.to_string(), &roll);
-            traffic.change(row).sent(1);
+            traffic.change(row).sent(1, 1);
             assert_eq!(row == PEERS_SHOWN_MAX, number >= PEERS_SHOWN_MAX);
         }
         traffic.show();

@@ -1,0 +1,64 @@
+//! Tells clients how their calls have ended: one order for all shards, and for the simulation.
+
+use std::time::Instant;
+
+use sealane_transport::shm::Record;
+use sealane_transport::{Arena, Handle};
+
+use super::client::Client;
+use super::listed::{Listed, Matched};
+use crate::limits::FEW_OUTCOMES;
+use crate::node::{ClientCall, ClientOutcome, ClientOutcomes};
+
+/// Reports the outcomes of calls to their clients, and returns to how many something was said. `served` is the client whose turn it is.
+///
+/// **A sender hears that its tensor was received only after its receiver was told of it**, as far as the receiver's ring has room: whoever
+/// hears of a release may rely on it even if the daemon is killed a moment later. So all arrivals are written before any release.
+pub(super) fn report(
+    clients: &mut Arena<Client>,
+    (listed, outcomes): (&mut Listed, &mut ClientOutcomes),
+    (now, record): (Instant, &mut Record),
+    served: &mut Option<Handle>,
+) -> usize {
+    while let Some((of, ticket)) = listed.next_ticket() {
+        if let Some(client) = clients.get_mut(of.client) {
+            client.note_ticket_of(of, ticket);
+        }
+    }
+    while let Some(Matched { client: handle, peer, arrived, sent }) = listed.next_matched() {
+        *served = Some(handle);
+        if let Some(client) = clients.get_mut(handle) {
+            client.tell_listed(peer, arrived, record);
+        }
+        if let Some((handle, calls)) = sent
+            && let Some(client) = clients.get_mut(handle)
+        {
+            client.sent_listed(&calls);
+        }
+    }
+    let few = outcomes.len() <= FEW_OUTCOMES;
+    while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.take_next() {
+        *served = Some(handle);
+        // A client that is gone needs no answer.
+        if let Some(client) = clients.get_mut(handle) {
+            client.answer(call, outcome, few, record);
+        }
+        *outcome = ClientOutcome::Returned;
+    }
+    while let Some(ClientCall { client: handle, call }) = outcomes.sent.pop_front() {
+        *served = Some(handle);
+        if let Some(client) = clients.get_mut(handle) {
+            client.sent(call);
+        }
+    }
+    for (handle, client) in clients.iter_mut() {
+        *served = Some(handle);
+        client.tell_arrived(record);
+    }
+    let mut told = 0;
+    for (handle, client) in clients.iter_mut().filter(|(_, client)| client.has_news()) {
+        *served = Some(handle);
+        told += usize::from(client.flush(now, record));
+    }
+    told
+}

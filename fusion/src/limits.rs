@@ -276,12 +276,18 @@ pub(crate) const CLIENT_CALLS_MAX: usize = 1 << 14;
 /// How often a full completion ring is retried: clients do not signal when they free space.
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);
 
-/// How long recvs that were asked for together wait as a list, before they are entered one by one: long enough for a producer that sends as
-/// soon as it is asked, and so short that what a list does not see of the node ends no call late.
+/// How long calls that were made together wait as a list, before they are entered one by one: long enough for a producer that sends as soon
+/// as it is asked, and so short that what a list does not see of the node ends no call late.
 pub(crate) const LISTED_MAX: Duration = Duration::from_millis(1);
 
-/// Empty lists of recvs that are kept to be filled again.
-pub(crate) const SPARE_LISTS_MAX: usize = 64;
+/// Most lists that wait on one shard, which are searched one after the other; further calls are entered one by one at once.
+pub(crate) const LISTS_MAX: usize = 64;
+
+/// Most calls of these lists: so many may have to be entered within one turn.
+pub(crate) const LISTED_CALLS_MAX: usize = 4096;
+
+/// Calls of lists that have waited long enough, and are entered in one turn, about.
+pub(crate) const LISTED_CALLS_PER_TURN: usize = 512;
 
 /// Kinds of links of one engine besides TCP at most: each has its own counters and latencies on every shard.
 pub const LINK_KINDS_MAX: usize = 2;

@@ -453,7 +453,9 @@ impl Clients {
     /// Serving a client has panicked: it loses its place.
     #[cold]
     fn put_out(&mut self, panic: Box<dyn Any + Send>) -> usize {
-        let Some(handle) = self.served.take() else { resume_unwind(panic) };
+        // Calls that have waited as a list are not entered in their client's turn.
+        let served = self.served.take();
+        let Some(handle) = self.listed.take_blamed().or(served) else { resume_unwind(panic) };
         if let Some(client) = self.clients.get(handle) {
             // The owner of its socket sees it close, and dismisses the client from the other shards too.
             client.fail(&panic_message(&*panic));

@@ -8,7 +8,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::{Error, Handle, Keys, PullBuffer, RecvOutcome, SendOutcome, Tensor, Unreceived};
+use sealane_transport::{Error, Handle, Keys, PullBuffer, RecvOutcome, SendOutcome, Unreceived};
 
 use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
@@ -66,34 +66,6 @@ impl Node {
     /// The pair as its other task numbers it, if that is here.
     pub(crate) fn mirror_of(&self, pair: u32) -> Option<u32> {
         self.context.pairs[pair].mirror
-    }
-
-    /// Takes in a send that has waited outside.
-    pub(crate) fn send_listed(
-        &mut self,
-        pair: u32,
-        step: i64,
-        key: &str,
-        tensor: Tensor,
-        deadline: Instant,
-        waiter: SendWaiter,
-    ) {
-        // It came before a drain that has begun meanwhile.
-        let draining = std::mem::take(&mut self.context.draining);
-        self.send(pair, step, key, tensor, deadline, waiter);
-        self.context.draining = draining;
-    }
-
-    /// Takes in a recv that has waited outside since it was made.
-    pub(crate) fn recv_listed(&mut self, since: Instant, recv: RecvRequest<'_>) -> Option<Ticket> {
-        let Node { exchange, context, .. } = self;
-        let (local, mirror) = (context.pairs[recv.pair].local, context.pairs[recv.pair].mirror);
-        // It came before a drain that has begun meanwhile.
-        match exchange.refusal(&recv, local, false) {
-            Some(error) => context.reporter.finish_recv(recv.waiter, Err(error.into())),
-            None => return exchange.recv_here(since, recv, mirror.expect("it was here"), context),
-        }
-        None
     }
 
     /// Counts tensors that went between tasks of this node and were matched outside: since when they were wanted, and, if they waited, since

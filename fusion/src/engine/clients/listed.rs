@@ -3,8 +3,8 @@
 //!
 //! A list waits so for [`LISTED_MAX`] at most, and only while nothing happens that concerns one of its calls alone: then they are entered
 //! into the node one by one, as they would have been at once. So whatever happens elsewhere in the node is found then: a list is late by
-//! that time at most. Of a pair and a step, sends or recvs wait here, and never both. No I/O; bounded by the calls that clients have in
-//! flight.
+//! that time at most. Of a pair and a step, sends or recvs wait here, and never both. No I/O; bounded by [`LISTS_MAX`] and
+//! [`LISTED_CALLS_MAX`].
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -14,14 +14,20 @@ use sealane_transport::shm::{CallList, CallListBuf, SmallCall};
 use sealane_transport::{Handle, Tensor};
 
 use super::client::name;
-use crate::limits::{LISTED_MAX, SPARE_LISTS_MAX};
+use crate::limits::{LISTED_CALLS_MAX, LISTED_CALLS_PER_TURN, LISTED_MAX, LISTS_MAX};
 use crate::node::{ClientCall, Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 
 /// Lists that wait, the oldest first.
 #[derive(Default)]
 pub(super) struct Listed {
     waiting: VecDeque<List>,
+    /// Calls that wait.
+    calls: usize,
     matched: VecDeque<Matched>,
+    /// Clients whose sends had waited and were matched, and the numbers of these.
+    sent: VecDeque<(Handle, Vec<u32>)>,
+    /// Whose calls are being entered: the client to blame for a panic.
+    entering: Option<Handle>,
     /// Of recvs that are the node's now; their clients have not heard of them yet.
     tickets: Vec<(ClientCall, Ticket)>,
     /// Lists to be filled again.
@@ -68,8 +74,6 @@ pub(super) struct Matched {
     pub(super) client: Handle,
     pub(super) peer: u16,
     pub(super) arrived: CallListBuf,
-    /// The client whose list these tensors are of, and its calls, if it has not been told.
-    pub(super) sent: Option<(Handle, Vec<u32>)>,
 }
 
 impl Listed {
@@ -83,10 +87,17 @@ impl Listed {
         self.waiting.front().map(|list| list.common.since + LISTED_MAX)
     }
 
-    /// Lets calls wait as a list.
+    /// True if so many more calls may wait, as a list.
+    #[inline]
+    pub(super) fn has_room_for(&self, calls: usize) -> bool {
+        self.waiting.len() < LISTS_MAX && self.calls + calls <= LISTED_CALLS_MAX
+    }
+
+    /// Lets calls wait as a list, for which there is room.
     pub(super) fn wait(&mut self, common: Common, list: CallList<'_>) {
         let mut calls = self.spare.pop().unwrap_or_default();
         calls.copy_from(list);
+        self.calls += list.len();
         self.waiting.push_back(List { common, calls, matched: 0 });
     }
 
@@ -114,7 +125,7 @@ impl Listed {
         let mut arrived = self.spare.pop().unwrap_or_default();
         let List { common: Common { client, peer, since, .. }, .. } = self.waiting[index];
         arrived.arrivals_of(self.waiting[index].rest(), sends);
-        self.matched.push_back(Matched { client, peer, arrived, sent: None });
+        self.matched.push_back(Matched { client, peer, arrived });
         self.took(index, sends.len());
         since
     }
@@ -132,8 +143,9 @@ impl Listed {
         let (sends, _) = self.waiting[index].rest().split_at(recvs.len());
         arrived.arrivals_of(recvs, sends);
         let Common { client: sender, since, .. } = self.waiting[index].common;
-        let (sent, bytes) = (Some((sender, sends.numbers().collect())), sends.bytes());
-        self.matched.push_back(Matched { client, peer, arrived, sent });
+        let bytes = sends.bytes();
+        self.sent.push_back((sender, sends.numbers().collect()));
+        self.matched.push_back(Matched { client, peer, arrived });
         self.took(index, recvs.len());
         (bytes, since)
     }
@@ -141,6 +153,7 @@ impl Listed {
     #[inline]
     fn took(&mut self, index: usize, count: usize) {
         self.waiting[index].matched += count;
+        self.calls -= count;
         if self.waiting[index].rest().is_empty()
             && let Some(List { calls, .. }) = self.waiting.remove(index)
         {
@@ -153,35 +166,44 @@ impl Listed {
         self.matched.pop_front()
     }
 
+    /// The next client whose sends were matched, and their numbers: to be told after all recvs.
+    pub(super) fn next_sent(&mut self) -> Option<(Handle, Vec<u32>)> {
+        self.sent.pop_front()
+    }
+
     fn reuse(&mut self, list: CallListBuf) {
-        if self.spare.len() < SPARE_LISTS_MAX {
+        if self.spare.len() < LISTS_MAX {
             self.spare.push(list);
         }
     }
 
     /// Enters the calls of some lists into the node, one by one.
     #[cold]
-    pub(super) fn enter(&mut self, node: &mut Node, is_meant: impl Fn(&Common) -> bool) {
+    pub(super) fn enter(&mut self, node: &mut Node, mut is_meant: impl FnMut(&Common) -> bool) {
         let mut index = 0;
         while let Some(list) = self.waiting.get(index) {
             if !is_meant(&list.common) {
                 index += 1;
                 continue;
             }
-            let Some(list) = self.waiting.remove(index) else { break };
+            let common = list.common;
+            self.entering = Some(common.client);
+            self.calls -= list.rest().len();
             for call in list.rest().iter() {
-                let ticket = enter(node, list.common, call);
-                self.tickets.extend(ticket);
+                self.tickets.extend(enter(node, common, call));
             }
-            self.reuse(list.calls);
+            self.entering = None;
+            self.waiting.remove(index).into_iter().for_each(|list| self.reuse(list.calls));
         }
     }
 
     /// Enters the calls of lists that have waited long enough.
     #[inline]
     pub(super) fn enter_old(&mut self, node: &mut Node, now: Instant) {
-        if self.due().is_some_and(|due| due <= now) {
-            self.enter(node, |list| list.since + LISTED_MAX <= now);
+        let calls = self.calls;
+        while self.due().is_some_and(|due| due <= now) && calls - self.calls < LISTED_CALLS_PER_TURN {
+            let mut is_first = true;
+            self.enter(node, |_| std::mem::take(&mut is_first));
         }
     }
 
@@ -191,11 +213,23 @@ impl Listed {
         self.tickets.pop()
     }
 
-    /// The next of a client.
+    /// Takes out the tickets of a client.
     #[inline]
-    pub(super) fn next_ticket_of(&mut self, client: Handle) -> Option<(ClientCall, Ticket)> {
-        let place = self.tickets.iter().position(|(of, _)| of.client == client)?;
-        Some(self.tickets.swap_remove(place))
+    pub(super) fn take_tickets_of(&mut self, client: Handle, mut each: impl FnMut(ClientCall, Ticket)) {
+        self.tickets.retain(|(of, ticket)| {
+            if of.client == client {
+                each(*of, *ticket);
+            }
+            of.client != client
+        });
+    }
+
+    /// The client whose calls were being entered when that panicked; what is left of its lists is forgotten.
+    pub(super) fn take_blamed(&mut self) -> Option<Handle> {
+        let blamed = self.entering.take()?;
+        self.waiting.retain(|list| list.common.client != blamed);
+        self.calls = self.waiting.iter().map(|list| list.rest().len()).sum();
+        Some(blamed)
     }
 }
 
@@ -207,11 +241,11 @@ fn enter(node: &mut Node, common: Common, call: SmallCall<'_>) -> Option<(Client
     if are_recvs {
         let (waiter, destination, fused, fail_if_gone) = (RecvWaiter::Client(of), None, true, false);
         let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
-        return node.recv_listed(since, request).map(|ticket| (of, ticket));
+        return node.recv(since, request).map(|ticket| (of, ticket));
     }
     let waiter = SendWaiter::Client(of);
     match Tensor::from_wire(meta, Buffer::copy_of(bytes)) {
-        Ok(tensor) => node.send_listed(pair, step, key, tensor, deadline, waiter),
+        Ok(tensor) => node.send(pair, step, key, tensor, deadline, waiter),
         Err(error) => node.finish_send(waiter, Err(error)),
     }
     None

@@ -25,14 +25,15 @@ pub(super) fn report(
             client.note_ticket_of(of, ticket);
         }
     }
-    while let Some(Matched { client: handle, peer, arrived, sent }) = listed.next_matched() {
+    while let Some(Matched { client: handle, peer, arrived }) = listed.next_matched() {
         *served = Some(handle);
         if let Some(client) = clients.get_mut(handle) {
             client.tell_listed(peer, arrived, record);
         }
-        if let Some((handle, calls)) = sent
-            && let Some(client) = clients.get_mut(handle)
-        {
+    }
+    while let Some((handle, calls)) = listed.next_sent() {
+        *served = Some(handle);
+        if let Some(client) = clients.get_mut(handle) {
             client.sent_listed(&calls);
         }
     }

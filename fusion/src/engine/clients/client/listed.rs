@@ -43,11 +43,12 @@ impl Client {
             self.sent.extend(first.numbers());
             sends = rest;
         }
-        let has_others = !sends.is_empty() && listed.has(true, of);
-        if has_others {
-            to.enter_listed(node, listed);
+        if sends.is_empty() {
+            return sends;
         }
-        if sends.len() < 2 || has_others || node.knows_any_of((pair, step), sends.iter().map(|send| send.key)) {
+        let may_wait = sends.len() > 1 && !listed.has(true, of) && listed.has_room_for(sends.len());
+        if !may_wait || node.knows_any_of((pair, step), sends.iter().map(|send| send.key)) {
+            to.enter_listed(node, listed);
             return sends;
         }
         self.count_sent_listed(peer, sends);
@@ -89,12 +90,12 @@ impl Client {
             node.count_listed((count as u32, bytes as usize), now, Some(since));
             recvs = rest;
         }
-        let has_others = !recvs.is_empty() && listed.has(false, of);
-        if has_others {
-            from.enter_listed(node, listed);
+        if recvs.is_empty() {
+            return Ok(recvs);
         }
-        let keys = recvs.iter().map(|recv| recv.key);
-        if recvs.len() < 2 || has_others || node.knows_any_of((producer_pair, step), keys) {
+        let may_wait = recvs.len() > 1 && !listed.has(false, of) && listed.has_room_for(recvs.len());
+        if !may_wait || node.knows_any_of((producer_pair, step), recvs.iter().map(|recv| recv.key)) {
+            from.enter_listed(node, listed);
             return Ok(recvs);
         }
         self.enter_recvs(peer, recvs)?;
@@ -133,9 +134,7 @@ impl Client {
     /// Keeps the tickets of recvs that have waited as a list.
     #[inline]
     pub(super) fn note_tickets(&mut self, listed: &mut Listed) {
-        while let Some((of, ticket)) = listed.next_ticket_of(self.handle) {
-            self.note_ticket_of(of, ticket);
-        }
+        listed.take_tickets_of(self.handle, |of, ticket| self.note_ticket_of(of, ticket));
     }
 
     /// Keeps the ticket of a recv that has waited as one of a list.

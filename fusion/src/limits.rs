@@ -277,8 +277,8 @@ pub(crate) const CLIENT_CALLS_MAX: usize = 1 << 14;
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);
 
 /// How long calls that were made together wait as a list, before they are entered one by one: long enough for a producer that sends as soon
-/// as it is asked, and so short that what a list does not see of the node ends no call late.
-pub(crate) const LISTED_MAX: Duration = Duration::from_millis(1);
+/// as it is asked, and so short that a call which the node would end at once ends hardly later.
+pub(crate) const LISTED_TIME_MAX: Duration = Duration::from_millis(1);
 
 /// Most lists that wait on one shard, which are searched one after the other; further calls are entered one by one at once.
 pub(crate) const LISTS_MAX: usize = 64;

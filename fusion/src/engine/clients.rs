@@ -337,7 +337,7 @@ pub(super) struct Clients {
     /// Dismissed clients that wait, each holding its socket open, until no link reads or writes their memory any more: until the peer is
     /// done, or its link ends.
     leaving: Vec<Client>,
-    /// Recvs that wait as lists.
+    /// Small calls that wait as lists.
     listed: Listed,
     /// Outcomes not told yet; empty between turns, unless telling one panicked.
     outcomes: ClientOutcomes,
@@ -447,15 +447,18 @@ impl Clients {
         self.served = None;
         // Pushes of other tasks end where there is room again; their outcomes are written with the rest.
         let turn = AssertUnwindSafe(|| self.take_changes() + self.read(now) + self.hand_out() + self.write(now));
-        catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic))
+        let mut work = catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic));
+        while let Some((client, panic)) = self.listed.next_failed() {
+            self.served = Some(client);
+            work += self.put_out(panic);
+        }
+        work
     }
 
     /// Serving a client has panicked: it loses its place.
     #[cold]
     fn put_out(&mut self, panic: Box<dyn Any + Send>) -> usize {
-        // Calls that have waited as a list are not entered in their client's turn.
-        let served = self.served.take();
-        let Some(handle) = self.listed.take_blamed().or(served) else { resume_unwind(panic) };
+        let Some(handle) = self.served.take() else { resume_unwind(panic) };
         if let Some(client) = self.clients.get(handle) {
             // The owner of its socket sees it close, and dismisses the client from the other shards too.
             client.fail(&panic_message(&*panic));
@@ -469,7 +472,7 @@ impl Clients {
     fn read(&mut self, now: Instant) -> usize {
         let mut work = 0;
         let Self { engine, clients, listed, served, record, .. } = self;
-        engine.borrow_node(|node| listed.enter_old(node, now));
+        work += engine.borrow_node(|node| listed.enter_old(node, now));
         for (handle, client) in clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
             *served = Some(handle);
             work += engine.borrow_node(|node| client.read(node, now, record, listed));

@@ -45,7 +45,6 @@ impl Node {
         let (local, producer_pair) = (context.pairs[pair].local, context.pairs[pair].mirror?);
         let may = self.may_send_listed(producer_pair, step)
             && !exchange.has_ended(local, pair, step)
-            && context.gone(context.pairs[producer_pair].local, false).is_none()
             && context.settings.session.tensor_bytes_max >= INLINE_BYTES_MAX as u64;
         may.then_some(producer_pair)
     }

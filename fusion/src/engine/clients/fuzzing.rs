@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::os::unix::net::UnixStream;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -124,6 +125,9 @@ impl Clients {
         }
         node.swap_client_outcomes(outcomes);
         report(clients, (listed, outcomes), (now, record), &mut None);
+        if let Some((_, panic)) = listed.next_failed() {
+            resume_unwind(panic);
+        }
         self.leaving.retain(|client| !client.has_let_go());
     }
 

@@ -1,12 +1,15 @@
 //! Small calls that clients have made together, and that wait as they came: as lists. Sends and recvs of the same keys in the same order are
-//! matched as a whole; nothing is entered into a table for one tensor, and no key is hashed. (So a switch forwards a frame.)
+//! matched as a whole; nothing is entered into a table for one tensor, and no key is hashed.
 //!
-//! A list waits so for [`LISTED_MAX`] at most, and only while nothing happens that concerns one of its calls alone: then they are entered
-//! into the node one by one, as they would have been at once. So whatever happens elsewhere in the node is found then: a list is late by
-//! that time at most. Of a pair and a step, sends or recvs wait here, and never both. No I/O; bounded by [`LISTS_MAX`] and
-//! [`LISTED_CALLS_MAX`].
+//! A list waits so for [`LISTED_TIME_MAX`], and only while nothing happens that concerns one of its calls alone: then they are entered into
+//! the node one by one, as they would have been at once. What happens elsewhere in the node is found then, so late by about that time. Of a
+//! pair and a step, sends or recvs wait here, and never both. (Two calls of one key, which is an error, may both find their other half here
+//! where the node would refuse the second.) No I/O; bounded by [`LISTS_MAX`] and [`LISTED_CALLS_MAX`], which all clients of a shard share:
+//! one that uses up either makes the others' calls cost more, and nothing else.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
@@ -14,7 +17,7 @@ use sealane_transport::shm::{CallList, CallListBuf, SmallCall};
 use sealane_transport::{Handle, Tensor};
 
 use super::client::name;
-use crate::limits::{LISTED_CALLS_MAX, LISTED_CALLS_PER_TURN, LISTED_MAX, LISTS_MAX};
+use crate::limits::{LISTED_CALLS_MAX, LISTED_CALLS_PER_TURN, LISTED_TIME_MAX, LISTS_MAX};
 use crate::node::{ClientCall, Node, RecvRequest, RecvWaiter, SendWaiter, Ticket};
 
 /// Lists that wait, the oldest first.
@@ -26,8 +29,8 @@ pub(super) struct Listed {
     matched: VecDeque<Matched>,
     /// Clients whose sends had waited and were matched, and the numbers of these.
     sent: VecDeque<(Handle, Vec<u32>)>,
-    /// Whose calls are being entered: the client to blame for a panic.
-    entering: Option<Handle>,
+    /// Clients whose calls the node could not take in, and the panics.
+    failed: Vec<(Handle, Box<dyn Any + Send>)>,
     /// Of recvs that are the node's now; their clients have not heard of them yet.
     tickets: Vec<(ClientCall, Ticket)>,
     /// Lists to be filled again.
@@ -84,7 +87,7 @@ impl Listed {
 
     /// When the oldest list is to be [entered](Self::enter_old).
     pub(super) fn due(&self) -> Option<Instant> {
-        self.waiting.front().map(|list| list.common.since + LISTED_MAX)
+        self.waiting.front().map(|list| list.common.since + LISTED_TIME_MAX)
     }
 
     /// True if so many more calls may wait, as a list.
@@ -186,25 +189,32 @@ impl Listed {
                 index += 1;
                 continue;
             }
-            let common = list.common;
-            self.entering = Some(common.client);
+            let Some(list) = self.waiting.remove(index) else { break };
+            let (common, tickets) = (list.common, &mut self.tickets);
             self.calls -= list.rest().len();
-            for call in list.rest().iter() {
-                self.tickets.extend(enter(node, common, call));
-            }
-            self.entering = None;
-            self.waiting.remove(index).into_iter().for_each(|list| self.reuse(list.calls));
+            // It is not the turn of the client whose calls these are, or of no client.
+            let entered = catch_unwind(AssertUnwindSafe(|| {
+                list.rest().iter().for_each(|call| tickets.extend(enter_one(node, common, call)));
+            }));
+            self.failed.extend(entered.err().map(|panic| (common.client, panic)));
+            self.reuse(list.calls);
         }
     }
 
-    /// Enters the calls of lists that have waited long enough.
+    /// Enters the calls of lists that have waited long enough; returns how many.
     #[inline]
-    pub(super) fn enter_old(&mut self, node: &mut Node, now: Instant) {
+    pub(super) fn enter_old(&mut self, node: &mut Node, now: Instant) -> usize {
         let calls = self.calls;
         while self.due().is_some_and(|due| due <= now) && calls - self.calls < LISTED_CALLS_PER_TURN {
             let mut is_first = true;
             self.enter(node, |_| std::mem::take(&mut is_first));
         }
+        calls - self.calls
+    }
+
+    /// The next client whose calls the node could not take in, and the panic.
+    pub(super) fn next_failed(&mut self) -> Option<(Handle, Box<dyn Any + Send>)> {
+        self.failed.pop()
     }
 
     /// The next recv that is the node's now, and its ticket.
@@ -223,20 +233,14 @@ impl Listed {
             of.client != client
         });
     }
-
-    /// The client whose calls were being entered when that panicked; what is left of its lists is forgotten.
-    pub(super) fn take_blamed(&mut self) -> Option<Handle> {
-        let blamed = self.entering.take()?;
-        self.waiting.retain(|list| list.common.client != blamed);
-        self.calls = self.waiting.iter().map(|list| list.rest().len()).sum();
-        Some(blamed)
-    }
 }
 
 /// Enters a call that has waited in a list; returns the ticket of a recv that waits.
-fn enter(node: &mut Node, common: Common, call: SmallCall<'_>) -> Option<(ClientCall, Ticket)> {
+fn enter_one(node: &mut Node, common: Common, call: SmallCall<'_>) -> Option<(ClientCall, Ticket)> {
     let Common { client, are_recvs, of: Of { step, .. }, pair, deadline, since, .. } = common;
     let SmallCall { call, key, meta, bytes } = call;
+    #[cfg(test)]
+    super::tests::fall_into_trap_of_key(key);
     let of = ClientCall { client, call: name(call) };
     if are_recvs {
         let (waiter, destination, fused, fail_if_gone) = (RecvWaiter::Client(of), None, true, false);
@@ -249,4 +253,46 @@ fn enter(node: &mut Node, common: Common, call: SmallCall<'_>) -> Option<(Client
         Err(error) => node.finish_send(waiter, Err(error)),
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(calls: u32) -> CallListBuf {
+        let mut list = CallListBuf::default();
+        assert!((0..calls).all(|call| list.push(SmallCall { call, key: "w", meta: &[], bytes: &[1; 8] })));
+        list
+    }
+
+    #[test]
+    fn few_lists_wait_and_few_calls_and_those_that_are_matched_make_room() {
+        let now = Instant::now();
+        let of = Of { producer_pair: 1, step: 3 };
+        let common =
+            |are_recvs| Common { client: Handle::NONE, peer: 0, are_recvs, of, pair: 1, deadline: now, since: now };
+        for (calls, most) in [(2, LISTS_MAX), (128, LISTED_CALLS_MAX / 128)] {
+            let (mut listed, list) = (Listed::default(), list(calls));
+            let calls = calls as usize;
+            for waiting in 0..most {
+                assert!(listed.has_room_for(calls), "{waiting} lists of {calls}");
+                listed.wait(common(waiting % 2 == 0), list.as_list());
+            }
+            assert!(!listed.has_room_for(calls));
+            assert_eq!(listed.due(), Some(now + LISTED_TIME_MAX));
+            // Of the first list of recvs, then of the first of sends.
+            let (first, rest) = list.as_list().split_at(1);
+            for part in [first, rest, first, rest] {
+                let are_recvs = listed.waiting[0].common.are_recvs;
+                assert_eq!(listed.find(are_recvs, of, &part), Some((0, part.len())));
+                match are_recvs {
+                    true => _ = listed.take_recvs(0, part),
+                    false => _ = listed.take_sends(0, part, (Handle::NONE, 0)),
+                }
+            }
+            let left = listed.waiting.iter().map(|list| list.rest().len()).sum::<usize>();
+            assert_eq!((listed.calls, listed.matched.len()), (left, 4));
+            assert!(listed.has_room_for(calls));
+        }
+    }
 }

@@ -40,6 +40,10 @@ pub(super) fn fall_into_trap_of_process(pid: i32) {
     assert!(pid != TRAP_PID, "a trap of the tests'");
 }
 
+pub(super) fn fall_into_trap_of_key(key: &str) {
+    assert!(key != TRAP, "a trap of the tests'");
+}
+
 /// An engine with one shard that serves two tasks.
 fn engine() -> Engine {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -274,7 +278,15 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
     // Of a tensor that it sends to itself: the last outcome of the turn, and the first.
     let with_the_last_tensor = [send(6, 1, meta), recv(TRAP_CALL, 0), send(7, 0, meta)];
     let with_the_first_tensor = [recv(TRAP_CALL, 0), send(6, 0, meta), send(7, 1, meta)];
-    let traps: [&[_]; 4] = [&while_it_is_read, &while_it_is_told, &with_the_last_tensor, &with_the_first_tensor];
+    // Of calls that have waited as a list, in nobody's turn.
+    let mut recvs = CallListBuf::default();
+    assert!(
+        [TRAP, "w"].iter().zip(8..).all(|(key, call)| { recvs.push(SmallCall { call, key, meta: &[], bytes: &[] }) })
+    );
+    let (calls, timeout_ms, fail_if_gone) = (recvs.as_list(), NO_TIMEOUT, false);
+    let of_a_list = [send(6, 1, meta), Submission::RecvMany { peer: 1, step: 1, timeout_ms, calls, fail_if_gone }];
+    let traps: [&[_]; 5] =
+        [&while_it_is_read, &while_it_is_told, &with_the_last_tensor, &with_the_first_tensor, &of_a_list];
     for trap in traps {
         let engine = engine();
         let (id, mut failing) = Process::attach(&engine, "ps:1");
@@ -303,7 +315,10 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         neighbour.submit(&[recv(1, 0)]);
         assert!(is_served(&mut neighbour, 1, meta));
         failing.submit(trap);
-        assert_eq!(failing.next(), None);
+        // A list is entered some turns after the tensor was sent.
+        while let Some(told) = failing.next() {
+            assert_eq!(told, "Sent { calls: [6] }");
+        }
         // What arrived in that same turn, and everything later.
         let received = neighbour.next().unwrap();
         assert!(is_arrived(&received, 1), "{received}");

@@ -67,8 +67,8 @@ impl Node {
         self.context.pairs[pair].mirror
     }
 
-    /// Counts tensors that went between tasks of this node and were matched outside: since when they were wanted, and, if they waited, since
-    /// when.
+    /// Counts tensors that went between tasks of this node and were matched outside: since when they were wanted, and, if they waited,
+    /// since when.
     pub(crate) fn count_listed(&mut self, (tensors, bytes): (u32, usize), wanted: Instant, sent: Option<Instant>) {
         let reporter = &mut self.context.reporter;
         reporter.count_sent(tensors, bytes);

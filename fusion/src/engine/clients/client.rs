@@ -326,13 +326,12 @@ impl Client {
             }
             Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone } => {
                 let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
-                let calls = match fail_if_gone {
-                    true => calls,
-                    false => self.recv_listed(node, now, from, calls, listed)?,
-                };
-                if fail_if_gone {
+                let calls = if fail_if_gone {
                     from.enter_listed(node, listed);
-                }
+                    calls
+                } else {
+                    self.recv_listed(node, now, from, calls, listed)?
+                };
                 for SmallCall { call, key, .. } in calls.iter() {
                     self.recv(node, now, from, (call, key), None, (true, fail_if_gone))?;
                 }

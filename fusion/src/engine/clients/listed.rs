@@ -1,5 +1,5 @@
-//! Small calls that clients have made together, and that wait as they came: as lists. Sends and recvs of the same keys in the same order are
-//! matched as a whole; nothing is entered into a table for one tensor, and no key is hashed.
+//! Small calls that clients have made together, and that wait as they came: as lists. Sends and recvs of the same keys in the same order
+//! are matched as a whole; nothing is entered into a table for one tensor, and no key is hashed.
 //!
 //! A list waits so for [`LISTED_TIME_MAX`], and only while nothing happens that concerns one of its calls alone: then they are entered into
 //! the node one by one, as they would have been at once. What happens elsewhere in the node is found then, so late by about that time. Of a
@@ -122,7 +122,7 @@ impl Listed {
         self.waiting.iter().any(|list| list.common.are_recvs == are_recvs && list.common.of == of)
     }
 
-    /// Matches a list of recvs with as many sends as were [found](Self::find) for it, which are told by the caller; since when it has waited.
+    /// Matches a list of recvs with as many sends as were [found](Self::find) for it, which the caller tells; since when it has waited.
     #[inline]
     pub(super) fn take_recvs(&mut self, index: usize, sends: CallList<'_>) -> Instant {
         let mut arrived = self.spare.pop().unwrap_or_default();

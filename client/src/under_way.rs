@@ -10,7 +10,7 @@ use std::{
 use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
 
 use crate::{
-    attachment::{Attachment, Calls, Received, Take},
+    attachment::{Attachment, Calls, Received, Take, TakeSome},
     in_process::{Call, end_of, look},
     limits::CALLS_MAX,
 };
@@ -25,6 +25,7 @@ trait Kind {
     /// What the table returns, and how to take it.
     type Taken;
     const TAKE: Take<Self::Taken>;
+    const TAKE_SOME: TakeSome<Outcome<Self>>;
 
     fn outcome(taken: Self::Taken) -> Outcome<Self>;
 }
@@ -39,6 +40,7 @@ impl Kind for Send {
     const CANCELLED_BY_DROP: bool = false;
     type Taken = SendOutcome;
     const TAKE: Take<SendOutcome> = Calls::take_sent;
+    const TAKE_SOME: TakeSome<SendOutcome> = Calls::take_all_sent;
 
     #[inline]
     fn outcome(taken: SendOutcome) -> SendOutcome {
@@ -54,6 +56,7 @@ impl Kind for Recv {
     const CANCELLED_BY_DROP: bool = true;
     type Taken = Received;
     const TAKE: Take<Received> = Calls::take_received;
+    const TAKE_SOME: TakeSome<RecvOutcome> = Calls::take_all_received;
 
     #[inline]
     fn outcome(taken: Received) -> RecvOutcome {
@@ -98,43 +101,35 @@ impl<K: Kind> UnderWay<K> {
     }
 
     /// Waits for all; for those of one attachment, the lock is taken once for all that have ended.
-    fn wait_all(mut calls: Vec<Self>) -> Vec<Outcome<K>> {
+    fn wait_all(calls: Vec<Self>) -> Vec<Outcome<K>> {
         let mut outcomes = Vec::with_capacity(calls.len());
-        let mut rest = &mut calls[..];
-        while let Some(first) = rest.first_mut() {
-            let Some((attachment, _)) = first.at_daemon() else {
-                outcomes.push(first.take().wait());
-                rest = &mut rest[1..];
-                continue;
-            };
-            let attachment = attachment.clone();
-            let of_same = |next: &&Self| next.at_daemon().is_some_and(|(other, _)| Arc::ptr_eq(other, &attachment));
-            let count = rest.iter().take_while(of_same).count();
-            let (same, others) = rest.split_at_mut(count);
-            let numbers = same.iter().filter_map(Self::at_daemon).map(|(_, call)| call);
-            let mut taken: Vec<K::Taken> = Vec::with_capacity(count);
-            let waited = attachment.wait_all(numbers, K::TAKE, |outcome| taken.push(outcome));
-            // Taken outcomes are no longer the table's; in a forked child nothing was taken, and nothing may be given up.
-            same.iter_mut().for_each(|call| call.0 = CallState::Ended(None));
-            match waited {
-                // Bytes are copied out here, where nobody waits for the lock.
-                Ok(()) => outcomes.extend(taken.into_iter().map(K::outcome)),
-                Err(error) => outcomes.extend((0..count).map(|_| Err(error.clone().into()))),
+        let (mut of, mut numbers) = (None::<Arc<Attachment>>, Vec::with_capacity(calls.len()));
+        for mut call in calls {
+            match std::mem::replace(&mut call.0, CallState::Ended(None)) {
+                CallState::Daemon { attachment, call } => {
+                    if of.as_ref().is_some_and(|of| !Arc::ptr_eq(of, &attachment)) {
+                        Self::wait_at(of.take(), &mut numbers, &mut outcomes);
+                    }
+                    of.get_or_insert(attachment);
+                    numbers.push(call);
+                }
+                other => {
+                    Self::wait_at(of.take(), &mut numbers, &mut outcomes);
+                    outcomes.push(UnderWay(other).wait());
+                }
             }
-            rest = others;
         }
+        Self::wait_at(of, &mut numbers, &mut outcomes);
         outcomes
     }
 
-    fn take(&mut self) -> Self {
-        UnderWay(std::mem::replace(&mut self.0, CallState::Ended(None)))
-    }
-
-    fn at_daemon(&self) -> Option<(&Arc<Attachment>, u32)> {
-        match &self.0 {
-            CallState::Daemon { attachment, call } => Some((attachment, *call)),
-            _ => None,
+    /// Waits for calls of one attachment. In a forked child nothing is taken, and nothing given up.
+    fn wait_at(attachment: Option<Arc<Attachment>>, calls: &mut Vec<u32>, outcomes: &mut Vec<Outcome<K>>) {
+        let Some(attachment) = attachment else { return };
+        if let Err(error) = attachment.wait_all(calls, K::TAKE_SOME, (K::TAKE, K::outcome), outcomes) {
+            outcomes.extend(calls.iter().map(|_| Err(error.clone().into())));
         }
+        calls.clear();
     }
 
     #[inline]

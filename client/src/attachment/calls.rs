@@ -5,6 +5,7 @@
 //! free when neither holds it. A call's number has an index and a generation, so stale answers are recognized.
 
 mod answers;
+mod batch;
 mod direct;
 mod matching;
 mod slot;
@@ -24,12 +25,15 @@ use crate::{
     limits::{CALL_INDEX_BITS, CALLS_MAX},
 };
 
-use self::slot::{Caller, Daemon, Slot};
 pub(super) use self::{
     answers::{Arrived, Fault},
     direct::{Waiting, Wanted, Wish, no_room},
     matching::{Awaited, Matching, Name},
     slot::Direction,
+};
+use self::{
+    batch::Batches,
+    slot::{Caller, Daemon, NO_CALL, Slot},
 };
 
 const INDEX_MASK: u32 = (1 << CALL_INDEX_BITS) - 1;
@@ -39,10 +43,8 @@ const INDEX_MASK: u32 = (1 << CALL_INDEX_BITS) - 1;
 pub(crate) struct Calls {
     slots: Vec<Slot>,
     vacant: Vec<u32>,
-    /// Calls that a future waits for: somebody has to look at the rings for them.
-    watched: usize,
-    /// Those among them that end only when the daemon releases a tensor, not by an answer.
-    watched_releases: usize,
+    batches: Batches,
+    watched: Watched,
     /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
     kinds: LastKind,
@@ -52,6 +54,23 @@ pub(crate) struct Calls {
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
     published: Vec<(u32, bool)>,
+}
+
+/// Calls that a future waits for: somebody has to look at the rings for them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Watched {
+    all: usize,
+    /// Those that end only when the daemon releases a tensor, not by an answer.
+    releases: usize,
+}
+
+impl Watched {
+    /// A future waits for a call of that direction, or no longer.
+    fn changes(&mut self, direction: Direction, was: bool, is: bool) {
+        let released = direction.is_released();
+        self.all = self.all + usize::from(is) - usize::from(was);
+        self.releases = self.releases + usize::from(is && released) - usize::from(was && released);
+    }
 }
 
 /// How a recv ended. As long as an outcome: a longer value would be moved by calls of memcpy.
@@ -83,17 +102,19 @@ impl Received {
 impl Calls {
     /// Calls that a future waits for.
     pub(super) fn watched(&self) -> usize {
-        self.watched
+        self.watched.all
     }
 
     /// Those among them that end only when the daemon releases a tensor, not by an answer.
     pub(super) fn watched_releases(&self) -> usize {
-        self.watched_releases
+        self.watched.releases
     }
 
     /// True if the call ends with an answer.
     pub(super) fn is_answered(&self, call: u32) -> bool {
-        self.slots.get((call & INDEX_MASK) as usize).is_some_and(|slot| !slot.direction.is_released())
+        let of_slot = || self.slots.get((call & INDEX_MASK) as usize).map(|slot| slot.direction);
+        let direction = self.batches.about(call).map(|(direction, _)| direction).or_else(of_slot);
+        direction.is_some_and(|direction| !direction.is_released())
     }
 
     /// Enters a call that is about to be submitted.
@@ -121,18 +142,14 @@ impl Calls {
             None => self.new_slot()?,
         };
         let slot = &mut self.slots[index as usize];
-        (slot.direction, slot.segment, slot.deadline) = (direction, segment, deadline);
-        (slot.daemon, slot.caller) = (Daemon::Working, Caller::Waiting);
-        (slot.keeps, slot.borrowed, slot.asked) = (false, false, true);
-        debug_assert!(slot.name.is_none(), "a lane would find another call");
-        debug_assert!(slot.failure.is_none(), "the call would fail as the one before it");
+        slot.begin(direction, segment, deadline);
         Some((slot.generation << CALL_INDEX_BITS | index, slot))
     }
 
     #[cold]
     fn new_slot(&mut self) -> Option<u32> {
         if self.slots.len() >= CALLS_MAX {
-            return None;
+            return self.give_up_batch();
         }
         self.slots.push(Slot::vacant());
         Some(self.slots.len() as u32 - 1)
@@ -225,19 +242,21 @@ impl Calls {
         self.release(call);
     }
 
-    /// Calls that have a slot.
-    #[cfg(feature = "fuzzing")]
+    /// Calls that somebody holds.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn held(&self) -> usize {
-        self.slots.len() - self.vacant.len()
+        let in_slots = self.slots.iter().filter(|slot| (slot.daemon, slot.caller) != (Daemon::Done, Caller::Gone));
+        in_slots.count() + self.batches.under_way()
     }
 
     /// True if so many more calls may be in flight.
     pub(super) fn have_room_for(&self, calls: usize) -> bool {
-        CALLS_MAX - self.slots.len() + self.vacant.len() >= calls
+        CALLS_MAX - self.slots.len() + self.vacant.len() + self.batches.room() >= calls
     }
 
     /// A step is over: discards tensors kept or still coming for cancelled recvs of that step.
     pub(super) fn forget_step(&mut self, step: i64, after: &mut Aftermath) {
+        self.take_step_apart(step);
         after.unwanted.extend(self.unclaimed.forget(step));
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
         for slot in self.slots.iter_mut().filter(is_of_it) {
@@ -267,20 +286,21 @@ impl Calls {
 
     /// Passes a tensor that is not this call's to another recv that asks for it, or keeps it for one that will.
     fn pass_on(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
-        let place = &self.slots[(call & INDEX_MASK) as usize].place;
+        let place = self.slots[(call & INDEX_MASK) as usize].place.clone();
+        self.take_recvs_apart(place.peer(), Some(place.step()));
         let fits = |memory: &Memory| memory.room().is_none_or(|room| tensor.bytes().len() <= room);
         let others = self.slots.iter().enumerate().filter(|(index, _)| *index as u32 != call & INDEX_MASK);
         let next = others.map(|(index, slot)| (index as u32, slot)).find(|(_, slot)| {
             matches!(slot.daemon, Daemon::Untold | Daemon::Working)
                 && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)
                 && slot.keeps
-                && slot.place == *place
+                && slot.place == place
                 && slot.tensor.is_none()
                 && fits(&slot.memory)
         });
         match next.map(|(index, slot)| slot.generation << CALL_INDEX_BITS | index) {
             Some(next) => self.give(next, tensor, after),
-            None => self.unclaimed.keep(place.clone(), tensor),
+            None => self.unclaimed.keep(place, tensor),
         }
     }
 
@@ -372,14 +392,16 @@ impl Calls {
     /// True if the call has ended and the caller was not told.
     #[inline]
     pub(super) fn is_owed(&self, call: u32) -> bool {
-        let slot = self.slots.get((call & INDEX_MASK) as usize);
-        slot.is_some_and(|slot| slot.caller == Caller::Owed && slot.generation == call >> CALL_INDEX_BITS)
+        match self.slots.get((call & INDEX_MASK) as usize) {
+            Some(slot) if slot.generation == call >> CALL_INDEX_BITS => slot.caller == Caller::Owed,
+            _ => self.batches.is_owed(call),
+        }
     }
 
     /// How a send, a push, a publication, a pull or a watch ended; can be taken once.
     #[inline]
     pub(crate) fn take_sent(&mut self, call: u32) -> Option<SendOutcome> {
-        let slot = self.owed(call)?;
+        let Some(slot) = self.owed(call) else { return self.take_sent_of_batch(&[call]).map(|_| Ok(())) };
         let outcome = match slot.failure.take() {
             None => Ok(()),
             Some(failure) => Err(failure.error),
@@ -391,7 +413,7 @@ impl Calls {
     /// How a recv ended; can be taken once.
     #[inline]
     pub(crate) fn take_received(&mut self, call: u32) -> Option<Received> {
-        let slot = self.owed(call)?;
+        let Some(slot) = self.owed(call) else { return self.take_one_received_of_batch(call) };
         let received = match slot.tensor.take() {
             Some(tensor) => match std::mem::take(&mut slot.memory).into_substitute() {
                 Some(substitute) => Received::Landed(Box::new((tensor, substitute.destination))),
@@ -406,9 +428,30 @@ impl Calls {
         Some(received)
     }
 
+    /// How the first of these sends ended, as far as they have; returns how many.
+    #[inline]
+    pub(crate) fn take_all_sent(&mut self, calls: &[u32], outcomes: &mut Vec<SendOutcome>) -> usize {
+        if let Some(count) = self.take_sent_of_batch(calls) {
+            outcomes.extend((0..count).map(|_| Ok(())));
+            return count;
+        }
+        let ended = calls.iter().map_while(|call| self.has_slot(*call).then(|| self.take_sent(*call))?);
+        let before = outcomes.len();
+        outcomes.extend(ended);
+        outcomes.len() - before
+    }
+
+    /// How the first of these recvs ended, as far as they have, and are nowhere to be copied to; returns how many.
+    #[inline]
+    pub(crate) fn take_all_received(&mut self, calls: &[u32], outcomes: &mut Vec<RecvOutcome>) -> usize {
+        let before = outcomes.len();
+        self.take_received_of_batch(calls, |outcome| outcomes.push(outcome));
+        outcomes.len() - before
+    }
+
     #[inline]
     fn owed(&mut self, call: u32) -> Option<&mut Slot> {
-        let slot = self.slot(call).filter(|slot| slot.caller == Caller::Owed)?;
+        let slot = self.own_slot(call).filter(|slot| slot.caller == Caller::Owed)?;
         slot.caller = Caller::Gone;
         Some(slot)
     }
@@ -461,6 +504,9 @@ impl Calls {
 
     /// Wakes `waker` when the call ends; `watched` if only the driver looks at the rings meanwhile.
     pub(super) fn wake_at_end(&mut self, call: u32, waker: &Waker, watched: bool, after: &mut Aftermath) {
+        if self.batches.wake_at_end(call, (waker, watched), &mut self.watched, after) {
+            return;
+        }
         let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
         if !slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             // Dropping a replaced waker may run code of its owner, so it is not dropped here.
@@ -474,21 +520,24 @@ impl Calls {
     fn watch_for(&mut self, call: u32, watched: bool) {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let was = std::mem::replace(&mut slot.watched, watched);
-        let released = slot.direction.is_released();
-        self.watched = self.watched + usize::from(watched) - usize::from(was);
-        self.watched_releases = self.watched_releases + usize::from(watched && released) - usize::from(was && released);
+        self.watched.changes(slot.direction, was, watched);
     }
 
     /// Nobody sleeps for the call any more.
     pub(super) fn wake_nobody(&mut self, call: u32) {
-        if let Some(slot) = self.slot(call) {
+        if !self.batches.wake_nobody(call)
+            && let Some(slot) = self.slot(call)
+        {
             slot.waker = None;
         }
     }
 
     /// When the daemon must have ended the call.
     pub(super) fn deadline(&mut self, call: u32) -> Tick {
-        self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline)
+        match self.batches.about(call) {
+            Some((_, deadline)) => deadline,
+            None => self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline),
+        }
     }
 
     /// Ends a call that the daemon does not answer: the caller is told, the memory stays with the daemon.
@@ -511,6 +560,7 @@ impl Calls {
 
     /// Ends every call that a future waits for and that should have ended before `then`.
     pub(super) fn sweep(&mut self, then: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
+        self.take_watched_apart(then);
         for index in 0..self.slots.len() {
             let slot = &self.slots[index];
             if slot.watched && slot.deadline < then {
@@ -522,6 +572,7 @@ impl Calls {
     /// Ends every call, since nothing more is heard from the daemon. Memory comes back if the daemon is `gone`; one that lives may
     /// still use what it was lent, which then stays here for as long as this table does.
     pub(super) fn end_all(&mut self, gone: bool, error: impl Fn() -> Error, after: &mut Aftermath) {
+        self.take_all_apart();
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             // A caller may still wait for a call whose answer was the fault that ended the attachment.
@@ -540,15 +591,31 @@ impl Calls {
     }
 
     #[inline]
-    fn slot(&mut self, call: u32) -> Option<&mut Slot> {
+    fn has_slot(&self, call: u32) -> bool {
+        let slot = self.slots.get((call & INDEX_MASK) as usize);
+        slot.is_some_and(|slot| slot.generation == call >> CALL_INDEX_BITS)
+    }
+
+    /// The slot of a call that is none of a batch.
+    #[inline]
+    fn own_slot(&mut self, call: u32) -> Option<&mut Slot> {
         let slot = self.slots.get_mut((call & INDEX_MASK) as usize)?;
         (slot.generation == call >> CALL_INDEX_BITS).then_some(slot)
+    }
+
+    /// The slot of a call; if that is of a batch, the batch is taken apart.
+    #[inline]
+    fn slot(&mut self, call: u32) -> Option<&mut Slot> {
+        if !self.has_slot(call) {
+            self.take_apart_for(call)?;
+        }
+        Some(&mut self.slots[(call & INDEX_MASK) as usize])
     }
 
     /// Makes the outcome available to the caller, who may be gone, and wakes it.
     #[inline]
     fn end(&mut self, call: u32, after: &mut Aftermath) {
-        let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
+        let Some(slot) = self.own_slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
         slot.caller = Caller::Owed;
         if slot.name.is_some() || slot.waker.is_some() {
             self.end_known(call, after);
@@ -576,6 +643,10 @@ impl Calls {
         if slot.daemon == Daemon::Done && slot.caller == Caller::Gone {
             debug_assert!(slot.tensor.is_none(), "the slot's next call would find it");
             debug_assert!(matches!(slot.memory, Memory::Nothing), "the slot's next call would have lent it");
+            if std::mem::take(&mut slot.of_batch) {
+                slot.generation = NO_CALL;
+                return self.batches.has_left(index);
+            }
             slot.generation = (slot.generation + 1) & (u32::MAX >> CALL_INDEX_BITS);
             self.vacant.push(index);
         }

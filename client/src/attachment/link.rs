@@ -14,7 +14,7 @@ use sealane_transport::{
     limits::NAME_BYTES_MAX,
     shm::{
         AcceptedAt, CallListBuf, ClientEar, ClientEnd, Completion, Doorbell, NO_TIMEOUT, PushError, ReceivedAt, Record,
-        SmallCall, Submission,
+        Submission,
         attach::Attached,
         limits::{NUMBERS_PER_RECORD, PEERS_MAX, SLOTS},
     },
@@ -543,15 +543,13 @@ impl Told<'_> {
         let Told { serial, draining, plans, arenas, calls, acceptors } = self;
         match Completion::decode(record).map_err(|malformed| malformed.to_string())? {
             Completion::Sent { calls: sent } => {
-                sent.iter().try_for_each(|call| calls.sent(segment, *call, after))?;
+                calls.all_sent(segment, sent, after)?;
             }
             Completion::ArrivedAlone { call, meta, bytes } => {
                 calls.received(segment, call, meta, Arrived::Inline(bytes), after)?;
             }
             Completion::Arrived { calls: arrived } => {
-                for SmallCall { call, meta, bytes, .. } in arrived.iter() {
-                    calls.received(segment, call, meta, Arrived::Inline(bytes), after)?;
-                }
+                calls.all_received(segment, arrived, after)?;
             }
             Completion::Received { call, meta, payload } => {
                 let arrived = match payload {

@@ -141,6 +141,8 @@ struct Attempts {
 
 /// Takes the outcome of one kind of call out of the table.
 pub(crate) type Take<T> = fn(&mut Calls, u32) -> Option<T>;
+/// Takes the outcomes of the first of these calls, as far as they have ended and need no work without the lock; returns how many.
+pub(crate) type TakeSome<O> = fn(&mut Calls, &[u32], &mut Vec<O>) -> usize;
 
 /// The state of the connection to the daemon.
 enum Line {

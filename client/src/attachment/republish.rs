@@ -90,13 +90,15 @@ impl Attachment {
             calls.iter().for_each(|(call, ..)| self.forsake(*call, false));
             return false;
         }
-        let (mut published, mut refused, mut of) = (Moved::default(), Vec::new(), calls.iter());
-        let waited = self.wait_all(calls.iter().map(|(call, ..)| *call), Calls::take_sent, |outcome| {
-            let Some(&(_, number, bytes)) = of.next() else { return };
+        let (mut published, mut refused, mut outcomes) = (Moved::default(), Vec::new(), Vec::new());
+        let numbers: Vec<u32> = calls.iter().map(|(call, ..)| *call).collect();
+        let waited =
+            self.wait_all(&numbers, Calls::take_all_sent, (Calls::take_sent, |outcome| outcome), &mut outcomes);
+        for (&(_, number, bytes), outcome) in calls.iter().zip(outcomes) {
             let sum = if outcome.is_ok() { &mut published } else { &mut left };
             (sum.tensors, sum.bytes) = (sum.tensors + 1, sum.bytes + bytes);
             refused.extend(outcome.err().filter(|error| error.code() != Code::Unavailable).map(|_| number));
-        });
+        }
         let mut held = self.lock();
         let State { line, published: all, aftermath, .. } = &mut *held;
         refused.iter().for_each(|number| aftermath.spent.extend(all.forget_refused(*number)));

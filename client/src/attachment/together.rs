@@ -10,8 +10,7 @@ use sealane_transport::{
 
 use super::{
     Attachment, Held, Line, State,
-    aftermath::Aftermath,
-    calls::{Calls, Direction},
+    calls::Direction,
     direct::OverLane,
     link::Peer,
     memory::Memory,
@@ -229,7 +228,7 @@ impl Held<'_> {
                     let (meta, bytes) = (tensor.meta().as_wire(), tensor.bytes());
                     SmallCall { call: 0, key, meta, bytes }
                 });
-                self.in_one_record(shared, Kind::Sends, calls, |call, _, _| each(Ok(call.call)))
+                self.in_one_record(shared, Kind::Sends, calls, each)
             }
         })
     }
@@ -241,7 +240,7 @@ impl Held<'_> {
         now: Tick,
         With { peer: from, step }: With<'_>,
         wanted: &[(K, RecvOptions)],
-        mut each: impl FnMut(Result<u32, Error>),
+        each: impl FnMut(Result<u32, Error>),
     ) -> Option<usize> {
         // The next recv may want what came for one that was given up.
         let [(_, RecvOptions { timeout, fail_if_gone, .. }), _, ..] = wanted else { return Some(0) };
@@ -259,10 +258,7 @@ impl Held<'_> {
                 self.give_back_blocks();
                 let calls = keys.map(|key| SmallCall { call: 0, key, meta: &[], bytes: &[] });
                 let kind = Kind::Recvs { fail_if_gone: *fail_if_gone };
-                self.in_one_record(shared, kind, calls, |SmallCall { call, key, .. }, calls, after| {
-                    calls.asked(call, (from, step, key), false, after);
-                    each(Ok(call));
-                })
+                self.in_one_record(shared, kind, calls, each)
             }
         })
     }
@@ -280,13 +276,13 @@ impl Held<'_> {
     }
 
     /// Enters the first of these calls into the table, as many as fit into a record, and submits that; returns how many, after calling
-    /// `told` for each. 0 if the ring or the table has no room for them.
+    /// `each` with their numbers. 0 if the ring or the table has no room for them.
     fn in_one_record<'s>(
         &mut self,
         shared: Shared<'_>,
         kind: Kind,
         small: impl Iterator<Item = SmallCall<'s>>,
-        mut told: impl FnMut(SmallCall<'_>, &mut Calls, &mut Aftermath),
+        mut each: impl FnMut(Result<u32, Error>),
     ) -> usize {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return 0 };
         let (segment, direction) = (shared.with.segment, kind.direction());
@@ -302,15 +298,15 @@ impl Held<'_> {
         }
         let mut list = std::mem::take(&mut link.together);
         if !list.is_empty() && calls.have_room_for(list.as_list().len()) {
-            list.number(|| {
-                let opened = calls.open(direction, segment, shared.deadline, Memory::Nothing);
-                opened.unwrap_or_else(|_| unreachable!("there is room"))
-            });
+            calls.open_all(&mut list, direction, segment, shared.deadline);
             if matches!(link.try_submit(segment, &shared.submission(kind, list.as_list())), Ok(true)) {
-                list.as_list().iter().for_each(|small| told(small, calls, aftermath));
+                if let Kind::Recvs { .. } = kind {
+                    calls.all_asked(list.as_list(), (shared.peer, shared.step), aftermath);
+                }
+                list.as_list().numbers().for_each(|call| each(Ok(call)));
             } else {
                 // Calls that go one by one meet a fault again, and a shard that sleeps makes no room.
-                list.as_list().iter().for_each(|small| drop(calls.retract(small.call, aftermath)));
+                list.as_list().numbers().for_each(|call| drop(calls.retract(call, aftermath)));
                 list.clear();
                 link.ring_shards();
             }

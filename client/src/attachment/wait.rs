@@ -12,7 +12,7 @@ use std::{
 use sealane_runtime::Polling;
 use sealane_transport::{Error, shm::Woken};
 
-use super::{Attachment, Held, Line, State, Take, attend::Attendant, nudge};
+use super::{Attachment, Held, Line, State, Take, TakeSome, attend::Attendant, nudge};
 use crate::{
     Attach, attach,
     clock::Tick,
@@ -70,28 +70,38 @@ impl Attachment {
         Ok(held.take(call, take))
     }
 
-    /// Waits for the end of many calls, in order; takes the lock once for all that have ended by then.
+    /// Waits for the end of many calls, in order; takes the lock once for all that have ended by then. `some` takes the outcomes of the
+    /// first calls as far as it can, `one` of a call that has ended, and `finish` completes that without the lock.
     ///
     /// # Errors
     /// InvalidArgument in a forked child, where the calls never end.
-    pub(crate) fn wait_all<T>(
+    pub(crate) fn wait_all<T, O>(
         &self,
-        calls: impl Iterator<Item = u32>,
-        take: Take<T>,
-        mut each: impl FnMut(T),
+        calls: &[u32],
+        some: TakeSome<O>,
+        (one, finish): (Take<T>, fn(T) -> O),
+        outcomes: &mut Vec<O>,
     ) -> Result<(), Error> {
         self.check_fork()?;
-        let mut held = self.lock();
-        for call in calls {
-            if !held.calls.is_owed(call) {
+        let (mut held, mut rest) = (self.lock(), calls);
+        while let Some((call, others)) = rest.split_first() {
+            if !held.calls.is_owed(*call) {
                 held.pump();
             }
-            if !held.calls.is_owed(call) {
+            if !held.calls.is_owed(*call) {
                 drop(held);
-                held = self.wait_on(call);
+                held = self.wait_on(*call);
             }
-            each(held.take(call, take).expect("a wait ends with the call"));
+            match some(&mut held.calls, rest, outcomes) {
+                0 => {
+                    let taken = one(&mut held.calls, *call).expect("a wait ends with the call");
+                    held.pause(|| outcomes.push(finish(taken)));
+                    rest = others;
+                }
+                count => rest = &rest[count..],
+            }
         }
+        held.hand_over();
         Ok(())
     }
 

@@ -103,6 +103,30 @@ impl<'a> CallList<'a> {
         self.heads.iter().map(|head| head.call)
     }
 
+    /// All keys, one behind the other.
+    #[inline]
+    pub fn keys(self) -> &'a str {
+        self.keys
+    }
+
+    /// The length of each key.
+    #[inline]
+    pub fn key_lengths(self) -> impl ExactSizeIterator<Item = u16> {
+        self.heads.iter().map(|head| head.key_bytes)
+    }
+
+    /// Metadata and bytes of all tensors.
+    #[inline]
+    pub fn data(self) -> &'a [u8] {
+        self.data
+    }
+
+    /// The lengths of metadata and bytes of each tensor.
+    #[inline]
+    pub fn lengths(self) -> impl ExactSizeIterator<Item = (u16, u16)> {
+        self.heads.iter().map(|head| (head.meta_bytes, head.inline_bytes))
+    }
+
     /// Bytes of all tensors.
     #[inline]
     pub fn bytes(self) -> u64 {

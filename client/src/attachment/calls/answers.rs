@@ -75,7 +75,7 @@ impl Calls {
     /// The daemon is done with a call that has succeeded.
     #[inline]
     fn done(&mut self, call: u32, after: &mut Aftermath) {
-        if let Some(slot) = self.slot(call) {
+        if let Some(slot) = self.own_slot(call) {
             slot.daemon = Daemon::Done;
             slot.spend(after);
         }

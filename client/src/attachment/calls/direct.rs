@@ -77,13 +77,13 @@ impl Calls {
 
     /// The lane and the entry of a send, if a lane decides about it.
     pub(in crate::attachment) fn sent_by(&mut self, call: u32) -> Option<(u16, u16)> {
-        self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed).map(|slot| slot.sent_by)
+        self.own_slot(call).filter(|slot| slot.daemon == Daemon::Bypassed).map(|slot| slot.sent_by)
     }
 
     /// Ends a send over a lane, successfully if there is no error.
     #[inline]
     pub(in crate::attachment) fn end_sent(&mut self, call: u32, error: Option<Error>, after: &mut Aftermath) {
-        let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) else { return };
+        let Some(slot) = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) else { return };
         slot.daemon = Daemon::Done;
         if let (Some(error), Caller::Waiting) = (error, slot.caller) {
             slot.failure = Some(Box::new(Unreceived { error, destination: None }));
@@ -94,14 +94,14 @@ impl Calls {
 
     /// Notes that a send was taken back: it is not a lane's any more, and not yet the daemon's.
     pub(in crate::attachment) fn is_back(&mut self, call: u32) {
-        if let Some(slot) = self.slot(call) {
+        if let Some(slot) = self.own_slot(call) {
             slot.sent_by = NO_LANE;
         }
     }
 
     /// Notes that the daemon carries out a send that was taken back.
     pub(in crate::attachment) fn redirect(&mut self, call: u32, segment: u16) {
-        if let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) {
+        if let Some(slot) = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Bypassed) {
             (slot.daemon, slot.segment) = (Daemon::Working, segment);
         }
     }
@@ -111,7 +111,7 @@ impl Calls {
     pub(in crate::attachment) fn give_name(&mut self, call: u32, name: Name) {
         self.forget_name(call);
         if self.matching.insert(name, Awaited::Recv(call))
-            && let Some(slot) = self.slot(call)
+            && let Some(slot) = self.own_slot(call)
         {
             slot.name = Some(name);
         }
@@ -120,7 +120,7 @@ impl Calls {
     /// Makes a call unknown to lanes.
     #[inline]
     pub(in crate::attachment) fn forget_name(&mut self, call: u32) {
-        if let Some(name) = self.slot(call).and_then(|slot| slot.name.take()) {
+        if let Some(name) = self.own_slot(call).and_then(|slot| slot.name.take()) {
             self.matching.remove(name, Awaited::Recv(call));
         }
     }
@@ -131,7 +131,7 @@ impl Calls {
         match self.matching.take_recv(name) {
             None => Waiting::Nothing,
             Some(Awaited::Tensor { entry, .. }) => Waiting::Tensor { entry },
-            Some(Awaited::Recv(call)) => Waiting::Recv(self.slot(call).and_then(|slot| {
+            Some(Awaited::Recv(call)) => Waiting::Recv(self.own_slot(call).and_then(|slot| {
                 slot.name = None;
                 slot.wanted(call, place)
             })),
@@ -141,7 +141,7 @@ impl Calls {
     /// What a recv of that peer, step and key waits for; `None` if it does not wait any more.
     #[inline]
     pub(in crate::attachment) fn wanted(&mut self, call: u32, place: (&str, i64, &str)) -> Option<Wanted> {
-        self.slot(call)?.wanted(call, place)
+        self.own_slot(call)?.wanted(call, place)
     }
 
     /// Ends a recv that waits here with a tensor from a lane, for which its destination has room.
@@ -161,7 +161,7 @@ impl Calls {
     /// tensor that the daemon already sends is the next recv's.
     pub(in crate::attachment) fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
         self.forget_name(call);
-        let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };
+        let Some(slot) = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };
         let segment = slot.segment;
         match Tensor::from_wire(meta, Buffer::copy_of(bytes)) {
             Ok(tensor) => slot.tensor = Some(tensor),
@@ -172,7 +172,7 @@ impl Calls {
 
     /// Ends a recv whose sender has gone; if the daemon was asked for it, once the daemon has given it up.
     pub(in crate::attachment) fn give_up(&mut self, call: u32, error: Error, after: &mut Aftermath) {
-        let Some(slot) = self.slot(call) else { return };
+        let Some(slot) = self.own_slot(call) else { return };
         match slot.daemon {
             Daemon::Untold => self.end_untold(call, error, after),
             Daemon::Working => {
@@ -187,7 +187,7 @@ impl Calls {
 
     /// Fails a recv whose destination is too small for the tensor that has come, which waits for the next one.
     pub(in crate::attachment) fn too_small(&mut self, call: u32, len: usize, after: &mut Aftermath) {
-        let Some(slot) = self.slot(call) else { return };
+        let Some(slot) = self.own_slot(call) else { return };
         let (asked, room) = ((slot.segment, slot.daemon == Daemon::Working), slot.memory.room().unwrap_or_default());
         self.overdue(call, no_room(room, len), after);
         if let (segment, true) = asked {
@@ -197,7 +197,7 @@ impl Calls {
 
     /// Notes that the daemon was asked for a recv, or is when the ring has room.
     pub(in crate::attachment) fn is_asked(&mut self, call: u32, segment: u16, told: bool) {
-        if let Some(slot) = self.slot(call) {
+        if let Some(slot) = self.own_slot(call) {
             (slot.segment, slot.asked) = (segment, true);
         }
         if told {
@@ -207,12 +207,13 @@ impl Calls {
 
     /// What a waiting recv asks the daemon for: peer, step and key, its deadline, and its memory.
     pub(in crate::attachment) fn wants(&mut self, call: u32) -> Option<(&str, i64, &str, Tick, &Memory)> {
-        let slot = self.slot(call).filter(|slot| slot.daemon == Daemon::Untold && !slot.asked)?;
+        let slot = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Untold && !slot.asked)?;
         Some((slot.place.peer(), slot.place.step(), slot.place.key(), slot.deadline, &slot.memory))
     }
 
     /// Recvs in flight from a peer, with steps and keys: a lane may serve them from now on.
-    pub(in crate::attachment) fn recvs_from(&self, peer: &str) -> Vec<(u32, i64, Box<str>)> {
+    pub(in crate::attachment) fn recvs_from(&mut self, peer: &str) -> Vec<(u32, i64, Box<str>)> {
+        self.take_recvs_apart(peer, None);
         let is_meant = |slot: &Slot| {
             matches!(slot.daemon, Daemon::Untold | Daemon::Working)
                 && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)

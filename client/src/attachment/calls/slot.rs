@@ -9,6 +9,9 @@ use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
 use super::matching::Name;
 use crate::clock::Tick;
 
+/// The generation of slots whose numbers no call has, except calls of a batch that is not taken apart.
+pub(super) const NO_CALL: u32 = u32::MAX;
+
 /// One call. Its outcome is in separate fields, so that taking it moves nothing else.
 pub(super) struct Slot {
     pub(super) generation: u32,
@@ -16,6 +19,8 @@ pub(super) struct Slot {
     pub(super) direction: Direction,
     pub(super) daemon: Daemon,
     pub(super) caller: Caller,
+    /// When it is free, it is the batch's again.
+    pub(super) of_batch: bool,
     pub(super) watched: bool,
     pub(super) deadline: Tick,
     pub(super) waker: Option<Waker>,
@@ -94,6 +99,7 @@ impl Slot {
             direction: Direction::Send,
             daemon: Daemon::Done,
             caller: Caller::Gone,
+            of_batch: false,
             watched: false,
             deadline: Tick::NEVER,
             waker: None,
@@ -108,6 +114,16 @@ impl Slot {
             name: None,
             sent_by: (0, 0),
         }
+    }
+
+    /// Becomes a call that the daemon works on, and that lends nothing.
+    #[inline]
+    pub(super) fn begin(&mut self, direction: Direction, segment: u16, deadline: Tick) {
+        (self.direction, self.segment, self.deadline) = (direction, segment, deadline);
+        (self.daemon, self.caller) = (Daemon::Working, Caller::Waiting);
+        (self.keeps, self.borrowed, self.copies, self.asked) = (false, false, false, true);
+        debug_assert!(self.name.is_none(), "a lane would find another call");
+        debug_assert!(self.failure.is_none(), "the call would fail as the one before it");
     }
 
     /// Takes over the memory of the call.

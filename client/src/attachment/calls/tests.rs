@@ -53,7 +53,7 @@ impl Table {
     /// Checks that all slots are free.
     fn assert_free(&self) {
         assert_eq!(self.calls.vacant.len(), self.calls.slots.len());
-        assert_eq!((self.calls.watched, self.calls.watched_releases), (0, 0));
+        assert_eq!((self.calls.watched(), self.calls.watched_releases()), (0, 0));
         for slot in &self.calls.slots {
             assert!(slot.waker.is_none() && slot.tensor.is_none() && slot.failure.is_none());
             assert!(matches!(slot.memory, Memory::Nothing));

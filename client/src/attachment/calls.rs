@@ -7,10 +7,10 @@
 mod answers;
 mod batch;
 mod direct;
+mod listed;
 mod matching;
 mod slot;
-
-use std::task::Waker;
+mod waiting;
 
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, Unreceived, tensor::LastKind};
@@ -34,6 +34,7 @@ pub(super) use self::{
 use self::{
     batch::Batches,
     slot::{Caller, Daemon, NO_CALL, Slot},
+    waiting::Watched,
 };
 
 const INDEX_MASK: u32 = (1 << CALL_INDEX_BITS) - 1;
@@ -54,23 +55,6 @@ pub(crate) struct Calls {
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
     published: Vec<(u32, bool)>,
-}
-
-/// Calls that a future waits for: somebody has to look at the rings for them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Watched {
-    all: usize,
-    /// Those that end only when the daemon releases a tensor, not by an answer.
-    releases: usize,
-}
-
-impl Watched {
-    /// A future waits for a call of that direction, or no longer.
-    fn changes(&mut self, direction: Direction, was: bool, is: bool) {
-        let released = direction.is_released();
-        self.all = self.all + usize::from(is) - usize::from(was);
-        self.releases = self.releases + usize::from(is && released) - usize::from(was && released);
-    }
 }
 
 /// How a recv ended. As long as an outcome: a longer value would be moved by calls of memcpy.
@@ -100,23 +84,6 @@ impl Received {
 }
 
 impl Calls {
-    /// Calls that a future waits for.
-    pub(super) fn watched(&self) -> usize {
-        self.watched.all
-    }
-
-    /// Those among them that end only when the daemon releases a tensor, not by an answer.
-    pub(super) fn watched_releases(&self) -> usize {
-        self.watched.releases
-    }
-
-    /// True if the call ends with an answer.
-    pub(super) fn is_answered(&self, call: u32) -> bool {
-        let of_slot = || self.slots.get((call & INDEX_MASK) as usize).map(|slot| slot.direction);
-        let direction = self.batches.about(call).map(|(direction, _)| direction).or_else(of_slot);
-        direction.is_some_and(|direction| !direction.is_released())
-    }
-
     /// Enters a call that is about to be submitted.
     ///
     /// # Errors
@@ -500,73 +467,6 @@ impl Calls {
     /// The segment, if the daemon is still at work on the call.
     pub(super) fn at_work_on(&mut self, call: u32) -> Option<u16> {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Working).map(|slot| slot.segment)
-    }
-
-    /// Wakes `waker` when the call ends; `watched` if only the driver looks at the rings meanwhile.
-    pub(super) fn wake_at_end(&mut self, call: u32, waker: &Waker, watched: bool, after: &mut Aftermath) {
-        if self.batches.wake_at_end(call, (waker, watched), &mut self.watched, after) {
-            return;
-        }
-        let Some(slot) = self.slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
-        if !slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            // Dropping a replaced waker may run code of its owner, so it is not dropped here.
-            after.wakers.extend(slot.waker.replace(waker.clone()));
-        }
-        self.watch_for(call, watched);
-    }
-
-    /// Notes whether a future waits for the call.
-    #[inline]
-    fn watch_for(&mut self, call: u32, watched: bool) {
-        let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        let was = std::mem::replace(&mut slot.watched, watched);
-        self.watched.changes(slot.direction, was, watched);
-    }
-
-    /// Nobody sleeps for the call any more.
-    pub(super) fn wake_nobody(&mut self, call: u32) {
-        if !self.batches.wake_nobody(call)
-            && let Some(slot) = self.slot(call)
-        {
-            slot.waker = None;
-        }
-    }
-
-    /// When the daemon must have ended the call.
-    pub(super) fn deadline(&mut self, call: u32) -> Tick {
-        match self.batches.about(call) {
-            Some((_, deadline)) => deadline,
-            None => self.slot(call).map_or(Tick::NEVER, |slot| slot.deadline),
-        }
-    }
-
-    /// Ends a call that the daemon does not answer: the caller is told, the memory stays with the daemon.
-    pub(super) fn overdue(&mut self, call: u32, error: Error, after: &mut Aftermath) {
-        let Some(slot) = self.slot(call) else { return };
-        if slot.caller != Caller::Waiting {
-            return;
-        }
-        if slot.daemon == Daemon::Untold {
-            return self.end_untold(call, error, after);
-        }
-        let (destination, kept) = std::mem::take(&mut slot.memory).apart();
-        slot.memory = kept;
-        slot.failure = Some(Box::new(Unreceived { error, destination }));
-        // Its caller may write the destination from now on.
-        slot.keeps &= !slot.borrowed;
-        self.end(call, after);
-        self.unset_aside(call, after);
-    }
-
-    /// Ends every call that a future waits for and that should have ended before `then`.
-    pub(super) fn sweep(&mut self, then: Tick, error: impl Fn() -> Error, after: &mut Aftermath) {
-        self.take_watched_apart(then);
-        for index in 0..self.slots.len() {
-            let slot = &self.slots[index];
-            if slot.watched && slot.deadline < then {
-                self.overdue(slot.generation << CALL_INDEX_BITS | index as u32, error(), after);
-            }
-        }
     }
 
     /// Ends every call, since nothing more is heard from the daemon. Memory comes back if the daemon is `gone`; one that lives may

@@ -9,12 +9,14 @@ use std::{
 };
 
 use proptest::prelude::*;
+use sealane_runtime::Buffer;
 use sealane_transport::{
+    Error,
     shm::SmallCall,
     tensor::{DType, TensorMeta},
 };
 
-use super::{super::Arrived, *};
+use super::*;
 
 const PEER: &str = "ps";
 const SEGMENT: u16 = 3;

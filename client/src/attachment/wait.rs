@@ -94,7 +94,7 @@ impl Attachment {
             }
             match some(&mut held.calls, rest, outcomes) {
                 0 => {
-                    let taken = one(&mut held.calls, *call).expect("a wait ends with the call");
+                    let taken = held.take(*call, one).expect("a wait ends with the call");
                     held.pause(|| outcomes.push(finish(taken)));
                     rest = others;
                 }

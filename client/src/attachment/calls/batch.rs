@@ -221,7 +221,7 @@ impl Batches {
         true
     }
 
-    /// The callers learn how the first of these calls of that direction ended, as far as they follow each other in one batch and have ended;
+    /// The callers learn how the first of these calls of that direction ended, as far as they follow each other in one batch and have;
     /// `each` is called with the place of each. Returns how many; `None` if there are none. Frees the batch after its last.
     #[inline]
     pub(super) fn take(

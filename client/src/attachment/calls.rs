@@ -1,5 +1,5 @@
 //! The table of calls: the memory each has lent to the daemon, its waiter, and its outcome. No I/O; under the attachment's
-//! lock; bounded by `CALLS_MAX`, and grows only when more calls are in flight than ever before.
+//! lock; bounded by `CALLS_MAX`. A batch takes the numbers of a whole one, however few calls it has, until its last call is over.
 //!
 //! A call has two owners: the caller, who may abandon it, and the daemon, which may still use the call's memory. Its slot is
 //! free when neither holds it. A call's number has an index and a generation, so stale answers are recognized.

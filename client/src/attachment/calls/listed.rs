@@ -97,6 +97,10 @@ impl Calls {
         (peer, step): (&str, i64),
         after: &mut Aftermath,
     ) {
+        if !self.unclaimed.is_empty() {
+            // One may be for a recv of these, which needs a slot for that.
+            return recvs.iter().for_each(|recv| self.asked(recv.call, (peer, step, recv.key), false, after));
+        }
         let mut rest = recvs;
         while let Some(first) = rest.numbers().next() {
             let these;

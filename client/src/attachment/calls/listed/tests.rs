@@ -11,7 +11,7 @@ use std::{
 use proptest::prelude::*;
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error,
+    Error, Tensor,
     shm::SmallCall,
     tensor::{DType, TensorMeta},
 };
@@ -339,4 +339,20 @@ fn a_full_table_has_room_for_as_many_calls_as_ever() {
         taken += calls.take_all_sent(&open[taken..], &mut Vec::new());
     }
     assert_eq!(calls.held(), 0);
+}
+
+#[test]
+fn a_recv_of_a_list_has_what_came_for_another_while_it_was_entered() {
+    let (mut calls, mut after, mut list) = (Calls::default(), Aftermath::default(), CallListBuf::default());
+    let keys: Vec<String> = (0..BATCH_CALLS_MIN).map(|call| format!("w{call}")).collect();
+    assert!(keys.iter().all(|key| list.push(SmallCall { call: 0, key, meta: &[], bytes: &[] })));
+    calls.open_all(&mut list, Direction::Recv, SEGMENT, Tick::now());
+    let mut place = super::super::Place::default();
+    place.set(PEER, 1, "w5");
+    calls.unclaimed().keep(place, Tensor::from_parts(meta(), Buffer::from_vec(vec![8; 5])));
+    calls.all_asked(list.as_list(), (PEER, 1), &mut after);
+    let meant = list.as_list().numbers().nth(5).unwrap();
+    assert_eq!(calls.take_to_cancel(), Some((SEGMENT, meant)));
+    calls.failed(SEGMENT, meant, true, Error::invalid("cancelled"), &mut after).unwrap();
+    assert_eq!(calls.take_received(meant).unwrap().finish().unwrap().bytes(), [8; 5]);
 }

@@ -126,9 +126,11 @@ impl<K: Kind> UnderWay<K> {
     /// Waits for calls of one attachment. In a forked child nothing is taken, and nothing given up.
     fn wait_at(attachment: Option<Arc<Attachment>>, calls: &mut Vec<u32>, outcomes: &mut Vec<Outcome<K>>) {
         let Some(attachment) = attachment else { return };
+        let left = Left { attachment: &attachment, calls, cancel: K::CANCELLED_BY_DROP };
         if let Err(error) = attachment.wait_all(calls, K::TAKE_SOME, (K::TAKE, K::outcome), outcomes) {
             outcomes.extend(calls.iter().map(|_| Err(error.clone().into())));
         }
+        drop(left);
         calls.clear();
     }
 
@@ -171,6 +173,21 @@ impl<K: Kind> Drop for UnderWay<K> {
     fn drop(&mut self) {
         if let CallState::Daemon { attachment, call } = &self.0 {
             attachment.forsake(*call, K::CANCELLED_BY_DROP);
+        }
+    }
+}
+
+/// Calls that are waited for. If that panics, in others' wakers, those not told are given up, as handles would be.
+struct Left<'a> {
+    attachment: &'a Attachment,
+    calls: &'a [u32],
+    cancel: bool,
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.calls.iter().for_each(|call| self.attachment.forsake(*call, self.cancel));
         }
     }
 }

@@ -24,12 +24,12 @@ use super::{
     calls::{Calls, Fault},
     link::{Grant, Link, Unsubmitted},
     memory::Memory,
-    submit::{WHILE_IT_READS, down},
+    submit::{WHILE_IT_READS, down, table_full},
 };
 use crate::{
     acceptor::{AcceptOptions, Accepted},
     clock::Tick,
-    limits::{ACCEPT_AREA_SHARE, ACCEPT_WINDOW_TENSORS, CALLS_MAX, PUSHERS_MAX},
+    limits::{ACCEPT_AREA_SHARE, ACCEPT_WINDOW_TENSORS, PUSHERS_MAX},
 };
 
 /// The acceptors of one attachment.
@@ -352,12 +352,7 @@ impl Attachment {
         if !held.is_quiet(number) {
             return Ok(None);
         }
-        let watch = held.calls.watch(deadline).ok_or_else(|| {
-            Error::full(
-                "client calls",
-                format!("{CALLS_MAX} calls are in flight, or have ended and were not collected"),
-            )
-        })?;
+        let watch = held.calls.watch(deadline).ok_or_else(table_full)?;
         held.inbox(number).watches.push(watch);
         Ok(Some(watch))
     }

@@ -412,7 +412,19 @@ impl Calls {
     #[inline]
     pub(crate) fn take_all_received(&mut self, calls: &[u32], outcomes: &mut Vec<RecvOutcome>) -> usize {
         let before = outcomes.len();
-        self.take_received_of_batch(calls, |outcome| outcomes.push(outcome));
+        while let Some(call) = calls.get(outcomes.len() - before) {
+            let taken = outcomes.len();
+            self.take_received_of_batch(&calls[taken - before..], |outcome| outcomes.push(outcome));
+            if outcomes.len() > taken {
+                continue;
+            }
+            let is_complete = |slot: &&mut Slot| !matches!(slot.memory, Memory::Substitute(_));
+            if self.own_slot(*call).filter(is_complete).is_none() {
+                break;
+            }
+            let Some(Received::Outcome(outcome)) = self.take_received(*call) else { break };
+            outcomes.push(outcome);
+        }
         outcomes.len() - before
     }
 
@@ -479,7 +491,9 @@ impl Calls {
             if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
                 continue;
             }
-            let memory_back = gone || matches!(slot.daemon, Daemon::Done | Daemon::Untold | Daemon::Bypassed);
+            let has_lent = !matches!(slot.memory, Memory::Nothing);
+            let is_used = has_lent && !matches!(slot.daemon, Daemon::Done | Daemon::Untold | Daemon::Bypassed);
+            let memory_back = gone || !is_used;
             slot.fail(memory_back, &error, after);
             let call = slot.generation << CALL_INDEX_BITS | index as u32;
             self.end(call, after);

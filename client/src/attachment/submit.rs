@@ -409,7 +409,7 @@ impl Held<'_> {
 }
 
 pub(super) fn table_full() -> Error {
-    let reason = format!("{CALLS_MAX} calls are in flight, or have ended and were not collected");
+    let reason = format!("no number of {CALLS_MAX} is free: calls are in flight, or have ended and were not collected");
     Error::full("client calls", reason)
 }
 

@@ -306,7 +306,7 @@ impl Held<'_> {
                 list.as_list().numbers().for_each(|call| each(Ok(call)));
             } else {
                 // Calls that go one by one meet a fault again, and a shard that sleeps makes no room.
-                list.as_list().numbers().for_each(|call| drop(calls.retract(call, aftermath)));
+                calls.retract_all(list.as_list(), aftermath);
                 list.clear();
                 link.ring_shards();
             }

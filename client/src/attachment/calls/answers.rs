@@ -1,5 +1,7 @@
 //! The daemon's answers to calls, each checked against the table.
 
+use std::iter::once;
+
 use sealane_runtime::Buffer;
 use sealane_transport::{Error, Tensor, Unreceived};
 
@@ -93,6 +95,15 @@ impl Calls {
         arrived: Arrived<'_>,
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
+        if let Arrived::Inline(bytes) = arrived
+            && !self.has_slot(call)
+            && let Some((batch, at)) = self.batches.get_mut(call)
+        {
+            batch.end((segment, Direction::Recv), (at, 1), &mut self.watched, after)?;
+            let lengths = once((meta.len() as u16, bytes.len() as u16));
+            batch.arrivals.add(at, [meta, bytes], lengths);
+            return Ok(());
+        }
         if self.answered(segment, call, Daemon::Working)?.direction != Direction::Recv {
             return Err("it answered a send with a tensor");
         }

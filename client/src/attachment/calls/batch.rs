@@ -24,7 +24,13 @@ pub(super) const BATCH_CALLS_MIN: usize = 8;
 /// For slots that belong to no batch.
 pub(super) const NO_BATCH: u16 = u16::MAX;
 
-const _: () = assert!(CALLS_MAX / BATCH_CALLS < NO_BATCH as usize);
+/// Numbers for batches, which take those of 64 calls until their last call is over: half of all, so that few calls of many lists do not
+/// keep single calls out.
+pub(super) const BATCHED_CALLS_MAX: usize = CALLS_MAX / 2;
+/// What a batch without calls keeps for the next ones of keys, and of what has arrived: enough for usual ones.
+const KEPT_BYTES_MAX: usize = 16 << 10;
+
+const _: () = assert!(BATCHED_CALLS_MAX / BATCH_CALLS < NO_BATCH as usize);
 
 /// All batches. Each has [`BATCH_CALLS`] slots, which are used when it is taken apart.
 #[derive(Default)]
@@ -81,6 +87,27 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Adds tensors of the calls from `at` on: metadata and bytes of each behind those of the one before, and the lengths of both.
+    #[inline]
+    pub(super) fn add<const PARTS: usize>(
+        &mut self,
+        at: u32,
+        parts: [&[u8]; PARTS],
+        lengths: impl ExactSizeIterator<Item = (u16, u16)>,
+    ) {
+        let Arrivals { data, places } = self;
+        let mut start = data.len() as u32;
+        parts.iter().for_each(|part| data.extend_from_slice(part));
+        let last = at as usize + lengths.len();
+        if places.len() < last {
+            places.resize(last, (0, 0, 0));
+        }
+        for (place, (meta, bytes)) in places[at as usize..].iter_mut().zip(lengths) {
+            *place = (start, meta, bytes);
+            start += u32::from(meta) + u32::from(bytes);
+        }
+    }
+
     pub(super) fn tensor(&self, at: u32, kinds: &mut LastKind) -> Result<Tensor, Error> {
         let (start, meta_bytes, bytes) = self.places[at as usize];
         let (meta, rest) = self.data[start as usize..].split_at(meta_bytes.into());
@@ -125,7 +152,7 @@ impl Batch {
         bits(0, self.count)
     }
 
-    /// Notes that `count` calls from `at` on have ended; a fault if they are of another direction, or one of them had before.
+    /// Notes that `count` calls from `at` on have ended; a fault if they are of another segment or direction, or one of them had before.
     #[inline]
     pub(super) fn end(
         &mut self,
@@ -258,13 +285,15 @@ impl Batches {
         }
     }
 
-    fn free(&mut self, number: u16) {
+    pub(super) fn free(&mut self, number: u16) {
         let batch = &mut self.batches[usize::from(number)];
         let Batch { asked: Asked { peer, keys, ends, .. }, arrivals: Arrivals { data, places }, .. } = batch;
         peer.clear();
         keys.clear();
+        keys.shrink_to(KEPT_BYTES_MAX);
         ends.clear();
         data.clear();
+        data.shrink_to(KEPT_BYTES_MAX);
         places.clear();
         batch.direction = None;
         batch.generation = (batch.generation + 1) & (u32::MAX >> CALL_INDEX_BITS);

@@ -10,13 +10,10 @@ use sealane_transport::{
 use super::{
     Aftermath, Arrived, Calls, Direction, Memory, Received,
     answers::Fault,
-    batch::{Arrivals, Asked, BATCH_CALLS, BATCH_CALLS_MIN, Batch, Batches, NO_BATCH, Sleeper, consecutive},
+    batch::{Asked, BATCH_CALLS, BATCH_CALLS_MIN, BATCHED_CALLS_MAX, Batch, Batches, NO_BATCH, Sleeper, consecutive},
     slot::{Caller, Daemon, NO_CALL, Slot},
 };
-use crate::{
-    clock::Tick,
-    limits::{CALL_INDEX_BITS, CALLS_MAX},
-};
+use crate::{clock::Tick, limits::CALL_INDEX_BITS};
 
 impl Calls {
     /// Enters calls that lend nothing, and numbers them. There is [room](Self::have_room_for) for them.
@@ -27,10 +24,11 @@ impl Calls {
         segment: u16,
         deadline: Tick,
     ) {
-        let (mut left, mut batch) = (calls.as_list().len(), 0..0);
+        let (mut left, mut batch, mut is_refused) = (calls.as_list().len(), 0..0, false);
         calls.number(|| {
-            if batch.is_empty() {
-                batch = self.open_batch(direction, segment, deadline, left).unwrap_or_default();
+            if batch.is_empty() && !is_refused {
+                let opened = self.open_batch(direction, segment, deadline, left);
+                (is_refused, batch) = (opened.is_none(), opened.unwrap_or_default());
             }
             left -= 1;
             batch.next().unwrap_or_else(|| self.open_alone(direction, segment, deadline))
@@ -64,7 +62,7 @@ impl Calls {
     #[cold]
     fn new_batch(&mut self) -> Option<u16> {
         let first = self.slots.len().next_multiple_of(BATCH_CALLS);
-        if first + BATCH_CALLS > CALLS_MAX {
+        if first + BATCH_CALLS > BATCHED_CALLS_MAX {
             return None;
         }
         self.vacant.extend(self.slots.len() as u32..first as u32);
@@ -79,15 +77,27 @@ impl Calls {
         Some(number)
     }
 
-    /// Slots for single calls, if all others are taken: those of a batch without calls.
+    /// Slots for single calls, if all others are taken: those of a batch without calls, which it does not get back.
     pub(super) fn give_up_batch(&mut self) -> Option<u32> {
         let number = self.batches.idle.pop()?;
-        let Batch { first, generation, .. } = self.batches.batches[usize::from(number)];
+        let batch = &mut self.batches.batches[usize::from(number)];
+        let Batch { first, generation, .. } = std::mem::replace(batch, Batch::new(0));
         self.batches.of_slots[first as usize / BATCH_CALLS] = NO_BATCH;
         let given = first..first + BATCH_CALLS as u32;
         given.clone().for_each(|index| self.slots[index as usize].generation = generation);
         self.vacant.extend(given);
         self.vacant.pop()
+    }
+
+    /// Removes calls of a list that was not submitted after all.
+    pub(in crate::attachment) fn retract_all(&mut self, list: CallList<'_>, after: &mut Aftermath) {
+        for call in list.numbers() {
+            match self.batches.place(call) {
+                // Nobody else has heard of the batch. The numbers behind this one are no calls' then.
+                Some((number, 0)) => self.batches.free(number),
+                _ => drop(self.retract(call, after)),
+            }
+        }
     }
 
     /// Notes what submitted recvs ask for, as [`asked`](Self::asked) does for one; the keys of a batch come in one list.
@@ -166,17 +176,7 @@ impl Calls {
             let count = consecutive(rest.numbers(), batch.count - at);
             let (these, others) = rest.split_at(count as usize);
             batch.end((segment, Direction::Recv), (at, count), &mut self.watched, after)?;
-            let Arrivals { data, places } = &mut batch.arrivals;
-            let mut start = data.len() as u32;
-            data.extend_from_slice(these.data());
-            let last = (at + count) as usize;
-            if places.len() < last {
-                places.resize(last, (0, 0, 0));
-            }
-            for (place, (meta, bytes)) in places[at as usize..].iter_mut().zip(these.lengths()) {
-                *place = (start, meta, bytes);
-                start += u32::from(meta) + u32::from(bytes);
-            }
+            batch.arrivals.add(at, [these.data()], these.lengths());
             rest = others;
         }
         Ok(())

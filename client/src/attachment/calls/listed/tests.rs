@@ -17,6 +17,7 @@ use sealane_transport::{
 };
 
 use super::*;
+use crate::limits::CALLS_MAX;
 
 const PEER: &str = "ps";
 const SEGMENT: u16 = 3;
@@ -35,6 +36,7 @@ enum Deed {
     },
     /// One ends with a tensor in the receive area.
     EndsInArea(usize),
+    EndsAlone(usize),
     Fails {
         call: usize,
         memory_back: bool,
@@ -73,6 +75,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
         8 => (segment, some(), any::<bool>())
             .prop_map(|(segment, (first, count), is_backwards)| Deed::Ends { segment, first, count, is_backwards }),
         1 => call().prop_map(Deed::EndsInArea),
+        3 => call().prop_map(Deed::EndsAlone),
         1 => (call(), any::<bool>()).prop_map(|(call, memory_back)| Deed::Fails { call, memory_back }),
         1 => call().prop_map(Deed::Returns),
         4 => call().prop_map(Deed::Takes),
@@ -215,7 +218,12 @@ impl Table {
                 }
                 self.end(segment, &ended)?;
             }
-            Deed::EndsInArea(call) | Deed::Fails { call, .. } if !self.is_under_way(call) => {}
+            Deed::EndsInArea(call) | Deed::EndsAlone(call) | Deed::Fails { call, .. } if !self.is_under_way(call) => {}
+            Deed::EndsAlone(call) => {
+                let (bytes, meta) = ([call as u8; 5], meta());
+                let arrived = Arrived::Inline(&bytes);
+                self.calls.received(SEGMENT, self.numbers[call], meta.as_wire(), arrived, &mut self.after)?;
+            }
             Deed::EndsInArea(call) => {
                 let (call, meta, area) = (self.numbers[call], meta(), Arrived::Area(Buffer::from_vec(vec![9; 5])));
                 self.calls.received(SEGMENT, call, meta.as_wire(), area, &mut self.after)?;
@@ -281,12 +289,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_500, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn whatever_happens_to_calls_of_a_batch_happens_to_each_as_it_would_alone(
-        (are_sends, deeds) in (any::<bool>(), deeds()),
+        (are_sends, deeds, gone) in (any::<bool>(), deeds(), any::<bool>()),
     ) {
         let direction = if are_sends { Direction::Send } else { Direction::Recv };
         let mut tables = [true, false].map(|as_batch| Table::new(direction, as_batch));
         for deed in &deeds {
-            let is_of_recvs = matches!(deed, Deed::EndsInArea(_) | Deed::AsksAgain(_) | Deed::LeavesAnother(_));
+            let is_of_recvs = matches!(deed, Deed::EndsInArea(_) | Deed::EndsAlone(_) | Deed::AsksAgain(_) | Deed::LeavesAnother(_));
             if is_of_recvs && are_sends {
                 continue;
             }
@@ -298,10 +306,10 @@ proptest! {
             prop_assert_eq!(batch, alone, "{:?}", deed);
         }
         let [batch, alone] = tables.each_mut().map(|table| {
-            table.calls.end_all(true, || Error::invalid("gone"), &mut table.after);
+            table.calls.end_all(gone, || Error::invalid("gone"), &mut table.after);
             let taken: Vec<_> = (0..table.numbers.len()).map(|call| table.take(call)).collect();
             table.after.carry_out();
-            (taken.iter().filter(|taken| *taken != "None").count() > 0, table.calls.held())
+            (taken, table.calls.held())
         });
         prop_assert_eq!((batch.1, alone.1), (0, 0));
         prop_assert_eq!(batch.0, alone.0);
@@ -355,4 +363,30 @@ fn a_recv_of_a_list_has_what_came_for_another_while_it_was_entered() {
     assert_eq!(calls.take_to_cancel(), Some((SEGMENT, meant)));
     calls.failed(SEGMENT, meant, true, Error::invalid("cancelled"), &mut after).unwrap();
     assert_eq!(calls.take_received(meant).unwrap().finish().unwrap().bytes(), [8; 5]);
+}
+
+#[test]
+fn a_list_that_found_no_room_leaves_nothing_and_its_numbers_are_used_again() {
+    for direction in [Direction::Send, Direction::Recv] {
+        let (mut calls, mut after, mut list) = (Calls::default(), Aftermath::default(), CallListBuf::default());
+        assert!((0..CALLS).all(|_| list.push(SmallCall { call: 0, key: "w", meta: &[], bytes: &[] })));
+        for _ in 0..2 {
+            calls.open_all(&mut list, direction, SEGMENT, Tick::now());
+            assert_eq!(calls.held(), CALLS);
+            calls.retract_all(list.as_list(), &mut after);
+            assert_eq!((calls.held(), calls.batches.idle.len()), (0, 2));
+        }
+        assert!(list.as_list().numbers().all(|call| !calls.is_owed(call)));
+    }
+}
+
+#[test]
+fn one_call_of_every_list_leaves_half_of_all_numbers_to_single_calls() {
+    let (mut calls, mut list) = (Calls::default(), CallListBuf::default());
+    assert!((0..BATCH_CALLS_MIN).all(|_| list.push(SmallCall { call: 0, key: "", meta: &[], bytes: &[] })));
+    for _ in 0..CALLS_MAX / BATCH_CALLS {
+        assert!(calls.have_room_for(BATCH_CALLS_MIN));
+        calls.open_all(&mut list, Direction::Send, SEGMENT, Tick::now());
+    }
+    assert!(calls.have_room_for(CALLS_MAX / 4));
 }

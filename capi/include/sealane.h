@@ -984,9 +984,11 @@ sealane_error *sealane_publish(sealane_task *task,
                                sealane_call **call);
 
 /**
- * Withdraws a published tensor; pulls of it wait for the next publication.
+ * Withdraws a published tensor; pulls of it wait for the next publication. A pull that another task asks for a moment later may still
+ * get it.
  */
-sealane_error *sealane_withdraw(sealane_task *task, sealane_text key);
+sealane_error *sealane_withdraw(sealane_task *task,
+                                sealane_text key);
 
 /**
  * Pulls tensors that the task `from` publishes, each at `min_version` or newer, and waits for them if necessary. When all have

@@ -44,7 +44,8 @@ pub unsafe extern "C" fn sealane_publish(
     })
 }
 
-/// Withdraws a published tensor; pulls of it wait for the next publication.
+/// Withdraws a published tensor; pulls of it wait for the next publication. A pull that another task asks for a moment later may still
+/// get it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_withdraw(task: *mut sealane_task, key: sealane_text) -> *mut sealane_error {
     entry(|| {

@@ -551,6 +551,9 @@ impl Task {
 
     /// Withdraws a published tensor; pulls of it wait for the next one. A table has [`Table::withdraw`](crate::Table::withdraw).
     ///
+    /// Returns when the shards' rings have the order: a pull that another task asks for a moment later may still get the tensor.
+    /// What this task publishes next is seen only after the withdrawal.
+    ///
     /// # Errors
     /// ResourceExhausted if a shard accepts no more, Unavailable if the daemon or the engine is gone.
     pub fn withdraw(&self, key: &str) -> Result<(), Error> {

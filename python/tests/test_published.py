@@ -71,6 +71,8 @@ def test_versions_do_not_go_down(ps, worker, key):
 def test_what_is_withdrawn_is_waited_for(ps, worker, key):
     ps.publish(key, 1, np.ones(3))
     ps.withdraw(key)
+    # A pull would race with the withdrawal itself, but not with what is published after it.
+    ps.publish(f"{key} later", 1, np.ones(3))
     with pytest.raises(sealane.DeadlineExceeded):
         worker.pull(PS, key, timeout=0.01)
 

@@ -246,6 +246,8 @@ pub fn what_a_plan_misses_is_told_of_each_tensor(ps: &Task, worker: &Task) {
     drop(plan.pull(3));
     assert_eq!(plan.get(1).unwrap_err().code(), Code::InvalidArgument);
     ps.withdraw("a").unwrap();
+    // The worker's pull would race with the withdrawal itself, but not with what is published after it.
+    ps.publish("later", 1, tensor(8, 1)).wait().unwrap();
     let there = timeouts().find(|timeout| {
         let late = plan.pull_within(2, *timeout).wait().unwrap_err();
         assert_eq!(late.code(), Code::DeadlineExceeded);

@@ -69,7 +69,8 @@ impl Task {
         py.detach(|| self.connected()?.task.withdraw_slices(key, &slicing.0)).or_raise(py)
     }
 
-    /// Withdraws a published tensor; pulls of it wait for the next one.
+    /// Withdraws a published tensor; pulls of it wait for the next one. A pull that another task asks for a moment later may still
+    /// get it.
     fn withdraw(&self, py: Python<'_>, key: &str) -> PyResult<()> {
         py.detach(|| self.connected()?.task.withdraw(key)).or_raise(py)
     }

@@ -1,7 +1,10 @@
 //! Work deferred until the lock is released: wakers run executors' code, and dropped memory may run its owner's code, which may
 //! call back here or take another lock. Bounded by the calls that end under one lock.
 
-use std::task::Waker;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    task::Waker,
+};
 
 use sealane_transport::{Tensor, Unreceived, shm::ReadOnlyMemory};
 
@@ -29,13 +32,54 @@ impl Aftermath {
             && self.arenas.is_empty()
     }
 
-    /// Does all of it, and leaves this empty for reuse.
+    /// Does all of it, and leaves this empty for reuse. Code that panics is of somebody else than the thread which happens to run it:
+    /// that goes on, and the others are woken.
     pub(super) fn carry_out(&mut self) {
-        self.wakers.drain(..).for_each(Waker::wake);
-        self.spent.clear();
-        self.unwanted.clear();
-        self.failures.clear();
+        self.wakers.drain(..).for_each(|waker| survive(|| waker.wake()));
+        survive(|| self.spent.clear());
+        survive(|| self.unwanted.clear());
+        survive(|| self.failures.clear());
         self.link = None;
         self.arenas.clear();
+    }
+}
+
+/// Runs code that may panic, of which the panic's hook has told by then.
+fn survive(foreign: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(foreign)) {
+        // Its drop may panic, too.
+        std::mem::forget(panic);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        task::Wake,
+    };
+
+    use super::*;
+
+    /// Counts how often it is woken, and panics.
+    #[derive(Default)]
+    struct Foreign(AtomicUsize);
+
+    impl Wake for Foreign {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("this is meant to be seen");
+        }
+    }
+
+    #[test]
+    fn all_are_woken_whoever_panics() {
+        let (foreign, mut after) = (Arc::new(Foreign::default()), Aftermath::default());
+        after.wakers.extend((0..3).map(|_| Waker::from(foreign.clone())));
+        after.carry_out();
+        assert_eq!((foreign.0.load(Ordering::Relaxed), after.is_empty()), (3, true));
     }
 }

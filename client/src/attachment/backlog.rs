@@ -152,10 +152,11 @@ impl Waiting {
     /// Drops waiting tensors that are not wanted any more.
     fn prune(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         for unplaced in std::mem::take(&mut self.unplaced) {
-            if calls.untold(unplaced.call).is_some() {
+            if calls.queued(unplaced.call).is_some() {
                 self.unplaced.push_back(unplaced);
             } else {
                 self.less(unplaced.bytes());
+                calls.not_queued(unplaced.call);
                 after.spent.push(Memory::Source(unplaced.payload));
             }
         }
@@ -194,8 +195,10 @@ impl Link {
                 first.load(stored);
                 let submission = Submission::decode(stored).map_err(|malformed| malformed.to_string())?;
                 let call = submission.starts();
-                let deadline = call.map(|call| calls.untold(call));
-                if deadline != Some(None) {
+                let deadline = call.map(|call| calls.queued(call));
+                if deadline == Some(None) {
+                    call.into_iter().for_each(|call| calls.not_queued(call));
+                } else {
                     let left =
                         deadline.flatten().and_then(|deadline| deadline.from(now)).map_or(NO_TIMEOUT, timeout_ms);
                     submission.within(left).encode(outgoing).map_err(|field| field.to_string())?;
@@ -223,18 +226,19 @@ impl Link {
                 each.load(stored);
                 let Ok(submission) = Submission::decode(stored) else { return true };
                 let Some(call) = submission.starts() else { return true };
-                if calls.untold(call).is_some_and(|deadline| deadline < now) {
+                if calls.queued(call).is_some_and(|deadline| deadline < now) {
                     calls.end_untold(call, late(&submission), after);
                 }
-                let wanted = calls.untold(call).is_some();
+                let wanted = calls.queued(call).is_some();
                 if !wanted {
                     waiting.less(each.bytes());
+                    calls.not_queued(call);
                 }
                 wanted
             });
         }
         for Unplaced { call, purpose, name, timeout_ms, .. } in &waiting.unplaced {
-            if calls.untold(*call).is_some_and(|deadline| deadline < now) {
+            if calls.queued(*call).is_some_and(|deadline| deadline < now) {
                 calls.end_untold(*call, purpose.late(name, *timeout_ms), after);
             }
         }
@@ -415,7 +419,7 @@ impl Held<'_> {
         while let Some(first) = link.waiting.unplaced.front() {
             let bytes = first.payload.as_ref();
             let is_there = bytes.len() <= INLINE_BYTES_MAX || link.arena.span_of(bytes).is_some();
-            let is_wanted = calls.untold(first.call).is_some();
+            let is_wanted = calls.queued(first.call).is_some();
             let room = match is_there || !is_wanted {
                 true => None,
                 false => Some(link.arena.allocate(bytes.len())?),
@@ -429,6 +433,7 @@ impl Held<'_> {
                 link.waiting.count += 1;
                 return Some((link.serial, first, room));
             }
+            calls.not_queued(first.call);
             aftermath.spent.push(Memory::Source(first.payload));
         }
         None
@@ -444,7 +449,10 @@ impl Held<'_> {
         };
         link.waiting.placing = None;
         link.waiting.less(0);
-        let Some(deadline) = calls.untold(call) else { return aftermath.spent.push(Memory::Source(payload)) };
+        let Some(deadline) = calls.queued(call) else {
+            calls.not_queued(call);
+            return aftermath.spent.push(Memory::Source(payload));
+        };
         let left = deadline.from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
         let (call, meta, name) = ((call, number, left), meta.as_wire(), &*name);
         let submitted = match link.arena.span_of(payload.as_ref()) {
@@ -462,7 +470,10 @@ impl Held<'_> {
         match submitted {
             Ok(Way::Ring) => calls.told(call.0),
             Ok(Way::Backlog) => {}
-            Err(Unsubmitted::Refused(error)) => calls.end_untold(call.0, error, aftermath),
+            Err(Unsubmitted::Refused(error)) => {
+                calls.end_untold(call.0, error, aftermath);
+                calls.not_queued(call.0);
+            }
             Err(Unsubmitted::Full) => unreachable!("what has no room waits, where tensors wait for the arena"),
             Err(Unsubmitted::Fault(fault)) => return self.lose(&fault),
         }
@@ -514,6 +525,40 @@ impl Attachment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        attachment::{rig::Rig, submit::With},
+        limits::CALL_INDEX_BITS,
+    };
+
+    #[test]
+    fn what_waits_for_room_is_not_told_as_another_call_that_has_its_number() {
+        let mut rig = Rig::with_backlog("task", Some(Backlog::default()));
+        let attachment = rig.attachment.clone();
+        // All under one lock: the driver would forget what is dropped.
+        let mut held = attachment.lock();
+        let recv = |held: &mut Held<'_>, key: &str| {
+            let from = With { peer: "peer", step: 1 };
+            held.recv(Tick::now(), from, (key, false, false), &mut Memory::Nothing, None).unwrap()
+        };
+        while !held.has_backlog() {
+            recv(&mut held, "wanted");
+        }
+        // Behind one that is wanted, as many as would use up the numbers of a slot.
+        for _ in 0..1 << (u32::BITS - CALL_INDEX_BITS) {
+            let dropped = recv(&mut held, "dropped");
+            let State { calls, aftermath, .. } = &mut *held;
+            calls.forsake(dropped, true, aftermath);
+        }
+        recv(&mut held, "last");
+        let mut told = rig.told();
+        while held.has_backlog() {
+            held.pump();
+            told.extend(rig.told());
+        }
+        assert_eq!(told.pop().unwrap(), "recv last");
+        assert!(told.iter().all(|told| told == "recv wanted"));
+        assert_eq!(held.calls.held(), told.len() + 1, "what was dropped has no slot any more");
+    }
 
     #[test]
     fn what_waits_after_all_others_have_gone_is_attended_to_anew() {

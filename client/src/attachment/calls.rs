@@ -129,7 +129,7 @@ impl Calls {
     pub(super) fn asked(&mut self, call: u32, place: (&str, i64, &str), borrowed: bool, after: &mut Aftermath) {
         let Some(slot) = self.slot(call) else { return };
         slot.note(place, borrowed);
-        let waits = slot.caller == Caller::Waiting && matches!(slot.daemon, Daemon::Untold | Daemon::Working);
+        let waits = slot.caller == Caller::Waiting && slot.daemon.is_open();
         let room = slot.memory.room();
         if waits
             && !self.unclaimed.is_empty()
@@ -171,13 +171,21 @@ impl Calls {
     /// Marks an entered call as waiting in this process for room.
     pub(super) fn waits(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
-            slot.daemon = Daemon::Untold;
+            slot.daemon = Daemon::Queued;
         }
     }
 
-    /// Deadline of a call that waits in this process; `None` if it does not, or is not wanted any more.
-    pub(super) fn untold(&mut self, call: u32) -> Option<Tick> {
-        self.slot(call).filter(|slot| slot.daemon == Daemon::Untold).map(|slot| slot.deadline)
+    /// Deadline of a call that waits in this process for room; `None` if it does not, or is not wanted any more.
+    pub(super) fn queued(&mut self, call: u32) -> Option<Tick> {
+        self.own_slot(call).filter(|slot| slot.daemon == Daemon::Queued).map(|slot| slot.deadline)
+    }
+
+    /// What waited for room with this number is gone, and the daemon was not told of it.
+    pub(super) fn not_queued(&mut self, call: u32) {
+        if let Some(slot) = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Dropped) {
+            slot.daemon = Daemon::Done;
+            self.release(call);
+        }
     }
 
     /// Marks a call that waited as told to the daemon.
@@ -196,8 +204,8 @@ impl Calls {
 
     /// Ends a call that waits in this process: the daemon never hears of it.
     pub(super) fn end_untold(&mut self, call: u32, error: Error, after: &mut Aftermath) {
-        let Some(slot) = self.slot(call).filter(|slot| slot.daemon == Daemon::Untold) else { return };
-        slot.daemon = Daemon::Done;
+        let Some(slot) = self.slot(call).filter(|slot| slot.daemon.is_here()) else { return };
+        slot.daemon = slot.daemon.ended();
         let destination = slot.memory_back(after);
         if slot.caller == Caller::Waiting {
             slot.failure = Some(Box::new(Unreceived { error, destination }));
@@ -227,7 +235,7 @@ impl Calls {
         after.unwanted.extend(self.unclaimed.forget(step));
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
         for slot in self.slots.iter_mut().filter(is_of_it) {
-            if matches!(slot.daemon, Daemon::Untold | Daemon::Working) {
+            if slot.daemon.is_open() {
                 slot.keeps &= slot.caller != Caller::Gone;
                 after.unwanted.extend(slot.tensor.take());
             } else {
@@ -258,7 +266,7 @@ impl Calls {
         let fits = |memory: &Memory| memory.room().is_none_or(|room| tensor.bytes().len() <= room);
         let others = self.slots.iter().enumerate().filter(|(index, _)| *index as u32 != call & INDEX_MASK);
         let next = others.map(|(index, slot)| (index as u32, slot)).find(|(_, slot)| {
-            matches!(slot.daemon, Daemon::Untold | Daemon::Working)
+            slot.daemon.is_open()
                 && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)
                 && slot.keeps
                 && slot.place == place
@@ -276,7 +284,7 @@ impl Calls {
         self.forget_name(call);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         slot.tensor = Some(tensor);
-        if slot.daemon == Daemon::Untold {
+        if slot.daemon.is_here() {
             return self.end_with_set_aside(call, after);
         }
         // The daemon has its destination. Once it has given the recv up, that ends with this tensor.
@@ -441,8 +449,8 @@ impl Calls {
         self.slot(call)?;
         self.forget_name(call);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        if cancel && slot.daemon == Daemon::Untold {
-            slot.daemon = Daemon::Done;
+        if cancel && slot.daemon.is_here() {
+            slot.daemon = slot.daemon.ended();
             slot.spend(after);
         }
         let (mut unwanted, mut set_aside) = (None, None);
@@ -454,7 +462,7 @@ impl Calls {
         after.failures.extend(slot.failure.take().map(|failure| *failure));
         if slot.caller == Caller::Owed {
             unwanted = slot.tensor.take();
-            if slot.daemon == Daemon::Done {
+            if matches!(slot.daemon, Daemon::Done | Daemon::Dropped) {
                 slot.spend(after);
             }
         }
@@ -481,21 +489,22 @@ impl Calls {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Working).map(|slot| slot.segment)
     }
 
-    /// Ends every call, since nothing more is heard from the daemon. Memory comes back if the daemon is `gone`; one that lives may
+    /// Ends every call, since nothing more is heard from the daemon, and nothing waits for room any more. Memory comes back if the daemon is `gone`; one that lives may
     /// still use what it was lent, which then stays here for as long as this table does.
     pub(super) fn end_all(&mut self, gone: bool, error: impl Fn() -> Error, after: &mut Aftermath) {
         self.take_all_apart();
         for index in 0..self.slots.len() {
+            let call = self.slots[index].generation << CALL_INDEX_BITS | index as u32;
+            self.not_queued(call);
             let slot = &mut self.slots[index];
             // A caller may still wait for a call whose answer was the fault that ended the attachment.
             if slot.daemon == Daemon::Done && slot.caller != Caller::Waiting {
                 continue;
             }
             let has_lent = !matches!(slot.memory, Memory::Nothing);
-            let is_used = has_lent && !matches!(slot.daemon, Daemon::Done | Daemon::Untold | Daemon::Bypassed);
+            let is_used = has_lent && matches!(slot.daemon, Daemon::Working | Daemon::Holding);
             let memory_back = gone || !is_used;
             slot.fail(memory_back, &error, after);
-            let call = slot.generation << CALL_INDEX_BITS | index as u32;
             self.end(call, after);
             self.unset_aside(call, after);
             self.release(call);

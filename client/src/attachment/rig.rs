@@ -8,7 +8,10 @@ use sealane_transport::shm::{
 };
 
 use super::Attachment;
-use crate::{attach::Settings, clock::Tick};
+use crate::{
+    attach::{Backlog, Settings},
+    clock::Tick,
+};
 
 /// Size of the arena, and of the receive area.
 pub(super) const AREA_BYTES: u64 = 4 << 20;
@@ -21,6 +24,11 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new(task: &str) -> Rig {
+        Rig::with_backlog(task, None)
+    }
+
+    /// One whose calls wait in this process for room, if a backlog is given.
+    pub(super) fn with_backlog(task: &str, backlog: Option<Backlog>) -> Rig {
         let (daemon, segment) = DaemonEnd::create(AREA_BYTES, false).unwrap();
         let (socket, other) = UnixStream::pair().unwrap();
         let welcome = Welcome {
@@ -44,7 +52,7 @@ impl Rig {
             timeout: Duration::ZERO,
             restart_timeout: Duration::ZERO,
             polling: None,
-            backlog: None,
+            backlog,
         };
         let attached = Attached { welcome, arena, shards, socket: socket.into() };
         let attachment = Attachment::over(settings, (attached, "test".into()), Tick::NEVER).unwrap();

@@ -154,7 +154,7 @@ impl Calls {
             }
         }
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        if slot.asked && slot.name.is_some() {
+        if slot.daemon == Daemon::Working && slot.name.is_some() {
             self.matching.came_by_daemon(slot.place.peer(), slot.place.key());
         }
         if waiting {
@@ -339,7 +339,7 @@ impl Calls {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let destination = slot.memory_back(after);
         slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
-        (slot.daemon, slot.copies, slot.failure) = (Daemon::Done, false, None);
+        (slot.daemon, slot.copies, slot.failure) = (slot.daemon.ended(), false, None);
         self.end(call, after);
     }
 

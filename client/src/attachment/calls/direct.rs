@@ -68,7 +68,7 @@ impl Calls {
         let (call, slot) = self.occupy(Direction::Recv, 0, deadline).expect("the caller has looked");
         slot.note(place, borrowed);
         slot.lend(memory);
-        (slot.daemon, slot.asked, slot.name) = (Daemon::Untold, false, name);
+        (slot.daemon, slot.name) = (Daemon::Untold, name);
         if let Some(name) = name {
             self.matching.insert_new(name, Awaited::Recv(call));
         }
@@ -153,8 +153,12 @@ impl Calls {
         bytes: &[u8],
         after: &mut Aftermath,
     ) {
+        let is_queued = self.queued(call).is_some();
         let received = self.arrived(call, meta, Arrived::Inline(bytes), after);
         debug_assert!(received.is_ok(), "{received:?}");
+        if let Some(slot) = self.own_slot(call).filter(|_| is_queued) {
+            slot.daemon = Daemon::Dropped;
+        }
     }
 
     /// Sets aside a tensor from a lane for a recv that the daemon was asked for: the recv gets it when the daemon has given it up. Another
@@ -174,7 +178,7 @@ impl Calls {
     pub(in crate::attachment) fn give_up(&mut self, call: u32, error: Error, after: &mut Aftermath) {
         let Some(slot) = self.own_slot(call) else { return };
         match slot.daemon {
-            Daemon::Untold => self.end_untold(call, error, after),
+            Daemon::Untold | Daemon::Queued => self.end_untold(call, error, after),
             Daemon::Working => {
                 slot.failure = Some(Box::new(Unreceived { error, destination: None }));
                 let segment = slot.segment;
@@ -195,19 +199,16 @@ impl Calls {
         }
     }
 
-    /// Notes that the daemon was asked for a recv, or is when the ring has room.
+    /// Notes that the daemon was asked for a recv that waited here, or is when the ring has room.
     pub(in crate::attachment) fn is_asked(&mut self, call: u32, segment: u16, told: bool) {
         if let Some(slot) = self.own_slot(call) {
-            (slot.segment, slot.asked) = (segment, true);
-        }
-        if told {
-            self.told(call);
+            (slot.segment, slot.daemon) = (segment, if told { Daemon::Working } else { Daemon::Queued });
         }
     }
 
     /// What a waiting recv asks the daemon for: peer, step and key, its deadline, and its memory.
     pub(in crate::attachment) fn wants(&mut self, call: u32) -> Option<(&str, i64, &str, Tick, &Memory)> {
-        let slot = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Untold && !slot.asked)?;
+        let slot = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Untold)?;
         Some((slot.place.peer(), slot.place.step(), slot.place.key(), slot.deadline, &slot.memory))
     }
 
@@ -215,7 +216,7 @@ impl Calls {
     pub(in crate::attachment) fn recvs_from(&mut self, peer: &str) -> Vec<(u32, i64, Box<str>)> {
         self.take_recvs_apart(peer, None);
         let is_meant = |slot: &Slot| {
-            matches!(slot.daemon, Daemon::Untold | Daemon::Working)
+            slot.daemon.is_open()
                 && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)
                 && (slot.tensor.is_none() && slot.failure.is_none() && slot.keeps)
                 && slot.place.peer() == peer
@@ -232,7 +233,7 @@ impl Slot {
     #[inline]
     fn wanted(&self, call: u32, (peer, step, key): (&str, i64, &str)) -> Option<Wanted> {
         let wish = match self.daemon {
-            Daemon::Untold => Wish::Quiet,
+            Daemon::Untold | Daemon::Queued => Wish::Quiet,
             Daemon::Working => Wish::Asked,
             _ => return None,
         };

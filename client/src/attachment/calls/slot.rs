@@ -36,8 +36,6 @@ pub(super) struct Slot {
     pub(super) borrowed: bool,
     /// Its tensor lies in the caller's destination.
     pub(super) copies: bool,
-    /// For a waiting recv: the daemon was asked, or will be when the ring has room.
-    pub(super) asked: bool,
     /// The name by which a direct lane finds a waiting recv.
     pub(super) name: Option<Name>,
     /// The lane over which it was sent, and the entry there.
@@ -68,16 +66,40 @@ impl Direction {
 /// The call's state at the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Daemon {
-    /// Not told: the call waits in this process for room.
+    /// Not told: a recv that waits here for a direct lane.
     Untold,
+    /// To be told: a record or tensor of it waits in this process for room.
+    Queued,
     /// Told, and not answered.
     Working,
     /// Unknown to the daemon: a send over a direct lane.
     Bypassed,
     /// Answered, but the memory is still in use.
     Holding,
+    /// Finished without having been told. What waits for room still has its number, which no other call may get before that is gone.
+    Dropped,
     /// Finished.
     Done,
+}
+
+impl Daemon {
+    /// True if the daemon has not heard of the call.
+    #[inline]
+    pub(super) fn is_here(self) -> bool {
+        matches!(self, Daemon::Untold | Daemon::Queued)
+    }
+
+    /// True if the call has not ended: it waits here, or the daemon works on it.
+    #[inline]
+    pub(super) fn is_open(self) -> bool {
+        self.is_here() || self == Daemon::Working
+    }
+
+    /// The state of a call that has ended in this one.
+    #[inline]
+    pub(super) fn ended(self) -> Daemon {
+        if matches!(self, Daemon::Queued | Daemon::Dropped) { Daemon::Dropped } else { Daemon::Done }
+    }
 }
 
 /// The call's state at the caller.
@@ -110,7 +132,6 @@ impl Slot {
             keeps: false,
             borrowed: false,
             copies: false,
-            asked: true,
             name: None,
             sent_by: (0, 0),
         }
@@ -121,7 +142,7 @@ impl Slot {
     pub(super) fn begin(&mut self, direction: Direction, segment: u16, deadline: Tick) {
         (self.direction, self.segment, self.deadline) = (direction, segment, deadline);
         (self.daemon, self.caller) = (Daemon::Working, Caller::Waiting);
-        (self.keeps, self.borrowed, self.copies, self.asked) = (false, false, false, true);
+        (self.keeps, self.borrowed, self.copies) = (false, false, false);
         debug_assert!(self.name.is_none(), "a lane would find another call");
         debug_assert!(self.failure.is_none(), "the call would fail as the one before it");
     }

@@ -4,10 +4,7 @@ use std::task::Waker;
 
 use sealane_transport::{Error, Unreceived};
 
-use super::{
-    Aftermath, Calls, Direction, INDEX_MASK,
-    slot::{Caller, Daemon},
-};
+use super::{Aftermath, Calls, Direction, INDEX_MASK, slot::Caller};
 use crate::{clock::Tick, limits::CALL_INDEX_BITS};
 
 /// Calls that a future waits for: somebody has to look at the rings for them.
@@ -95,7 +92,7 @@ impl Calls {
         if slot.caller != Caller::Waiting {
             return;
         }
-        if slot.daemon == Daemon::Untold {
+        if slot.daemon.is_here() {
             return self.end_untold(call, error, after);
         }
         let (destination, kept) = std::mem::take(&mut slot.memory).apart();

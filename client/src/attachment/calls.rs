@@ -489,8 +489,8 @@ impl Calls {
         self.slot(call).filter(|slot| slot.daemon == Daemon::Working).map(|slot| slot.segment)
     }
 
-    /// Ends every call, since nothing more is heard from the daemon, and nothing waits for room any more. Memory comes back if the daemon is `gone`; one that lives may
-    /// still use what it was lent, which then stays here for as long as this table does.
+    /// Ends every call, since nothing more is heard from the daemon, and nothing waits for room any more. Memory comes back if the daemon
+    /// is `gone`; one that lives may still use what it was lent, which then stays here for as long as this table does.
     pub(super) fn end_all(&mut self, gone: bool, error: impl Fn() -> Error, after: &mut Aftermath) {
         self.take_all_apart();
         for index in 0..self.slots.len() {

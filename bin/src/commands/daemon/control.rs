@@ -20,6 +20,7 @@ use super::instruments::Instruments;
 use super::metrics::{Metrics, MetricsListener};
 use super::next::NextDaemon;
 use super::readiness::{For, Readiness, Ready};
+use super::refusals::Refusals;
 use super::reload::{MapInUse, reload_credentials};
 use super::service_manager;
 use super::signals::{Signals, Wish};
@@ -61,6 +62,7 @@ pub(super) struct Control {
     pub(super) watch: Option<Watch>,
     pub(super) readiness: Readiness,
     pub(super) connections: Connections,
+    pub(super) refusals: Refusals,
     /// When accepting resumes.
     pub(super) accept_from: Option<Instant>,
     /// Whether the control thread waits for the listener.
@@ -476,7 +478,12 @@ impl Control {
             self.serve_again("it asked for something else");
         }
         let peer = connection.peer;
-        tracing::warn!(pid = peer.pid, uid = peer.uid, %error, "a client was refused");
+        if let Some((error, unlogged)) = self.refusals.add(Instant::now(), error) {
+            if unlogged > 0 {
+                tracing::warn!(unlogged, "more clients were refused within a minute than the log says");
+            }
+            tracing::warn!(pid = peer.pid, uid = peer.uid, %error, "a client was refused");
+        }
         // It does not matter if the process no longer listens.
         let _ = attach::refuse(&connection.socket, error);
     }

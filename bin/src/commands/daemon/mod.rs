@@ -11,6 +11,7 @@ mod instruments;
 pub(super) mod metrics;
 mod next;
 mod readiness;
+mod refusals;
 mod rehearsal;
 mod reload;
 mod service_manager;
@@ -237,6 +238,7 @@ fn serve(
         watch: watch(settings),
         readiness: Readiness::new()?,
         connections: Connections::default(),
+        refusals: refusals::Refusals::default(),
         accept_from: None,
         listening: true,
         drain: None,

@@ -165,6 +165,17 @@ pub(crate) const PARKED_GRACE: Duration = Duration::from_secs(1);
 /// One in this many unpublished key slots is reserved for this node's own plans; peers' plans cannot take it.
 pub(crate) const PLANS_KEPT_SHARE: usize = 4;
 
+/// The last part of the room for published tensors, one in this many: of it a task gets at most half of what is free. So one task may
+/// publish 1,015,808 by default, and leaves room for 16,384 of the next, 8192 of a third and so on.
+pub(crate) const PUBLISHED_SHARED_PART: usize = 32;
+
+/// Bytes of keys and metadata that one task may publish, for each tensor that all may publish together: as many as plans have for a key,
+/// and as many again.
+pub(crate) const PUBLISHED_NAME_BYTES: usize = 128;
+
+/// Bytes of keys and metadata that one task may publish at least, however few tensors all may: room for 170 of the longest.
+pub(crate) const PUBLISHED_NAME_BYTES_MIN: usize = 1 << 20;
+
 /// A slot's watcher list is purged of stale entries once it has this many.
 pub(crate) const WATCHERS_SLACK: usize = 16;
 

@@ -294,7 +294,7 @@ settings! {
             "Tensors of a shard that may wait for their recv, or be sent but not yet released."),
         published_tensors_max: usize as published_tensors_max => setting("fusion.published_tensors_max", Nothing,
             count(1, QUEUED_MAX), whole(EngineSettings::PUBLISHED_TENSORS_MAX),
-            "Published keys per shard; plans may name the same number of unpublished keys, peers' plans three quarters of it."),
+            "Published keys per shard; of the last 32nd part, a task gets at most half of what is free, and its keys and metadata have at most 128 B for each key of the limit (at least 1 MiB). Plans may name the same number of unpublished keys, peers' plans three quarters of it."),
         plan_keys_max: usize as session.plan_keys_max => setting("fusion.plan_keys_max", Nothing,
             count(1, QUEUED_MAX), whole(SESSION.plan_keys_max),
             "Keys in all plans of one peer together; a peer is a transport address, however many links it has with a shard."),

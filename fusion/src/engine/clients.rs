@@ -3,9 +3,9 @@
 //!
 //! Bounded by one client per task, and by the limits in `client.rs` for each.
 //!
-//! Clients share no exhaustible resource but the few [lists of calls](listed), which only make calls cheaper: each has its own 16,384
-//! calls per shard, memory for the small tensors that travel in the ring, number of waiting recvs, 256 records and 1 MiB of copies per
-//! turn, and a turn in the queue of copies. A client
+//! Clients share no exhaustible resource but the few [lists of calls](listed), which only make calls cheaper, and the published tensors, of
+//! which each leaves some to the others: each has its own 16,384 calls per shard, memory for the small tensors that travel in the ring,
+//! number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client
 //! that breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is
 //! admitted, served or told of a drain disconnects that client and is counted; a panic while it is removed stops the engine, because the
 //! node's own state is then in doubt.

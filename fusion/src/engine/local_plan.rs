@@ -21,7 +21,8 @@ impl LocalTask {
     /// which does so on all shards. A small one is copied, and may be passed by reference.
     ///
     /// # Errors
-    /// InvalidArgument if a newer version is published, ResourceExhausted if `fusion.published_tensors_max` are.
+    /// InvalidArgument if a newer version is published, ResourceExhausted if `fusion.published_tensors_max` are, or this
+    /// task has its share of them.
     pub fn publish(&self, key: &str, version: i64, tensor: impl IntoTensor) -> Result<(), Error> {
         self.engine.with_node(|node, _| node.publish(self.local, key, version, tensor))
     }

@@ -18,7 +18,7 @@ impl Task {
     ///
     /// # Errors
     /// The future's: InvalidArgument if a newer version is published, ResourceExhausted if
-    /// `fusion.published_tensors_max` are.
+    /// `fusion.published_tensors_max` are, or this task has its share of them.
     pub fn publish(&self, key: &str, version: i64, tensor: Tensor) -> Sending {
         self.publish_many(version, [(key.to_owned(), tensor)])
     }

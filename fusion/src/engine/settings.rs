@@ -55,8 +55,9 @@ pub struct EngineSettings {
     pub lease: Duration,
     /// Maximum tensors of one shard that wait or are not released. Default 1,048,576.
     pub pending_sends_max: usize,
-    /// Maximum published keys of one shard; plans may name the same number of unpublished keys, peers' plans three quarters of
-    /// it. Default 1,048,576.
+    /// Maximum published keys of one shard; of the last 32nd part, a task gets at most half of what is free, and its keys and metadata have
+    /// at most 128 bytes for each key of the limit. Plans may name the same number of unpublished keys, peers' plans three quarters of it.
+    /// Default 1,048,576.
     pub published_tensors_max: usize,
     /// How messages of a turn are sent. Default [`Fuse::Turn`].
     pub fuse: Fuse,

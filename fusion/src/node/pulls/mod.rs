@@ -3,6 +3,7 @@
 mod local;
 mod packed;
 mod plans;
+mod shares;
 mod store;
 mod watchers;
 
@@ -122,7 +123,7 @@ impl Pulls {
     /// Publishes tensors of a local task by key, each replacing its previous version.
     ///
     /// # Errors
-    /// The first: InvalidArgument if a newer version is published, ResourceExhausted if the store is full.
+    /// The first: InvalidArgument if a newer version is published, ResourceExhausted if the store is full or the task has its share.
     pub(super) fn publish<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         local: u16,

@@ -2,8 +2,8 @@
 //!
 //! Pure: no clock, no I/O. One store per shard. A slot exists while a tensor lies in it or a plan names it, so that a pull finds its
 //! tensors by number. The bytes of small tensors are [packed](Packed); larger ones are shared with the links that send them. At most
-//! `fusion.published_tensors_max` tensors lie in it, whatever plans name; and plans may name as many keys that nobody has published, a
-//! quarter of which is reserved for plans of this node.
+//! `fusion.published_tensors_max` tensors lie in it, whatever plans name, and each task has its [share](super::shares) of them; and plans
+//! may name as many keys that nobody has published, a quarter of which is reserved for plans of this node.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -19,6 +19,7 @@ use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Error, Payload, Tensor, TensorMeta};
 
 use super::packed::{Packed, Slot};
+use super::shares::{Shares, name_bytes};
 use super::watchers::{Watcher, Watchers};
 use crate::limits::{PLANS_KEPT_SHARE, WAKES_PER_TURN};
 
@@ -58,8 +59,7 @@ pub(super) struct PublishedStore {
     free: Vec<u32>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    published_max: usize,
-    count: usize,
+    shares: Shares,
     /// Slots that received a tensor that is waited for, while some watchers are still to be told.
     woken: VecDeque<u32>,
     /// How many watchers may still be told before the next turn.
@@ -101,8 +101,7 @@ impl PublishedStore {
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             // Slots have numbers of 32 bits, and there may be twice as many slots as published tensors.
-            published_max: published_max.min(u32::MAX as usize / 2),
-            count: 0,
+            shares: Shares::new(published_max.min(u32::MAX as usize / 2)),
             woken: VecDeque::new(),
             wakes: WAKES_PER_TURN,
             last: 0,
@@ -112,7 +111,7 @@ impl PublishedStore {
 
     /// Tensors that lie in it.
     pub(super) fn published(&self) -> usize {
-        self.count
+        self.shares.tensors()
     }
 
     fn find(&self, task: u16, key: &str) -> (u64, Option<u32>) {
@@ -138,7 +137,7 @@ impl PublishedStore {
 
     /// Slots without a tensor: plans name them.
     fn named(&self) -> usize {
-        self.labels.len() - self.free.len() - self.count
+        self.labels.len() - self.free.len() - self.published()
     }
 
     /// The slot after that of the last tensor put, if it belongs to this task and key: tensors are usually published in the same order as
@@ -190,9 +189,10 @@ impl PublishedStore {
         task: u16,
         keys: impl Iterator<Item = &'a str>,
     ) -> Result<Vec<u32>, Error> {
+        let published_max = self.shares.tensors_max();
         let most = match planner {
-            Planner::Here => self.published_max,
-            Planner::Peer => self.published_max - self.published_max / PLANS_KEPT_SHARE,
+            Planner::Here => published_max,
+            Planner::Peer => published_max - published_max / PLANS_KEPT_SHARE,
         };
         let has_room = |store: &Self| match store.named() < most {
             true => Ok(()),
@@ -258,7 +258,8 @@ impl PublishedStore {
     ///
     /// # Errors
     /// The first; the other tensors are put in. InvalidArgument if a newer version is there, ResourceExhausted if
-    /// `fusion.published_tensors_max` are published, Unavailable if a tensor is in the memory of a device that cannot copy it.
+    /// `fusion.published_tensors_max` are published or the task has its share, Unavailable if a tensor is in the memory of a device that
+    /// cannot copy it.
     pub(super) fn publish<K: AsRef<str>, T: IntoTensor>(
         &mut self,
         task: u16,
@@ -294,26 +295,20 @@ impl PublishedStore {
     /// Puts a tensor in the store in place of the previous one; returns its slot.
     #[inline(never)]
     fn replace(&mut self, task: u16, key: &str, version: i64, tensor: Tensor) -> Result<u32, Error> {
-        let full = |store: &Self| match store.count < store.published_max {
-            true => Ok(()),
-            false => {
-                let reason = format!("{} keys are published", store.published_max);
-                Err(Error::full("fusion.published_tensors_max", reason))
-            }
-        };
         let (meta, payload) = tensor.into_parts();
+        let name = name_bytes(key, &meta);
         let payload = to_read_often(payload)?;
         let slot = match self.follows(task, key) {
             Some(slot) => slot,
-            None => self.slot(task, key, full)?,
+            None => self.slot(task, key, |store| store.shares.check(task, name, None))?,
         };
         let before = *self.packed.slot(slot);
-        if !self.is_published(slot) {
-            full(self)?;
-        } else if before.version > version {
+        let replaced = self.published[slot as usize].as_ref().map(|replaced| name_bytes(key, &replaced.meta));
+        if replaced.is_some() && before.version > version {
             let reason = format!("version {version} of '{key}' is older than the published version {}", before.version);
             return Err(Error::invalid(reason));
         }
+        self.shares.check(task, name, replaced)?;
         // Smaller tables have no locks.
         let in_place = payload.len() > INLINE_BYTES_MAX && self.has_locks(task, key);
         let is_alike = |there: &Published| {
@@ -329,7 +324,7 @@ impl PublishedStore {
         let payload = if is_small { None } else { Some(payload) };
         self.packed.set(slot, version, stamp);
         self.published[slot as usize] = Some(Published { meta, payload, in_place });
-        self.count += 1;
+        self.shares.add(task, name);
         Ok(slot)
     }
 
@@ -339,11 +334,13 @@ impl PublishedStore {
 
     /// Removes what lies in a slot; false if it was empty.
     fn take_out(&mut self, slot: u32) -> bool {
-        let was = self.published[slot as usize].take().is_some();
-        self.count -= usize::from(was);
+        let was = self.published[slot as usize].take();
+        if let (Some(Published { meta, .. }), Some(label)) = (&was, &self.labels[slot as usize]) {
+            self.shares.remove(label.task, name_bytes(&label.key, meta));
+        }
         self.packed.remove(slot);
         self.packed.set(slot, 0, 0);
-        was
+        was.is_some()
     }
 
     /// The version in a slot, if it has one.
@@ -450,9 +447,10 @@ impl PublishedStore {
             let misses = label.as_ref().is_some_and(|label| label.watchers.misses(version));
             assert!(!misses || self.woken.contains(&(slot as u32)), "pulls would wait for what is in slot {slot}");
         }
-        assert_eq!(self.count, self.published.iter().flatten().count(), "another bound than the one that is set");
+        let there =
+            self.labels.iter().zip(&self.published).filter_map(|(label, there)| label.as_ref().zip(there.as_ref()));
+        self.shares.check_invariants(there.map(|(label, there)| (label.task, name_bytes(&label.key, &there.meta))));
         assert_eq!(self.index.len(), self.labels.len() - self.free.len(), "slots would be lost, or given out twice");
-        assert!(self.count <= self.published_max, "fusion.published_tensors_max would be no bound");
     }
 
     /// Keys that are published or named by plans.
@@ -488,9 +486,12 @@ fn to_read_often(payload: Payload) -> Result<Payload, DeviceError> {
 #[cfg(test)]
 mod tests {
     use sealane_transport::Handle;
+    use sealane_transport::limits::KEY_BYTES_MAX;
     use sealane_transport::session::Wait;
 
+    use super::super::shares::Share;
     use super::*;
+    use crate::limits::{PUBLISHED_NAME_BYTES_MIN, PUBLISHED_SHARED_PART};
 
     fn tensor(values: &[u8]) -> Tensor {
         Tensor::from_elements(&[values.len() as u64], values).unwrap()
@@ -586,7 +587,7 @@ mod tests {
     #[test]
     fn what_is_withdrawn_leaves_the_others_as_they_are() {
         const COUNT: usize = 1000;
-        let mut store = PublishedStore::new(COUNT);
+        let mut store = PublishedStore::new(2 * COUNT);
         let tensors: Vec<(String, Tensor)> =
             (0..COUNT).map(|number| (number.to_string(), tensor(&[(number % 251) as u8; 200]))).collect();
         let borrowed = tensors.iter().map(|(key, tensor)| (key, tensor));
@@ -703,6 +704,66 @@ mod tests {
         store.let_go(&slots);
         assert!(store.withdraw(0, "a") && !store.withdraw(0, "a"));
         assert_eq!((store.published(), store.hold(Planner::Here, 1, ["x", "y"].into_iter()).unwrap().len()), (0, 2));
+    }
+
+    /// Publishes new keys of a task until one is refused; returns how many are there, and the refusal.
+    fn fill(store: &mut PublishedStore, task: u16) -> (usize, String) {
+        let mut keys = 0..;
+        let refused =
+            keys.find_map(|key| publish(store, task, &format!("k{key}"), 1, tensor(&[1]), &mut Vec::new()).err());
+        store.check_invariants([].into_iter());
+        (keys.start - 1, refused.unwrap().to_string())
+    }
+
+    #[test]
+    fn a_task_leaves_room_for_the_others_and_gets_what_it_gives_back() {
+        const LAST: usize = 64;
+        let mut store = PublishedStore::new(LAST * PUBLISHED_SHARED_PART);
+        let most = LAST * (PUBLISHED_SHARED_PART - 1);
+        let (published, refused) = fill(&mut store, 0);
+        assert_eq!(published, most);
+        assert!(refused.contains("fusion.published_tensors_max is full: the task has published"), "{refused}");
+        // A new version takes no more room.
+        publish(&mut store, 0, "k0", 2, tensor(&[1; 2]), &mut Vec::new()).unwrap();
+        // The others share the rest by halves.
+        for (task, expected) in [(1, 32), (2, 16), (3, 8), (4, 4), (5, 2), (6, 1), (7, 1)] {
+            assert_eq!(fill(&mut store, task).0, expected, "task {task}");
+        }
+        assert!(fill(&mut store, 8).1.contains("2048 keys are published"));
+        // What is withdrawn can be published again, by anyone.
+        (0..3).for_each(|key| assert!(store.withdraw(0, &format!("k{key}"))));
+        publish(&mut store, 8, "k0", 1, tensor(&[1]), &mut Vec::new()).unwrap();
+        publish(&mut store, 7, "more", 1, tensor(&[1]), &mut Vec::new()).unwrap();
+        // So can what a task had at its end.
+        store.withdraw_all(0, &mut Vec::new());
+        assert_eq!((store.shares.of(0), store.published()), (Share::default(), 66));
+        assert_eq!(fill(&mut store, 0).0, most - 66);
+    }
+
+    #[test]
+    fn a_tasks_keys_and_metadata_have_so_many_bytes() {
+        let mut store = PublishedStore::new(1000);
+        let key = |number: usize| format!("{number:0width$}", width = KEY_BYTES_MAX);
+        let put = |store: &mut PublishedStore, key: &str, version, shape: &[u64]| {
+            publish(store, 0, key, version, Tensor::from_elements(shape, &[1_u8]).unwrap(), &mut Vec::new())
+        };
+        let size = KEY_BYTES_MAX + 16;
+        let most = PUBLISHED_NAME_BYTES_MIN / size;
+        (0..most).for_each(|number| put(&mut store, &key(number), 1, &[1]).unwrap());
+        let refused = put(&mut store, &key(most), 1, &[1]).unwrap_err().to_string();
+        assert!(refused.contains("fusion.published_tensors_max is full: the keys and metadata"), "{refused}");
+        // As many bytes as before, or fewer, take no more room; more do.
+        put(&mut store, &key(0), 2, &[1]).unwrap();
+        let left = (PUBLISHED_NAME_BYTES_MIN - most * size) / 8;
+        assert!(put(&mut store, &key(0), 3, &vec![1; 2 + left]).is_err());
+        put(&mut store, &key(0), 3, &vec![1; 1 + left]).unwrap();
+        put(&mut store, &key(0), 4, &[1]).unwrap();
+        store.check_invariants([].into_iter());
+        // Another task has its own, and what is withdrawn gives the bytes back.
+        publish(&mut store, 1, &key(0), 1, tensor(&[1]), &mut Vec::new()).unwrap();
+        assert!(store.withdraw(0, &key(0)));
+        put(&mut store, &key(most), 1, &[1]).unwrap();
+        store.check_invariants([].into_iter());
     }
 
     #[test]

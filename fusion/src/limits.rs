@@ -306,10 +306,10 @@ pub const LINK_KINDS_MAX: usize = 2;
 /// Tasks shown separately for one client on one shard: each costs half a KiB, and a line of output.
 pub(crate) const PEERS_SHOWN_MAX: usize = 1024;
 
-/// Tensors taken out of a queue under one lock.
+/// Tensors taken out of a queue under one lock, and handed over before the client's next queue is looked at.
 pub(crate) const HANDED_AT_ONCE: usize = 64;
 
-/// Tensors of one queue that are handed over in one turn at most.
+/// Tensors that are handed over to one client in one turn, and looks at its queues, both together; the last queue may exceed it.
 pub(crate) const HANDED_PER_TURN: usize = 256;
 
 /// Stream connections made by other engines that no task has claimed yet: tasks claim them within a round trip.

@@ -196,3 +196,87 @@ fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result
     let who = Who { task, name: String::new(), pid: 1, shown: Some(Shown { number, uid: 1 }) };
     Ok((Client::new(who, end, doorbell, bell, arena), attached))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sealane_runtime::{Slab, SlabSettings};
+    use sealane_transport::endpoint_map::EndpointMap;
+    use sealane_transport::shm::limits::QUEUES_MAX;
+    use sealane_transport::shm::{Completion, Submission};
+    use sealane_transport::{SessionLimits, Tensor};
+
+    use super::*;
+    use crate::engine::clients::tests::looks;
+    use crate::limits::{HANDED_AT_ONCE, HANDED_PER_TURN};
+    use crate::node::{Fuse, NodeSettings, PushRequest, SendWaiter};
+
+    fn node() -> Node {
+        let address = "10.0.0.1:7000";
+        let settings = NodeSettings {
+            addresses: vec![address.parse().unwrap()],
+            tasks: ["ps:1", "worker:1"].map(|task| (task.parse().unwrap(), 0)).to_vec(),
+            shard: 0,
+            shards: 1,
+            incarnation: 1000,
+            session: SessionLimits::default(),
+            pending_sends_max: 1000,
+            published_tensors_max: 1000,
+            links_max: 8,
+            connect_timeout: Duration::from_secs(20),
+            lease: Duration::from_secs(60),
+            fuse: Fuse::Turn,
+            path_reason: "a test".into(),
+            features: 0,
+            kinds: Vec::new(),
+        };
+        let map = EndpointMap::parse(&format!("ps:1={address}\nworker:1={address}\n"), "test").unwrap();
+        let slab = || Slab::new(SlabSettings { bytes: 1 << 20, ..SlabSettings::default() }).unwrap();
+        Node::new(settings, Arc::new(map), slab(), slab()).unwrap()
+    }
+
+    #[test]
+    fn queues_to_which_nothing_comes_are_not_looked_at_and_a_busy_one_leaves_time_for_the_others() {
+        let (mut clients, mut record, now) = (Clients::new(node()), Record::new(), Instant::now());
+        let (_, mut attached) = clients.attach(0, 1 << 16, 1 << 20).unwrap();
+        let (mut end, _) = attached.shards.pop().unwrap();
+        for queue in 0..QUEUES_MAX as u32 {
+            let name = &format!("q{queue}");
+            let open = Submission::OpenQueue { queue, tensors_max: 1000, bytes_max: 1 << 20, name };
+            for submission in [open, Submission::Grant { queue, tensors: 1000, bytes: 1 << 20 }] {
+                submission.encode(&mut record).unwrap();
+                end.submissions.push(&record).unwrap();
+            }
+            (0..2).for_each(|_| clients.turn(now));
+        }
+        let mut accepted = |clients: &mut Clients| {
+            clients.turn(now);
+            let mut counts = [0; 2];
+            while end.completions.pop(&mut record).unwrap() {
+                let Completion::Accepted { queue, .. } = Completion::decode(&record).unwrap() else {
+                    panic!("{record:?}")
+                };
+                counts[queue as usize] += 1;
+            }
+            end.completions.publish();
+            counts
+        };
+        let before = looks();
+        (0..10).for_each(|_| assert_eq!(accepted(&mut clients), [0, 0]));
+        assert_eq!(looks() - before, 0, "looks at idle queues");
+        let pair = clients.node.pair(1, "ps:1").unwrap();
+        for (queue, count) in [("q0", 300), ("q1", 1)] {
+            let tensors = (0..count).map(|_| Tensor::from_elements(&[8], &[1_u8; 8]).unwrap());
+            let deadline = now + Duration::from_secs(60);
+            let request = PushRequest { pair, queue, tensors, deadline, waiter: SendWaiter::Nobody };
+            clients.node.push(now, request);
+        }
+        let first = accepted(&mut clients);
+        assert!(first[1] == 1 && (HANDED_PER_TURN - HANDED_AT_ONCE..300).contains(&first[0]), "{first:?}");
+        assert_eq!(accepted(&mut clients), [300 - first[0], 0]);
+        let before = looks();
+        (0..10).for_each(|_| assert_eq!(accepted(&mut clients), [0, 0]));
+        assert_eq!(looks() - before, 0, "looks at idle queues");
+    }
+}

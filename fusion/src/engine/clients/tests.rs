@@ -2,6 +2,7 @@
 
 mod views;
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -30,6 +31,19 @@ const STUCK: Duration = Duration::from_secs(60);
 
 pub(super) fn fall_into_trap(submission: &Submission<'_>) {
     assert!(!matches!(submission, Submission::Withdraw { key: TRAP }), "a trap of the tests'");
+}
+
+thread_local! {
+    /// How often a client's queue was looked at, by this thread.
+    static LOOKS: Cell<usize> = const { Cell::new(0) };
+}
+
+pub(super) fn look_at_queue() {
+    LOOKS.set(looks() + 1);
+}
+
+pub(super) fn looks() -> usize {
+    LOOKS.get()
 }
 
 pub(super) fn fall_into_trap_of_call(call: u32) {

@@ -1,11 +1,13 @@
 //! The queues that one client accepts from on one shard, and its pushes into queues of others.
 //!
 //! The node fills a queue; its tensors are passed to the client as its credit allows, so a client that takes nothing applies
-//! back-pressure to its pushers. Bounded by `QUEUES_MAX`, `QUEUED_TENSORS_MAX`, a share of the receive area for each queue, and
-//! the credit.
+//! back-pressure to its pushers. Only queues that may have something are looked at, one after the other. Bounded by
+//! `QUEUES_MAX`, `QUEUED_TENSORS_MAX`, a share of the receive area for each queue, and the credit.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Wake, Waker};
 use std::time::Instant;
 use std::vec;
 
@@ -31,6 +33,50 @@ pub(super) struct Queues {
     left: HashMap<Box<str>, usize>,
     /// The sum of `left`.
     left_tensors: usize,
+    ready: Ready,
+    /// Tensors taken out of queues that the client was not handed yet.
+    in_hand: usize,
+}
+
+/// Queues that may have something for the client: they were given credit, were filled after they had been found empty, or had more
+/// than was handed over.
+#[derive(Default, Clone)]
+struct Ready(Arc<Mutex<VecDeque<u32>>>);
+
+impl Ready {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A queue's entry among the ready ones. It is woken when a queue that was found empty is filled.
+struct Entry {
+    number: u32,
+    ready: Ready,
+    is_in: AtomicBool,
+}
+
+impl Entry {
+    fn enter(&self) {
+        if !self.is_in.swap(true, Ordering::Relaxed) {
+            self.ready.lock().push_back(self.number);
+        }
+    }
+}
+
+impl Wake for Entry {
+    fn wake(self: Arc<Self>) {
+        self.enter();
+    }
+}
+
+/// What a queue may still have after some of its tensors were handed over.
+enum Rest {
+    /// Nothing, or there is no credit.
+    Nothing,
+    Something,
+    /// A tensor for which there is no memory.
+    Stuck,
 }
 
 struct Seat {
@@ -45,6 +91,9 @@ struct Seat {
     batch: vec::IntoIter<Accepted>,
     /// The next of them, if there was no memory for it.
     stuck: Option<Accepted>,
+    entry: Arc<Entry>,
+    /// Of `entry`.
+    waker: Waker,
 }
 
 /// How much may be handed over.
@@ -75,10 +124,11 @@ impl Credit {
 }
 
 impl Seat {
-    fn new(name: &str, tensors_max: usize, bytes_max: u64) -> Seat {
+    fn new((number, name): (u32, &str), tensors_max: usize, bytes_max: u64, ready: Ready) -> Seat {
         let has_room = Arc::new(AtomicBool::new(false));
         let flag = has_room.clone();
         let options = AcceptOptions { tensors_max, bytes_max: bytes_max as usize };
+        let entry = Arc::new(Entry { number, ready, is_in: AtomicBool::new(false) });
         let queue = AcceptQueue::new(options, Box::new(move || flag.store(true, Ordering::Relaxed)));
         Seat {
             name: name.into(),
@@ -88,11 +138,19 @@ impl Seat {
             credit: Credit::default(),
             batch: Vec::new().into_iter(),
             stuck: None,
+            waker: entry.clone().into(),
+            entry,
         }
+    }
+
+    fn in_hand(&self) -> usize {
+        self.batch.len() + usize::from(self.stuck.is_some())
     }
 
     /// The next tensor, if there is credit for one.
     fn next(&mut self) -> Option<Accepted> {
+        #[cfg(test)]
+        crate::engine::clients::tests::look_at_queue();
         if !self.credit.is_left() {
             return None;
         }
@@ -101,7 +159,8 @@ impl Seat {
         }
         let mut batch = Vec::new();
         // Only its seat closes the queue, or an engine that stops.
-        let _ = self.queue.as_ref()?.take(HANDED_AT_ONCE.min(self.credit.tensors as usize), &mut batch);
+        let most = HANDED_AT_ONCE.min(self.credit.tensors as usize);
+        let _ = self.queue.as_ref()?.poll_take(most, &mut batch, &Context::from_waker(&self.waker));
         self.batch = batch.into_iter();
         self.batch.next()
     }
@@ -137,14 +196,21 @@ impl Queues {
     }
 
     pub(super) fn grant(&mut self, queue: u32, tensors: u32, bytes: u64) -> Result<(), Misconduct> {
-        let granted = self.get(queue)?.credit.grant(tensors, bytes);
+        let seat = self.get(queue)?;
+        let granted = seat.credit.grant(tensors, bytes);
+        seat.entry.enter();
         granted.ok_or_else(|| Misconduct(format!("queue {queue} is given more credit than allowed")))
+    }
+
+    fn next_ready(&mut self) -> Option<u32> {
+        self.ready.lock().pop_front()
     }
 
     pub(super) fn close(&mut self, node: &mut Node, task: u16, queue: u32) -> Result<(), Misconduct> {
         self.get(queue)?;
         if let Some(seat) = self.open.remove(&queue) {
             self.tensors_max -= seat.tensors_max;
+            self.in_hand -= seat.in_hand();
             let name = seat.name.clone();
             let left = seat.close(node, task);
             if left > 0 {
@@ -160,15 +226,7 @@ impl Queues {
         for (_, seat) in self.open.drain() {
             seat.close(node, task);
         }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
-
-    /// Tensors taken out of queues that the client was not handed yet.
-    fn in_hand(&self) -> usize {
-        self.open.values().map(|seat| seat.batch.len() + usize::from(seat.stuck.is_some())).sum()
+        self.in_hand = 0;
     }
 }
 
@@ -187,7 +245,7 @@ impl Client {
             return Err(Misconduct(format!("queue {queue} is already open")));
         }
         let bytes_max = bytes_max.min(self.area.len() / QUEUE_AREA_SHARE);
-        let mut seat = Seat::new(name, tensors_max as usize, bytes_max);
+        let mut seat = Seat::new((queue, name), tensors_max as usize, bytes_max, self.queues.ready.clone());
         let shared = seat.queue.clone().expect("a new one is open");
         let opened = self.queues.check(name, seat.tensors_max);
         match opened.and_then(|()| node.open_queue(self.task, name, shared)) {
@@ -202,44 +260,69 @@ impl Client {
         Ok(())
     }
 
-    /// Hands over what the client has credit for; returns the work done.
+    /// Hands over what the client has credit for, a part of each queue in turn; returns the work done.
     pub(in crate::engine::clients) fn hand_out(&mut self, node: &mut Node, record: &mut Record) -> usize {
-        let mut queues = std::mem::take(&mut self.queues);
-        let mut count = 0;
-        for (&number, seat) in &mut queues.open {
-            for _ in 0..HANDED_PER_TURN {
-                // What found no room in the ring is kept, and nothing more is added.
-                if self.closed || self.is_blocked() || !self.backlog.is_empty() {
-                    break;
-                }
-                let Some(Accepted { from, tensor }) = seat.next() else { break };
-                match self.within_reach(&tensor) {
-                    Ok(moved) => {
-                        seat.credit.spend(tensor.len());
-                        let tensor = moved.unwrap_or(tensor);
-                        self.count_accepted(&from, tensor.len());
-                        self.put(Answer::Accepted { queue: number, from, tensor }, record);
-                        count += 1;
-                    }
-                    // A tensor in another client's memory, if this client has replaced that one. There is room when blocks come back.
-                    Err(_full) => {
-                        seat.stuck = Some(Accepted { from, tensor });
-                        break;
-                    }
-                }
+        let mut open = std::mem::take(&mut self.queues.open);
+        let (mut work, mut stuck) = (0, Vec::new());
+        while work < HANDED_PER_TURN
+            && self.can_be_handed()
+            && let Some(number) = self.queues.next_ready()
+        {
+            // Otherwise it was closed meanwhile.
+            let Some(seat) = open.get_mut(&number) else { continue };
+            seat.entry.is_in.store(false, Ordering::Relaxed);
+            let before = seat.in_hand();
+            let (handed, rest) = self.hand_from(number, seat, record);
+            self.queues.in_hand = self.queues.in_hand + seat.in_hand() - before;
+            match rest {
+                Rest::Nothing => work += 1,
+                Rest::Something => seat.entry.enter(),
+                // Tried again in each turn, and no reason for one.
+                Rest::Stuck => stuck.push(seat.entry.clone()),
             }
+            work += handed;
             if seat.has_room.swap(false, Ordering::Relaxed) {
                 node.replenish_named(self.task, &seat.name);
-                count += 1;
+                work += 1;
             }
         }
-        self.queues = queues;
-        count
+        stuck.iter().for_each(|entry| entry.enter());
+        self.queues.open = open;
+        work
     }
 
-    /// True if the client accepts from any queue.
+    /// False if answers find no room in the ring: what is there is kept, and nothing more is added.
+    fn can_be_handed(&self) -> bool {
+        !self.closed && !self.is_blocked() && self.backlog.is_empty()
+    }
+
+    /// Hands over some tensors of a queue; returns how many.
+    fn hand_from(&mut self, queue: u32, seat: &mut Seat, record: &mut Record) -> (usize, Rest) {
+        for handed in 0..HANDED_AT_ONCE {
+            if !self.can_be_handed() {
+                return (handed, Rest::Something);
+            }
+            let Some(Accepted { from, tensor }) = seat.next() else { return (handed, Rest::Nothing) };
+            match self.within_reach(&tensor) {
+                Ok(moved) => {
+                    seat.credit.spend(tensor.len());
+                    let tensor = moved.unwrap_or(tensor);
+                    self.count_accepted(&from, tensor.len());
+                    self.put(Answer::Accepted { queue, from, tensor }, record);
+                }
+                // A tensor in another client's memory, if this client has replaced that one. There is room when blocks come back.
+                Err(_full) => {
+                    seat.stuck = Some(Accepted { from, tensor });
+                    return (handed, Rest::Stuck);
+                }
+            }
+        }
+        (HANDED_AT_ONCE, Rest::Something)
+    }
+
+    /// True if a queue may have something for the client.
     pub(in crate::engine::clients) fn accepts(&self) -> bool {
-        !self.queues.is_empty()
+        !self.queues.open.is_empty() && !self.queues.ready.lock().is_empty()
     }
 
     /// Answers, and tensors taken out of queues, that the client has not been told of yet.
@@ -247,7 +330,7 @@ impl Client {
         if self.closed {
             return 0;
         }
-        self.backlog.len() + self.sent.len() + self.lent_to_peers.len() + self.queues.in_hand()
+        self.backlog.len() + self.sent.len() + self.lent_to_peers.len() + self.queues.in_hand
     }
 
     pub(super) fn push_into(
@@ -305,7 +388,8 @@ mod tests {
 
     #[test]
     fn a_queue_gives_what_there_is_credit_for() {
-        let mut seat = Seat::new("grads", 10, 1000);
+        let ready = Ready::default();
+        let mut seat = Seat::new((3, "grads"), 10, 1000, ready.clone());
         let item = || Accepted {
             from: "worker:1".into(),
             tensor: sealane_transport::Tensor::from_elements(&[8], &[1_u8; 8]).unwrap(),
@@ -322,5 +406,12 @@ mod tests {
         });
         assert_eq!(handed.count(), 6);
         assert!(seat.has_room.load(Ordering::Relaxed));
+        // Found empty, it becomes ready when it is filled.
+        seat.credit.grant(6, 1000).unwrap();
+        while seat.next().is_some() {}
+        assert!(ready.lock().is_empty());
+        shared.fill(0, &mut vec![item().into(), item().into()]);
+        seat.entry.enter();
+        assert_eq!(*ready.lock(), [3], "once, however often it is entered");
     }
 }

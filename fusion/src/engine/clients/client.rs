@@ -235,7 +235,8 @@ impl Client {
     /// Reads a bounded batch of what the client submits; returns the number of records.
     pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record, listed: &mut Listed) -> usize {
         let mut count = 0;
-        self.note_tickets(listed);
+        // Until the end of the turn only this client's records add tickets.
+        let mut of_others = self.note_tickets(listed, 0);
         let bytes_max = node.bytes_received() + CLIENT_BYTES_PER_TURN;
         self.swept = false;
         while count < CLIENT_RECORDS_PER_TURN
@@ -263,7 +264,7 @@ impl Client {
                 if !listed.is_empty() {
                     listed.enter(node, |list| list.client == self.handle);
                 }
-                self.note_tickets(listed);
+                of_others = self.note_tickets(listed, of_others);
                 self.cancel(node, call, record);
             }
             while let Some((call, error)) = self.refused.pop() {

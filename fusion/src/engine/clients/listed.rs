@@ -223,15 +223,16 @@ impl Listed {
         self.tickets.pop()
     }
 
-    /// Takes out the tickets of a client.
+    /// Takes the tickets of a client out of those after the first `looked_at`; returns how many are left, all of others.
     #[inline]
-    pub(super) fn take_tickets_of(&mut self, client: Handle, mut each: impl FnMut(ClientCall, Ticket)) {
-        self.tickets.retain(|(of, ticket)| {
-            if of.client == client {
-                each(*of, *ticket);
-            }
-            of.client != client
-        });
+    pub(super) fn take_tickets_of(
+        &mut self,
+        client: Handle,
+        looked_at: usize,
+        mut each: impl FnMut(ClientCall, Ticket),
+    ) -> usize {
+        self.tickets.extract_if(looked_at.., |(of, _)| of.client == client).for_each(|(of, ticket)| each(of, ticket));
+        self.tickets.len()
     }
 }
 
@@ -263,6 +264,24 @@ mod tests {
         let mut list = CallListBuf::default();
         assert!((0..calls).all(|call| list.push(SmallCall { call, key: "w", meta: &[], bytes: &[1; 8] })));
         list
+    }
+
+    #[test]
+    fn tickets_that_were_looked_at_are_not_looked_at_again() {
+        let mut listed = Listed::default();
+        let [one, other] = [1, 2].map(|number| Handle::from_bits(1 << 32 | number));
+        let ticket = Ticket::Peer { session: Handle::NONE, request: Handle::NONE };
+        let add = |listed: &mut Listed, client| listed.tickets.push((ClientCall { client, call: name(7) }, ticket));
+        let take = |listed: &mut Listed, looked_at| {
+            let mut taken = 0;
+            (listed.take_tickets_of(one, looked_at, |_, _| taken += 1), taken)
+        };
+        [one, other, other].iter().for_each(|client| add(&mut listed, *client));
+        assert_eq!(take(&mut listed, 0), (2, 1));
+        [other, one].iter().for_each(|client| add(&mut listed, *client));
+        assert_eq!(take(&mut listed, 2), (3, 1));
+        add(&mut listed, one);
+        assert_eq!(take(&mut listed, 4), (4, 0), "nothing was entered since");
     }
 
     #[test]

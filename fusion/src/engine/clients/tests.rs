@@ -245,6 +245,16 @@ fn each_call_of_a_list_ends_by_itself() {
 }
 
 #[test]
+fn a_recv_of_a_list_can_be_given_up_after_another_call_has_ended_the_list() {
+    let (engine, meta) = (engine(), &TensorMeta::new(DType::U8, &[8]).unwrap());
+    let (_, mut process) = Process::attach(&engine, "ps:1");
+    let [recvs, _] = lists(100, 3, meta);
+    process.submit(&[recv_many(1, &recvs), recv(1, 0), Submission::Cancel { call: 102 }]);
+    assert!(process.next().unwrap().starts_with("Failed { call: 102, memory_back: true, "));
+    engine.stop().unwrap();
+}
+
+#[test]
 fn what_comes_for_a_client_that_does_not_read_comes_later_and_once() {
     const STEPS: u32 = 100;
     const CALLS: u32 = 64;

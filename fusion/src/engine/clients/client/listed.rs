@@ -131,10 +131,10 @@ impl Client {
         self.sent.extend_from_slice(calls);
     }
 
-    /// Keeps the tickets of recvs that have waited as a list.
+    /// Keeps the tickets of recvs that have waited as a list; the first `looked_at` are of others. Returns how many of others there are.
     #[inline]
-    pub(super) fn note_tickets(&mut self, listed: &mut Listed) {
-        listed.take_tickets_of(self.handle, |of, ticket| self.note_ticket_of(of, ticket));
+    pub(super) fn note_tickets(&mut self, listed: &mut Listed, looked_at: usize) -> usize {
+        listed.take_tickets_of(self.handle, looked_at, |of, ticket| self.note_ticket_of(of, ticket))
     }
 
     /// Keeps the ticket of a recv that has waited as one of a list.

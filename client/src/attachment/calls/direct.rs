@@ -19,6 +19,8 @@ const NO_LANE: (u16, u16) = (u16::MAX, 0);
 pub(in crate::attachment) enum Wish {
     /// Only here: the daemon does not know of it.
     Quiet,
+    /// The daemon is asked when its ring has room.
+    Queued,
     /// The daemon was asked.
     Asked,
 }
@@ -144,26 +146,30 @@ impl Calls {
         self.own_slot(call)?.wanted(call, place)
     }
 
-    /// Ends a recv that waits here with a tensor from a lane, for which its destination has room.
+    /// Gives a recv that waits a tensor from a lane, for which its destination has room.
     #[inline]
-    pub(in crate::attachment) fn received_direct(
+    pub(in crate::attachment) fn hand_over(
         &mut self,
-        call: u32,
+        (call, wish): (u32, Wish),
         meta: &[u8],
         bytes: &[u8],
         after: &mut Aftermath,
     ) {
-        let is_queued = self.queued(call).is_some();
+        if wish == Wish::Asked {
+            return self.set_aside(call, meta, bytes, after);
+        }
         let received = self.arrived(call, meta, Arrived::Inline(bytes), after);
         debug_assert!(received.is_ok(), "{received:?}");
-        if let Some(slot) = self.own_slot(call).filter(|_| is_queued) {
+        if wish == Wish::Queued
+            && let Some(slot) = self.own_slot(call)
+        {
             slot.daemon = Daemon::Dropped;
         }
     }
 
     /// Sets aside a tensor from a lane for a recv that the daemon was asked for: the recv gets it when the daemon has given it up. Another
     /// tensor that the daemon already sends is the next recv's.
-    pub(in crate::attachment) fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
+    fn set_aside(&mut self, call: u32, meta: &[u8], bytes: &[u8], after: &mut Aftermath) {
         self.forget_name(call);
         let Some(slot) = self.own_slot(call).filter(|slot| slot.daemon == Daemon::Working) else { return };
         let segment = slot.segment;
@@ -233,7 +239,8 @@ impl Slot {
     #[inline]
     fn wanted(&self, call: u32, (peer, step, key): (&str, i64, &str)) -> Option<Wanted> {
         let wish = match self.daemon {
-            Daemon::Untold | Daemon::Queued => Wish::Quiet,
+            Daemon::Untold => Wish::Quiet,
+            Daemon::Queued => Wish::Queued,
             Daemon::Working => Wish::Asked,
             _ => return None,
         };

@@ -456,3 +456,46 @@ fn a_recv_that_was_not_submitted_gives_its_destination_back_however_the_link_end
         }
     }
 }
+
+#[test]
+fn a_call_whose_record_waits_keeps_its_number_however_it_ends() {
+    type End = fn(&mut Table, u32);
+    let ends: [End; 5] = [
+        |table, call| assert_eq!(table.calls.forsake(call, true, &mut table.after), None),
+        |table, call| {
+            table.calls.end_untold(call, error(), &mut table.after);
+            assert!(table.calls.take_received(call).unwrap().finish().is_err());
+        },
+        // By a direct lane, or as a tensor that was kept; and then looked at, or not.
+        |table, call| {
+            let Wanted { wish, .. } = table.calls.wanted(call, ("peer", 1, "key")).unwrap();
+            table.calls.hand_over((call, wish), &meta(5), &[1; 5], &mut table.after);
+            assert_eq!(table.calls.take_received(call).unwrap().finish().unwrap().bytes(), [1; 5]);
+        },
+        |table, call| {
+            let tensor = Tensor::from_wire(&meta(5), buffer(5)).unwrap();
+            table.calls.give(call, tensor, &mut table.after);
+            assert_eq!(table.calls.take_received(call).unwrap().finish().unwrap().bytes(), [7; 5]);
+        },
+        |table, call| {
+            let tensor = Tensor::from_wire(&meta(5), buffer(5)).unwrap();
+            table.calls.give(call, tensor, &mut table.after);
+            assert_eq!(table.calls.forsake(call, true, &mut table.after), None);
+        },
+    ];
+    for (end, is_lost) in ends.iter().flat_map(|end| [(end, false), (end, true)]) {
+        let mut table = Table::new();
+        let call = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+        table.calls.asked(call, ("peer", 1, "key"), false, &mut table.after);
+        table.calls.waits(call);
+        end(&mut table, call);
+        assert_eq!((table.calls.queued(call), table.calls.held()), (None, 1), "the next call would have its number");
+        if is_lost {
+            table.calls.end_all(true, error, &mut table.after);
+        } else {
+            table.calls.not_queued(call);
+            table.calls.not_queued(call);
+        }
+        table.assert_free();
+    }
+}

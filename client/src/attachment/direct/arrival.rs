@@ -111,10 +111,7 @@ impl Link {
     /// Gives a recv the tensor that was loaded and taken.
     pub(super) fn hand_over(&mut self, call: u32, wish: Wish, calls: &mut Calls, after: &mut Aftermath) {
         if let Ok(LaneRecord::Tensor { meta, bytes, .. }) = self.direct.loaded.record() {
-            match wish {
-                Wish::Quiet => calls.received_direct(call, meta, bytes, after),
-                Wish::Asked => calls.set_aside(call, meta, bytes, after),
-            }
+            calls.hand_over((call, wish), meta, bytes, after);
         }
     }
 
@@ -240,10 +237,7 @@ impl Link {
                 }
                 at.has_come(bytes.len());
                 calls.matching().came_by_lane(&at.peer, key);
-                match wish {
-                    Wish::Quiet => calls.received_direct(call, meta, bytes, after),
-                    Wish::Asked => calls.set_aside(call, meta, bytes, after),
-                }
+                calls.hand_over((call, wish), meta, bytes, after);
                 return Ok(());
             }
             Waiting::Recv(Some(Wanted { call, .. })) => calls.too_small(call, bytes.len(), after),

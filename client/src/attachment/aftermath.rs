@@ -36,16 +36,16 @@ impl Aftermath {
     /// that goes on, and the others are woken.
     pub(super) fn carry_out(&mut self) {
         self.wakers.drain(..).for_each(|waker| survive(|| waker.wake()));
-        survive(|| self.spent.clear());
-        survive(|| self.unwanted.clear());
-        survive(|| self.failures.clear());
+        self.spent.drain(..).for_each(|memory| survive(|| drop(memory)));
+        self.unwanted.drain(..).for_each(|tensor| survive(|| drop(tensor)));
+        self.failures.drain(..).for_each(|failure| survive(|| drop(failure)));
         self.link = None;
         self.arenas.clear();
     }
 }
 
 /// Runs code that may panic, of which the panic's hook has told by then.
-fn survive(foreign: impl FnOnce()) {
+pub(super) fn survive(foreign: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(foreign)) {
         // Its drop may panic, too.
         std::mem::forget(panic);
@@ -62,24 +62,49 @@ mod tests {
         task::Wake,
     };
 
+    use bytes::Bytes;
+    use sealane_transport::Payload;
+
     use super::*;
 
     /// Counts how often it is woken, and panics.
     #[derive(Default)]
     struct Foreign(AtomicUsize);
 
-    impl Wake for Foreign {
-        fn wake(self: Arc<Self>) {
+    impl Foreign {
+        fn run(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
             panic!("this is meant to be seen");
         }
     }
 
+    impl Wake for Foreign {
+        fn wake(self: Arc<Self>) {
+            self.run();
+        }
+    }
+
+    /// Memory of somebody else.
+    struct Owner(Arc<Foreign>);
+
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &[7; 1000]
+        }
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.0.run();
+        }
+    }
+
     #[test]
-    fn all_are_woken_whoever_panics() {
+    fn all_are_woken_and_dropped_whoever_panics() {
         let (foreign, mut after) = (Arc::new(Foreign::default()), Aftermath::default());
         after.wakers.extend((0..3).map(|_| Waker::from(foreign.clone())));
+        after.spent.extend((0..3).map(|_| Memory::Source(Payload::from(Bytes::from_owner(Owner(foreign.clone()))))));
         after.carry_out();
-        assert_eq!((foreign.0.load(Ordering::Relaxed), after.is_empty()), (3, true));
+        assert_eq!((foreign.0.load(Ordering::Relaxed), after.is_empty()), (6, true));
     }
 }

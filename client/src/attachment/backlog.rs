@@ -15,7 +15,7 @@ use sealane_transport::{
 
 use super::{
     Attachment, Held, Line, State,
-    aftermath::Aftermath,
+    aftermath::{Aftermath, survive},
     calls::Calls,
     link::{Link, Peer, Unsubmitted},
     loss::is_at_once,
@@ -147,6 +147,11 @@ impl Waiting {
         self.count -= 1;
         self.bytes -= bytes;
         self.attended &= !self.is_empty();
+    }
+
+    /// Gives up all tensors that wait, with the link.
+    pub(super) fn spend(&mut self, after: &mut Aftermath) {
+        after.spent.extend(self.unplaced.drain(..).map(|unplaced| Memory::Source(unplaced.payload)));
     }
 
     /// Drops waiting tensors that are not wanted any more.
@@ -492,7 +497,8 @@ impl Attachment {
             if let Some(mut room) = room {
                 room.copy_from_slice(unplaced.payload.as_ref());
                 // The original goes back to its owner before the lock is taken again.
-                unplaced.payload = room.into();
+                let original = std::mem::replace(&mut unplaced.payload, room.into());
+                survive(|| drop(original));
             }
             self.lock().submit_placed(serial, unplaced);
         }

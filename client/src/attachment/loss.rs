@@ -288,6 +288,7 @@ impl Held<'_> {
             // A forked child may hold the socket open, and a listener may for a while.
             link.ear.hang_up();
             link.direct.leave(is_closing, calls, aftermath);
+            link.waiting.spend(aftermath);
             aftermath.link = Some(link);
         }
         calls.end_all(gone, error, aftermath);

@@ -1,6 +1,7 @@
 //! How much of a store each task has: no task takes the room of all others, in tensors or in bytes of names.
 //!
-//! Pure. Of the last [part](PUBLISHED_SHARED_PART) of the room for tensors, a task gets at most half of what is free.
+//! Pure. Of the last [part](PUBLISHED_SHARED_PART) of the room for tensors, a task gets at most half of what is free; a store with room for
+//! fewer than so many parts has no such part.
 
 use sealane_transport::{Error, TensorMeta};
 

@@ -213,6 +213,8 @@ impl Queues {
             self.in_hand -= seat.in_hand();
             let name = seat.name.clone();
             let left = seat.close(node, task);
+            // Another queue may get its number.
+            self.ready.lock().retain(|ready| *ready != queue);
             if left > 0 {
                 self.left.insert(name, left);
                 self.left_tensors += left;

@@ -78,6 +78,11 @@ fn node(settings: NodeSettings) -> Node {
     Node::new(settings, map(), slab("send"), slab("receive")).unwrap()
 }
 
+/// A node of two tasks whose peers are not there.
+pub(crate) fn alone() -> Node {
+    node(ps())
+}
+
 /// Nodes and the network between them. Calls arrive at once, unless no node has the address.
 struct Net {
     nodes: Vec<Node>,

@@ -201,44 +201,18 @@ fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result
 mod tests {
     use std::time::Duration;
 
-    use sealane_runtime::{Slab, SlabSettings};
-    use sealane_transport::endpoint_map::EndpointMap;
+    use sealane_transport::Tensor;
     use sealane_transport::shm::limits::QUEUES_MAX;
     use sealane_transport::shm::{Completion, Submission};
-    use sealane_transport::{SessionLimits, Tensor};
 
     use super::*;
     use crate::engine::clients::tests::looks;
     use crate::limits::{HANDED_AT_ONCE, HANDED_PER_TURN};
-    use crate::node::{Fuse, NodeSettings, PushRequest, SendWaiter};
-
-    fn node() -> Node {
-        let address = "10.0.0.1:7000";
-        let settings = NodeSettings {
-            addresses: vec![address.parse().unwrap()],
-            tasks: ["ps:1", "worker:1"].map(|task| (task.parse().unwrap(), 0)).to_vec(),
-            shard: 0,
-            shards: 1,
-            incarnation: 1000,
-            session: SessionLimits::default(),
-            pending_sends_max: 1000,
-            published_tensors_max: 1000,
-            links_max: 8,
-            connect_timeout: Duration::from_secs(20),
-            lease: Duration::from_secs(60),
-            fuse: Fuse::Turn,
-            path_reason: "a test".into(),
-            features: 0,
-            kinds: Vec::new(),
-        };
-        let map = EndpointMap::parse(&format!("ps:1={address}\nworker:1={address}\n"), "test").unwrap();
-        let slab = || Slab::new(SlabSettings { bytes: 1 << 20, ..SlabSettings::default() }).unwrap();
-        Node::new(settings, Arc::new(map), slab(), slab()).unwrap()
-    }
+    use crate::node::{self, PushRequest, SendWaiter};
 
     #[test]
     fn queues_to_which_nothing_comes_are_not_looked_at_and_a_busy_one_leaves_time_for_the_others() {
-        let (mut clients, mut record, now) = (Clients::new(node()), Record::new(), Instant::now());
+        let (mut clients, mut record, now) = (Clients::new(node::tests::alone()), Record::new(), Instant::now());
         let (_, mut attached) = clients.attach(0, 1 << 16, 1 << 20).unwrap();
         let (mut end, _) = attached.shards.pop().unwrap();
         for queue in 0..QUEUES_MAX as u32 {

@@ -253,4 +253,20 @@ mod tests {
         (0..10).for_each(|_| assert_eq!(accepted(&mut clients), [0, 0]));
         assert_eq!(looks() - before, 0, "looks at idle queues");
     }
+
+    #[test]
+    fn a_queue_that_gets_a_closed_ones_number_is_looked_at_once() {
+        let (mut clients, mut record, now) = (Clients::new(node::tests::alone()), Record::new(), Instant::now());
+        let (_, mut attached) = clients.attach(0, 1 << 16, 1 << 20).unwrap();
+        let (mut end, _) = attached.shards.pop().unwrap();
+        let open = |name| Submission::OpenQueue { queue: 7, tensors_max: 1000, bytes_max: 1 << 20, name };
+        let grant = || Submission::Grant { queue: 7, tensors: 1000, bytes: 1 << 20 };
+        for submission in [open("old"), grant(), Submission::CloseQueue { queue: 7 }, open("new"), grant()] {
+            submission.encode(&mut record).unwrap();
+            end.submissions.push(&record).unwrap();
+        }
+        let before = looks();
+        (0..6).for_each(|_| clients.turn(now));
+        assert_eq!(looks() - before, 1);
+    }
 }

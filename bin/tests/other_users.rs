@@ -6,7 +6,7 @@ mod fixture;
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -17,9 +17,10 @@ use std::time::Instant;
 use libtest_mimic::{Arguments, Trial};
 use nix::errno::Errno;
 use nix::libc;
+use nix::sys::socket::{MsgFlags, recv, send};
 use sealane::{Keys, Payload, Task, Tensor};
 use sealane_transport::Code;
-use sealane_transport::shm::attach::{Attach, AttachError, attach, drain};
+use sealane_transport::shm::attach::{Attach, AttachError, HAND_OVER_VERSION, Request, VERSION, attach, drain};
 
 use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, Place, STUCK, WORKER, connection};
 
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
     };
     let trials = vec![
         trial("other_users_are_kept_out_unless_they_are_allowed", other_users_are_kept_out_unless_they_are_allowed),
+        trial("request_is_refused_without_its_permission", request_is_refused_without_its_permission),
         trial("a_stranger_is_told_what_to_do", a_stranger_is_told_what_to_do),
         trial("another_users_memory_is_not_shown", another_users_memory_is_not_shown),
         trial("check_fails_where_a_socket_is_not_ours_to_use", check_fails_where_a_socket_is_not_ours_to_use),
@@ -81,6 +83,59 @@ fn other_users_are_kept_out_unless_they_are_allowed() {
     let Err(AttachError::Refused(error)) = drained else { panic!("who may attach may not drain") };
     assert_eq!(error.code(), Code::PermissionDenied);
     try_as(FRIEND, &place.socket()).unwrap();
+}
+
+/// Returns the request after `request` in declaration order, and whether a user in `daemon.allowed_uids` may make that request.
+/// The match is exhaustive, so that a request added to the protocol must be added here.
+fn next_request(request: Option<&Request>) -> Option<(Request, bool)> {
+    let (version, task, peer) = (VERSION, || PS.to_owned(), || WORKER.to_owned());
+    Some(match request {
+        None => (Request::Attach(Attach::new(PS, ARENA_BYTES)), true),
+        Some(Request::Attach(_)) => (Request::Drain { version }, false),
+        Some(Request::Drain { .. }) => (Request::Arena { version, arena: 1 }, true),
+        Some(Request::Arena { .. }) => (Request::Lane { version, task: task(), peer: peer() }, true),
+        Some(Request::Lane { .. }) => (Request::Connect { version, task: task(), peer: peer() }, true),
+        Some(Request::Connect { .. }) => (Request::Connection { version, task: task(), peer: peer(), number: 1 }, true),
+        Some(Request::Connection { .. }) => (Request::Show { version }, true),
+        Some(Request::Show { .. }) => (Request::TakeOver { version: HAND_OVER_VERSION }, false),
+        Some(Request::TakeOver { .. }) => (Request::HandOver { version: HAND_OVER_VERSION }, false),
+        Some(Request::HandOver { .. }) => (Request::Taken { version: HAND_OVER_VERSION }, false),
+        Some(Request::Taken { .. }) => return None,
+    })
+}
+
+/// Makes a request as another user, and returns the first answer as text.
+fn answer_to(uid: u32, path: &Path, request: &Request) -> String {
+    let socket = as_user(uid, || connection(path));
+    // A refused connection may be closed before the request is sent.
+    let _ = send(socket.as_raw_fd(), &serde_json::to_vec(request).unwrap(), MsgFlags::MSG_NOSIGNAL);
+    let mut answer = vec![0; 1 << 16];
+    let bytes = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
+    String::from_utf8(answer[..bytes].to_vec()).unwrap()
+}
+
+fn request_is_refused_without_its_permission() {
+    let (place, daemon) = Daemon::start(&["--set", &format!("daemon.allowed_uids={FRIEND}")]);
+    let mut last = None;
+    while let Some((request, friend_may)) = next_request(last.as_ref()) {
+        for (uid, may) in [(STRANGER, false), (FRIEND, friend_may)] {
+            let answer = answer_to(uid, &place.socket(), &request);
+            let is_refused = answer.contains("\"refused\"") && answer.contains(&format!("user id {uid} may not "));
+            assert_eq!(is_refused, !may, "user id {uid}, {request:?}: {answer}");
+        }
+        last = Some(request);
+    }
+    assert!(!daemon.log().contains("the daemon drains"), "{}", daemon.log());
+    as_user(FRIEND, || place.attach(WORKER)).unwrap();
+    // The owner must prepare before it takes over.
+    for (request, error) in [
+        (Request::HandOver { version: HAND_OVER_VERSION }, "hand_over must follow take_over"),
+        (Request::Taken { version: HAND_OVER_VERSION }, "nothing was handed over"),
+    ] {
+        let answer = answer_to(0, &place.socket(), &request);
+        assert!(answer.contains("refused") && answer.contains(error), "{request:?}: {answer}");
+    }
+    assert_eq!(daemon.stop().code, Some(0));
 }
 
 fn a_stranger_is_told_what_to_do() {

@@ -273,7 +273,7 @@ impl Control {
                     return;
                 }
             };
-            if let Err(error) = self.gate.may_ask(peer.uid, self.connections.opening_of(peer.uid)) {
+            if let Err(error) = self.gate.may_connect(peer.uid, self.connections.opening_of(peer.uid)) {
                 tracing::debug!(pid = peer.pid, uid = peer.uid, %error, "a client connection was rejected");
                 // Its request is read first, since otherwise the kernel reports a reset to it.
                 let _ = attach::read_request(&socket);
@@ -297,8 +297,7 @@ impl Control {
                 let socket = Arc::clone(&connection.socket);
                 match attach::read_request(&socket) {
                     Ok(None) => {}
-                    Ok(Some(Request::Taken { .. })) if self.is_heir(number) => return !self.let_go(number),
-                    Ok(Some(request)) => self.answer(now, number, request),
+                    Ok(Some(request)) => return self.answer(now, number, request),
                     Err(RequestError::HungUp) => self.hang_up(number, "it disconnected"),
                     Err(error) => self.refuse(number, &Error::invalid(error.to_string())),
                 }
@@ -320,7 +319,13 @@ impl Control {
         true
     }
 
-    fn answer(&mut self, now: Instant, number: u64, request: Request) {
+    /// Handles a request, if the user of its process has the permission. Returns false if another daemon has taken over.
+    fn answer(&mut self, now: Instant, number: u64, request: Request) -> bool {
+        let peer = self.connections.get_mut(number).expect("it asks").peer;
+        if let Err(error) = self.gate.check(peer.uid, request.permission()) {
+            self.refuse(number, &error);
+            return true;
+        }
         let answered = match request {
             Request::Attach(wish) => self.attach(now, number, &wish),
             Request::Drain { .. } => self.drain_for(now, number),
@@ -331,11 +336,12 @@ impl Control {
             Request::Show { .. } => self.show(number),
             Request::TakeOver { .. } => self.show_estate(now, number),
             Request::HandOver { .. } => self.begin_hand_over(now, number),
-            Request::Taken { .. } => Err(Error::invalid("nothing was handed over")),
+            Request::Taken { .. } => return !self.let_go(number),
         };
         if let Err(error) = answered {
             self.refuse(number, &error);
         }
+        true
     }
 
     fn attach(&mut self, now: Instant, number: u64, wish: &Attach) -> Result<(), Error> {
@@ -462,7 +468,6 @@ impl Control {
     fn drain_for(&mut self, now: Instant, number: u64) -> Result<(), Error> {
         let connection = self.connections.get_mut(number).expect("it asks");
         let peer = connection.peer;
-        self.gate.may_drain(peer.uid)?;
         // A process that does not read this may still see the end of the connection.
         let _ = attach::draining(&connection.socket);
         (connection.stage, connection.since) = (Stage::AwaitingEnd, now);

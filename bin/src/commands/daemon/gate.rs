@@ -1,7 +1,7 @@
-//! Who may attach, with what, and who may end the daemon. Pure.
+//! Permissions of local users, and limits on attaching. Pure.
 
 use sealane_transport::Error;
-use sealane_transport::shm::attach::Attach;
+use sealane_transport::shm::attach::{Attach, Permission};
 
 use super::connections::OPENING_MAX;
 use crate::counted;
@@ -37,20 +37,37 @@ impl Gate {
         !self.allowed_uids.iter().all(|uid| self.is_owner(*uid))
     }
 
-    /// Whether a process of that user may make a request, while `opening` connections of that user wait: processes of others must
+    /// Checks that a user has a permission.
+    ///
+    /// # Errors
+    /// PermissionDenied.
+    pub(super) fn check(&self, uid: u32, permission: Permission) -> Result<(), Error> {
+        let own = self.own_uid;
+        let (may, reason) = match permission {
+            Permission::Attach => (
+                self.is_owner(uid) || self.allowed_uids.contains(&uid),
+                format!(
+                    "user id {uid} may not attach to the daemon of user id {own}; add it to daemon.allowed_uids there"
+                ),
+            ),
+            Permission::Drain => (
+                self.is_owner(uid),
+                format!("user id {uid} may not drain the daemon of user id {own}; only that user and root may"),
+            ),
+            // The successor serves with the rights of its own user.
+            Permission::TakeOver => (
+                uid == own,
+                format!("user id {uid} may not take over from the daemon of user id {own}; only that user may"),
+            ),
+        };
+        if may { Ok(()) } else { Err(Error::PermissionDenied { reason: reason.into() }) }
+    }
+
+    /// Checks that a user may open another connection while `opening` connections of that user are not attached: other users must
     /// not take all places.
-    pub(super) fn may_ask(&self, uid: u32, opening: usize) -> Result<(), Error> {
-        if self.is_owner(uid) {
-            return Ok(());
-        }
-        if !self.allowed_uids.contains(&uid) {
-            let own = self.own_uid;
-            let reason = format!(
-                "user id {uid} may not attach to the daemon of user id {own}; add it to daemon.allowed_uids there"
-            );
-            return Err(Error::PermissionDenied { reason: reason.into() });
-        }
-        if opening >= OPENING_OF_USER_MAX {
+    pub(super) fn may_connect(&self, uid: u32, opening: usize) -> Result<(), Error> {
+        self.check(uid, Permission::Attach)?;
+        if opening >= OPENING_OF_USER_MAX && !self.is_owner(uid) {
             let reason = format!("{opening} connections of user id {uid} are about to attach");
             return Err(Error::full("daemon connections of one user", reason));
         }
@@ -76,26 +93,6 @@ impl Gate {
         wish.arena_bytes.min(self.arena_bytes_max)
     }
 
-    /// Whether a process of that user may end the daemon. Permission to attach is not enough.
-    pub(super) fn may_drain(&self, uid: u32) -> Result<(), Error> {
-        if self.is_owner(uid) {
-            return Ok(());
-        }
-        let own = self.own_uid;
-        let reason = format!("user id {uid} may not drain the daemon of user id {own}; only that user and root may");
-        Err(Error::PermissionDenied { reason: reason.into() })
-    }
-
-    /// Whether a process of that user may replace the daemon: it will serve with that user's rights.
-    pub(super) fn may_take_over(&self, uid: u32) -> Result<(), Error> {
-        if uid == self.own_uid {
-            return Ok(());
-        }
-        let own = self.own_uid;
-        let reason = format!("user id {uid} may not take over from the daemon of user id {own}; only that user may");
-        Err(Error::PermissionDenied { reason: reason.into() })
-    }
-
     fn is_owner(&self, uid: u32) -> bool {
         uid == self.own_uid || uid == ROOT
     }
@@ -111,11 +108,17 @@ mod tests {
     }
 
     #[test]
-    fn its_own_user_and_root_and_those_who_are_allowed_may_attach() {
-        for (uid, may) in [(7, true), (0, true), (8, true), (9, false)] {
-            assert_eq!(gate(&[8]).may_ask(uid, 0).is_ok(), may, "{uid}");
+    fn permissions_depend_on_the_user() {
+        for (uid, attach, drain, take_over) in
+            [(7, true, true, true), (0, true, true, false), (8, true, false, false), (9, false, false, false)]
+        {
+            let permissions =
+                [(Permission::Attach, attach), (Permission::Drain, drain), (Permission::TakeOver, take_over)];
+            for (permission, may) in permissions {
+                assert_eq!(gate(&[8]).check(uid, permission).is_ok(), may, "{uid} {permission:?}");
+            }
         }
-        let error = gate(&[]).may_ask(8, 0).unwrap_err();
+        let error = gate(&[]).may_connect(8, 0).unwrap_err();
         assert_eq!(error.code(), Code::PermissionDenied);
         assert!(error.to_string().contains("user id 8 may not attach"), "{error}");
     }
@@ -124,23 +127,9 @@ mod tests {
     fn one_user_takes_a_part_of_the_places_only_and_the_daemons_own_may_take_all() {
         for (uid, opening, may) in [(8, OPENING_OF_USER_MAX - 1, true), (8, OPENING_OF_USER_MAX, false), (7, 60, true)]
         {
-            assert_eq!(gate(&[8]).may_ask(uid, opening).is_ok(), may, "{uid} {opening}");
+            assert_eq!(gate(&[8]).may_connect(uid, opening).is_ok(), may, "{uid} {opening}");
         }
-        assert_eq!(gate(&[8]).may_ask(8, OPENING_MAX).unwrap_err().code(), Code::ResourceExhausted);
-    }
-
-    #[test]
-    fn only_its_own_user_and_root_may_drain() {
-        for (uid, may) in [(7, true), (0, true), (8, false)] {
-            assert_eq!(gate(&[8]).may_drain(uid).is_ok(), may, "{uid}");
-        }
-    }
-
-    #[test]
-    fn only_its_own_user_may_take_over() {
-        for (uid, may) in [(7, true), (0, false), (8, false)] {
-            assert_eq!(gate(&[8]).may_take_over(uid).is_ok(), may, "{uid}");
-        }
+        assert_eq!(gate(&[8]).may_connect(8, OPENING_MAX).unwrap_err().code(), Code::ResourceExhausted);
     }
 
     #[test]

@@ -41,7 +41,6 @@ impl Control {
     /// Tells the next daemon what this one has.
     pub(super) fn show_estate(&mut self, now: Instant, number: u64) -> Result<(), Error> {
         let connection = self.connections.get_mut(number).expect("it asks");
-        self.gate.may_take_over(connection.peer.uid)?;
         if self.drain.is_some() {
             return Err(Error::unavailable("this daemon", "it is draining; start the next one once it has exited"));
         }
@@ -73,6 +72,9 @@ impl Control {
             return Err(Error::unavailable("this daemon", "it is draining; start the next one once it has exited"));
         }
         let connection = self.connections.get_mut(number).expect("it asks");
+        if !matches!(connection.stage, Stage::Preparing) {
+            return Err(Error::invalid("hand_over must follow take_over on the same connection"));
+        }
         let pid = connection.peer.pid;
         (connection.stage, connection.since) = (Stage::Inheriting, now);
         self.heir = Some(Heir { number, pid, sent: None, stop_asked: None, reload_asked: false });

@@ -147,6 +147,34 @@ pub enum Request {
     },
 }
 
+/// The users whose processes may make a request, as identified by the kernel when the process connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permission {
+    /// The daemon's user, root, and the users that the daemon's settings allow.
+    Attach,
+    /// The daemon's user and root.
+    Drain,
+    /// The daemon's user.
+    TakeOver,
+}
+
+impl Request {
+    /// Returns the permission that the daemon checks before it handles this request. A request for a client's memory, lane or
+    /// connection is also checked against the user or process that owns the resource.
+    pub fn permission(&self) -> Permission {
+        match self {
+            Self::Attach(_)
+            | Self::Arena { .. }
+            | Self::Lane { .. }
+            | Self::Connect { .. }
+            | Self::Connection { .. }
+            | Self::Show { .. } => Permission::Attach,
+            Self::Drain { .. } => Permission::Drain,
+            Self::TakeOver { .. } | Self::HandOver { .. } | Self::Taken { .. } => Permission::TakeOver,
+        }
+    }
+}
+
 /// The state of a daemon that another one takes over. Unknown fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estate {

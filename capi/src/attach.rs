@@ -31,7 +31,7 @@ pub struct sealane_attach_options {
     /// there, else the one in /run/sealane, or if the variable is unset in /run/user/UID.
     pub socket: *const c_char,
     /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 512 MiB, or less where the
-    /// daemon grants less. The first 64 MiB are there from the start, the rest is allocated on first use.
+    /// daemon grants less. The first 8 MiB are allocated when the client attaches, the rest on first use.
     pub arena_bytes: u64,
     /// How many microseconds a waiting thread spins before it sleeps, SEALANE_NEVER_SLEEP or SEALANE_SLEEP_AT_ONCE. Default 50,
     /// and none where that does not pay: on one CPU, where answers take longer, or other threads want the CPU.

@@ -4,6 +4,7 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -21,8 +22,8 @@ use crate::{
     Task,
     attachment::Attachment,
     limits::{
-        ARENA_BYTES, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, LANE_TIMEOUT, NO_LIMIT, RESTART_TIMEOUT,
-        RESTART_TIMEOUT_MAX, SOCKET_TIMEOUT, VIEW_TIMEOUT,
+        ARENA_BYTES, ATTACH_RETRY_INTERVAL, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, LANE_TIMEOUT, NO_LIMIT,
+        RESTART_TIMEOUT, RESTART_TIMEOUT_MAX, SOCKET_TIMEOUT, VIEW_TIMEOUT,
     },
 };
 
@@ -150,8 +151,8 @@ impl Attach {
     }
 
     /// Memory for tensors to send, and for destinations of received ones. Default 512 MiB, or less where the daemon grants less
-    /// (`daemon.arena_bytes_max`); a client that asks for more than that is refused. The first 64 MiB are there from the start, the rest is
-    /// allocated on first use, and stays.
+    /// (`daemon.arena_bytes_max`); a client that asks for more than that is refused. The first 8 MiB are allocated when the client
+    /// attaches, the rest on first use. Allocated memory is not returned before the client detaches.
     pub fn arena_bytes(mut self, bytes: u64) -> Attach {
         self.0.arena_bytes = Some(bytes);
         self
@@ -239,23 +240,29 @@ impl Attach {
     }
 }
 
-/// Attaches to the daemon; returns what it gives, and its name for errors. With `populate` the first pages of the arena are mapped
-/// one by one, which spares their first users a fault each.
+/// Attaches to the daemon; returns what it gives, and its name for errors. A closed connection is tried again until the timeout of
+/// the settings. With `populate` the first pages of the arena are allocated now, which spares their first users a fault each.
 pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, Box<str>), Error> {
     let wish = conversation::Attach {
         or_less: settings.arena_bytes.is_none(),
         ..conversation::Attach::new(&*settings.task, settings.arena_bytes.unwrap_or(ARENA_BYTES))
     };
     let deadline = deadline(Instant::now(), settings.timeout);
-    let attached =
-        conversation::attach(&settings.socket, &wish, populate, deadline).map_err(|error| told(settings, error))?;
+    let attached = loop {
+        match conversation::attach(&settings.socket, &wish, populate, deadline) {
+            Err(AttachError::HungUp) if Instant::now() + ATTACH_RETRY_INTERVAL < deadline => {
+                thread::sleep(ATTACH_RETRY_INTERVAL);
+            }
+            outcome => break outcome.map_err(|error| told(settings, error))?,
+        }
+    };
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
     Ok((attached, daemon.into()))
 }
 
 /// Maps the arena of another client that the daemon has named.
 pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result<ReadOnlyMemory, Error> {
-    let mapped = conversation::map_arena(&settings.socket, arena, true, now + VIEW_TIMEOUT);
+    let mapped = conversation::map_arena(&settings.socket, arena, now + VIEW_TIMEOUT);
     mapped.map_err(|error| told(settings, error))
 }
 

@@ -128,8 +128,11 @@ pub(crate) const ARENA_BYTES: u64 = 512 << 20;
 /// Memory for more bytes of rows than this is checked to be available first: less is small against what a process has.
 pub(crate) const ROWS_UNCHECKED_BYTES_MAX: usize = 64 << 20;
 
-/// Default limit for attaching: the daemon has to find memory for the arena.
+/// Default limit for attaching: the daemon may be busy with other clients.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause before attaching is tried again after the daemon has closed the connection without an answer.
+pub(crate) const ATTACH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Stands for a time that the clock cannot hold: longer than any process lives.
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);

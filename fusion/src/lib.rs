@@ -55,7 +55,7 @@ pub use engine::fuzzing;
 pub use engine::{
     Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LaneEnd, LocalEngine, LocalPair, LocalPlan,
     LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, Plan, Portion,
-    Prepared, Receiving, Sending, SharedArena, SpareArenas, StartError, Task,
+    Prepared, Receiving, Sending, SharedArena, StartError, Task,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters, ReceivedBatch};

@@ -100,8 +100,8 @@ fn an_idle_peer_takes_little_memory_also_after_it_was_busy() {
 
 /// What the daemon holds of a client.
 fn ends(task: String) -> ClientEnds {
-    let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
-    let (segment, _) = DaemonEnd::create(AREA_BYTES, false).unwrap();
+    let (arena, _) = SharedMemory::create("test", 1 << 16).unwrap();
+    let (segment, _) = DaemonEnd::create(AREA_BYTES).unwrap();
     let (socket, _) = UnixStream::pair().unwrap();
     let shards = vec![(segment, Doorbell::create().unwrap())];
     ClientEnds { task, pid: 7, uid: 1, arena, shared: None, shards, bell: ClientBell::new(Arc::new(socket.into())) }

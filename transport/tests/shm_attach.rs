@@ -203,7 +203,7 @@ fn answers_that_make_no_sense_are_refused() {
         let json = serde_json::to_string(welcome).unwrap();
         format!(r#"{{"answer":"welcome",{}"#, &json[1..])
     };
-    let arena = |bytes| SharedMemory::create("arena", bytes, false).unwrap().1;
+    let arena = |bytes| SharedMemory::create("arena", bytes).unwrap().1;
     let right = welcome(1);
     let mut wrong: Vec<(String, Vec<OwnedFd>)> = vec![
         ("{".into(), vec![]),
@@ -238,7 +238,7 @@ fn answers_that_make_no_sense_are_refused() {
     assert!(matches!(answer, Err(AttachError::Shm(ShmError::WrongSize { .. }))), "{answer:?}");
     // A shard missing, a shard with the wrong number, a shard without its doorbell.
     let arena = arena(ARENA);
-    let segment = DaemonEnd::create(AREA, false).unwrap().1;
+    let segment = DaemonEnd::create(AREA).unwrap().1;
     let follow = |shard: Option<(&str, &[RawFd])>| {
         answered(|socket| {
             say(&socket, message.as_bytes(), &[arena.as_raw_fd()]);
@@ -290,7 +290,7 @@ fn requests_that_make_no_sense_are_told_apart() {
     assert!(matches!(accept(&daemon.listener), Ok(None)));
     drop(silent);
     assert!(refuse(&socket, &Error::invalid("too late")).is_err());
-    let (_, fd) = SharedMemory::create("arena", ARENA, false).unwrap();
+    let (_, fd) = SharedMemory::create("arena", ARENA).unwrap();
     assert!(Welcoming::new(welcome(0), fd, Vec::new()).step(&socket).is_err());
 }
 

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +13,7 @@ use nix::unistd::{Pid, dup};
 use sealane_transport::Code;
 use sealane_transport::shm::attach::{Attach, attach};
 
-use crate::fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, STUCK, WORKER, connection};
+use crate::fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, Place, STUCK, WORKER, connection};
 
 /// More bytes than a message may have.
 const LONG_BYTES: usize = 70 * 1024;
@@ -98,6 +99,42 @@ fn idle_connections_do_not_keep_clients_out() {
     let idle: Vec<OwnedFd> = (0..IDLE_CONNECTIONS).map(|_| connection(&place.socket())).collect();
     place.attach(PS).unwrap();
     drop(idle);
+    let ended = daemon.stop();
+    assert_eq!(ended.code, Some(0));
+    assert!(ended.stderr.contains("dropped connection"), "{}", ended.stderr);
+}
+
+/// Clients that attach, each with an arena of [`CROWD_ARENA_BYTES`], and how many of them at the same time.
+const CROWD: usize = 300;
+const CROWD_AT_ONCE: usize = 100;
+
+/// Bytes of such an arena. If the daemon allocated them, the crowd would take seconds of its control thread and 19 GB.
+const CROWD_ARENA_BYTES: u64 = 64 << 20;
+
+#[test]
+fn crowd_of_clients_attaches_at_once() {
+    let names: Vec<String> = (0..CROWD).map(|number| format!("worker{number}:2222")).collect();
+    let make = || {
+        let place = Place::new();
+        place.replace_map(&names.iter().map(|name| format!("{name}={}\n", place.address)).collect::<String>());
+        place
+    };
+    let (place, daemon) =
+        Daemon::start_in(make, |place| Daemon::start_at(place, &["--set", "daemon.clients_max=1000"]));
+    // The transport function does not retry: each connection must be served.
+    let attach = |name: &str| {
+        let wish = Attach::new(name, CROWD_ARENA_BYTES);
+        attach(&place.socket(), &wish, false, Instant::now() + STUCK)
+    };
+    let attached: Vec<_> = thread::scope(|scope| {
+        let parts = names.chunks(CROWD / CROWD_AT_ONCE);
+        let attach_part = |part: &[String]| part.iter().map(|name| attach(name)).collect::<Vec<_>>();
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || attach_part(part))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let failed: Vec<_> = attached.iter().filter_map(|attached| attached.as_ref().err()).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    drop(attached);
     assert_eq!(daemon.stop().code, Some(0));
 }
 

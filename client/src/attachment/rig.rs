@@ -29,7 +29,7 @@ impl Rig {
 
     /// One whose calls wait in this process for room, if a backlog is given.
     pub(super) fn with_backlog(task: &str, backlog: Option<Backlog>) -> Rig {
-        let (daemon, segment) = DaemonEnd::create(AREA_BYTES, false).unwrap();
+        let (daemon, segment) = DaemonEnd::create(AREA_BYTES).unwrap();
         let (socket, other) = UnixStream::pair().unwrap();
         let welcome = Welcome {
             version: 0,
@@ -42,8 +42,8 @@ impl Rig {
             daemon_pid: 0,
             neighbours: Vec::new(),
         };
-        let shards = vec![(ClientEnd::open(&segment, AREA_BYTES, false).unwrap(), Doorbell::create().unwrap())];
-        let arena = SharedMemory::create("test", AREA_BYTES, false).unwrap().0;
+        let shards = vec![(ClientEnd::open(&segment, AREA_BYTES).unwrap(), Doorbell::create().unwrap())];
+        let arena = SharedMemory::create("test", AREA_BYTES).unwrap().0;
         let settings = Settings {
             task: task.into(),
             socket: "nowhere".into(),

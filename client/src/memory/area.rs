@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn area(bytes: u64) -> (Arc<Area>, Arc<Ledger>) {
-        let (memory, _) = SharedMemory::create("test", bytes, false).unwrap();
+        let (memory, _) = SharedMemory::create("test", bytes).unwrap();
         let ledger = Arc::new(Ledger(Mutex::default()));
         let freed: Arc<dyn Freed> = ledger.clone();
         let mark = Arc::new(ForkMark::new().unwrap());

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn arena(bytes: u64) -> Arc<Arena> {
-        let (memory, _) = SharedMemory::create("test", bytes, false).unwrap();
+        let (memory, _) = SharedMemory::create("test", bytes).unwrap();
         Arc::new(Arena::new(memory, Arc::new(ForkMark::new().unwrap())))
     }
 

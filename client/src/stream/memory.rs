@@ -20,7 +20,7 @@ impl Source {
     /// The memory of a task, or of the streams themselves; then with room for `bytes`, the most that may be in flight.
     pub(super) fn of(task: &Task, bytes: u64) -> Source {
         let own = || {
-            let (memory, _) = SharedMemory::create("sealane-streams", bytes, false).ok()?;
+            let (memory, _) = SharedMemory::create("sealane-streams", bytes).ok()?;
             Some(Arc::new(Arena::new(memory, Arc::new(ForkMark::new().ok()?))))
         };
         match if task.is_attached() { None } else { own() } {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn memory_of_its_own_holds_what_fits_and_the_heap_the_rest() {
-        let (memory, _) = SharedMemory::create("test", 64 << 10, false).unwrap();
+        let (memory, _) = SharedMemory::create("test", 64 << 10).unwrap();
         let arena = Arc::new(Arena::new(memory, Arc::new(ForkMark::new().unwrap())));
         let source = Source::Own(arena.clone());
         let (first, rest) = ([1; 24], vec![2; 40 << 10]);

@@ -17,9 +17,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::Error;
-use sealane_fusion::{
-    ClientId, EndpointMap, Engine, EngineSettings, LaneEnd, Portion, SpareArenas, metrics::ClientCounters,
-};
+use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, LaneEnd, Portion, metrics::ClientCounters};
 use sealane_runtime::Pin;
 use sealane_transport::shm::attach::{
     Request, accept, credentials, give_connection, give_lane, listen, read_request, refuse, show_arena,
@@ -221,8 +219,7 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
 
 fn let_in(engine: &Engine, portion: &Portion, request: &Request, socket: &Arc<OwnedFd>) -> Result<ClientId, Error> {
     let Request::Attach(wish) = request else { panic!("{request:?}") };
-    let (ends, mut welcoming) =
-        portion.make(wish, credentials(socket).unwrap(), socket, &mut SpareArenas::default(), &engine.tasks()).unwrap();
+    let (ends, mut welcoming) = portion.make(wish, credentials(socket).unwrap(), socket, &engine.tasks()).unwrap();
     let id = engine.admit(ends)?;
     // If the client is already gone, that is noticed next.
     while let Ok(false) = welcoming.step(socket) {

@@ -3,13 +3,16 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, mpsc::channel},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::channel,
+    },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use sealane::{AcceptOptions, Attach, Buffer, Code, Error, Keys, RecvOptions, Task};
-use sealane_fusion::SpareArenas;
 use sealane_transport::shm::{
     AcceptedAt, BOARD_BYTES_PER_KEY, CallList, CallListBuf, Completion, DaemonEnd, ReceivedAt, Record, SmallCall, Span,
     Submission,
@@ -33,13 +36,20 @@ fn with_daemon(script: impl FnMut(&mut DaemonEnd, &Submission<'_>) + Send, test:
 }
 
 /// Admits one client, and serves it until it hangs up.
-fn serve(listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'_>)) {
+fn serve(listener: OwnedFd, script: impl FnMut(&mut DaemonEnd, &Submission<'_>)) {
+    serve_after(0, listener, script);
+}
+
+/// Closes that many connections without an answer, then admits one client, and serves it until it hangs up.
+fn serve_after(closed: usize, listener: OwnedFd, mut script: impl FnMut(&mut DaemonEnd, &Submission<'_>)) {
     let deadline = Instant::now() + LONG;
+    for _ in 0..closed {
+        drop(until(deadline, || accept(&listener).unwrap()));
+    }
     let socket = Arc::new(until(deadline, || accept(&listener).unwrap()));
     drop(listener);
     let Request::Attach(wish) = until(deadline, || read_request(&socket).unwrap()) else { panic!("it attaches") };
-    let (ends, mut welcoming) =
-        PORTION.make(&wish, credentials(&socket).unwrap(), &socket, &mut SpareArenas::default(), &[]).unwrap();
+    let (ends, mut welcoming) = PORTION.make(&wish, credentials(&socket).unwrap(), &socket, &[]).unwrap();
     let (mut end, _doorbell) = ends.shards.into_iter().next().unwrap();
     until(deadline, || welcoming.step(&socket).unwrap().then_some(()));
     let mut record = Record::new();
@@ -110,6 +120,33 @@ fn found_out(why: &str, mut answer: impl FnMut(&mut DaemonEnd, u32) + Send) {
         let error = task.recv(TASK, 1, "key").wait().unwrap_err().error;
         assert!(error.to_string().contains("reattaching"), "it may have become better: {error}");
         drop((acceptor, other));
+    });
+}
+
+#[test]
+fn attach_retries_after_a_closed_connection() {
+    let directory = directory();
+    let path = directory.path().join("sealane.sock");
+    let listener = listen(&path).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| serve_after(3, listener, |_, _| ()));
+        drop(Attach::new(TASK).socket(&path).arena_bytes(1 << 20).timeout(LONG).attach().unwrap());
+    });
+    // The retries end with the timeout.
+    let listener = listen(&directory.path().join("other.sock")).unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                drop(accept(&listener).unwrap());
+                thread::yield_now();
+            }
+        });
+        let attach = Attach::new(TASK).socket(directory.path().join("other.sock")).timeout(Duration::from_millis(50));
+        let error = attach.attach().unwrap_err();
+        over.store(true, Ordering::SeqCst);
+        assert_eq!(error.code(), Code::Unavailable);
+        assert!(error.to_string().contains("the daemon closed the connection"), "{error}");
     });
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use sealane::{Attach, Code, Error, Task};
-use sealane_fusion::{Portion, SpareArenas};
+use sealane_fusion::Portion;
 use sealane_transport::shm::{
     Completion, DaemonEnd, PayloadAt, Record, Submission,
     attach::{Request, accept, credentials, listen, read_request},
@@ -165,8 +165,7 @@ fn serve(listener: &OwnedFd, killed: &AtomicBool, mut read: impl FnMut(usize, &m
     };
     let Request::Attach(wish) = until(|| read_request(&socket).unwrap()) else { panic!("it attaches") };
     let portion = Portion { shards: SHARDS, ..PORTION };
-    let (mut ends, mut welcoming) =
-        portion.make(&wish, credentials(&socket).unwrap(), &socket, &mut SpareArenas::default(), &[]).unwrap();
+    let (mut ends, mut welcoming) = portion.make(&wish, credentials(&socket).unwrap(), &socket, &[]).unwrap();
     until(|| welcoming.step(&socket).unwrap().then_some(()));
     let mut record = Record::new();
     while !killed.load(Ordering::SeqCst)

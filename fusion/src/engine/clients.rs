@@ -57,7 +57,7 @@ pub use lanes::LaneEnd;
 use lanes::Lanes;
 use listed::Listed;
 use memory::Shown;
-pub use portion::{Portion, SpareArenas};
+pub use portion::Portion;
 use report::report;
 
 /// What the daemon shares with a client that attaches.
@@ -136,12 +136,6 @@ impl Engine {
     pub fn attached(&self, task: &str) -> Option<i32> {
         let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
         attached.seats.get(task).map(|seat| seat.pid)
-    }
-
-    /// The sizes of the clients' arenas, in bytes.
-    pub fn arenas(&self) -> Vec<u64> {
-        let attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        attached.seats.values().map(|seat| seat.arena_bytes).collect()
     }
 
     /// An arena that clients were told they may view, and its size in bytes; for a client of user `uid`.

@@ -35,7 +35,7 @@ use crate::node::{Counters, Outages};
 use clients::Attached;
 #[cfg(feature = "fuzzing")]
 pub use clients::fuzzing;
-pub use clients::{ClientEnds, ClientId, LaneEnd, Portion, SharedArena, SpareArenas};
+pub use clients::{ClientEnds, ClientId, LaneEnd, Portion, SharedArena};
 pub use hand_over::Prepared;
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingBatch, LocalReceivingMany};

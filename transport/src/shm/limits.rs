@@ -109,9 +109,9 @@ pub const SHARDS_MAX: usize = 1024;
 /// overflowing.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 42;
 
-/// Bytes of an arena allocated from the start (about 20 ms), so that no tensor waits for its pages. The rest of a larger
-/// arena is allocated on first write: allocating it earlier would delay the next client that attaches.
-pub const POPULATED_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of an arena that a client allocates when it attaches (about 2 ms), so that small tensors cause no page faults. The
+/// rest is allocated on first use: hundreds of clients of one host would otherwise take memory that few of them use.
+pub const POPULATED_BYTES_MAX: u64 = 8 << 20;
 
 /// Largest figures of a daemon that are read, in bytes of JSON: some 1,000 per peer and shard, for a hundred thousand of
 /// them.

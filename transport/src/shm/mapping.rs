@@ -14,7 +14,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl},
+    fcntl::{FcntlArg, SealFlag, fcntl},
     sys::{
         memfd::{MFdFlags, memfd_create},
         stat::fstat,
@@ -55,29 +55,20 @@ pub struct OutOfRange {
     pub bytes: u64,
 }
 
-/// What memory is used for: its seals, how it is mapped, and how its pages are populated in this process.
+/// What memory is used for: its seals, and how it is mapped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Purpose {
     seals: SealFlag,
     protection: libc::c_int,
-    populating: libc::c_int,
 }
 
-pub(super) const SEGMENT: Purpose = Purpose {
-    seals: FINAL_SEALS,
-    protection: libc::PROT_READ | libc::PROT_WRITE,
-    populating: libc::MADV_POPULATE_WRITE,
-};
+pub(super) const SEGMENT: Purpose = Purpose { seals: FINAL_SEALS, protection: libc::PROT_READ | libc::PROT_WRITE };
 
 /// An arena, which others may be allowed to read later.
 pub(super) const ARENA: Purpose = Purpose { seals: SEALS, ..SEGMENT };
 
 /// The arena of another client.
-pub(super) const OTHERS_ARENA: Purpose = Purpose {
-    seals: SEALS.union(SEAL_FUTURE_WRITE),
-    protection: libc::PROT_READ,
-    populating: libc::MADV_POPULATE_READ,
-};
+pub(super) const OTHERS_ARENA: Purpose = Purpose { seals: SEALS.union(SEAL_FUTURE_WRITE), protection: libc::PROT_READ };
 
 /// A sealed file of memory, mapped; unmapped when dropped.
 #[derive(Debug)]
@@ -92,14 +83,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// New zeroed memory of at least `bytes`, with its descriptor for the other side. With `populate` its first
-    /// [`POPULATED_BYTES_MAX`] are allocated now, which takes 0.25 ms per MiB; other pages are allocated on first use.
-    pub(super) fn create(
-        name: &str,
-        bytes: u64,
-        purpose: Purpose,
-        populate: bool,
-    ) -> Result<(Arc<Self>, OwnedFd), ShmError> {
+    /// New zeroed memory of at least `bytes`, with its descriptor for the other side. The kernel allocates each page on first
+    /// use, and charges it to the process that uses it first.
+    pub(super) fn create(name: &str, bytes: u64, purpose: Purpose) -> Result<(Arc<Self>, OwnedFd), ShmError> {
         if bytes > MEMORY_BYTES_MAX {
             return Err(ShmError::TooLarge { bytes, limit: MEMORY_BYTES_MAX });
         }
@@ -112,17 +98,12 @@ impl Mapping {
         }
         .map_err(ShmError::system("making shared memory"))?;
         ftruncate(&fd, bytes as libc::off_t).map_err(ShmError::system("sizing shared memory"))?;
-        if populate {
-            let populated = bytes.min(POPULATED_BYTES_MAX);
-            fallocate(&fd, FallocateFlags::empty(), 0, populated as libc::off_t)
-                .map_err(ShmError::system("allocating shared memory"))?;
-        }
         fcntl(&fd, FcntlArg::F_ADD_SEALS(purpose.seals)).map_err(ShmError::system("sealing shared memory"))?;
-        Ok((Self::map(&fd, bytes, purpose, populate)?, fd))
+        Ok((Self::map(&fd, bytes, purpose)?, fd))
     }
 
     /// Opens memory from the other side, which should have `bytes` bytes.
-    pub(super) fn open(fd: &OwnedFd, bytes: u64, purpose: Purpose, populate: bool) -> Result<Arc<Self>, ShmError> {
+    pub(super) fn open(fd: &OwnedFd, bytes: u64, purpose: Purpose) -> Result<Arc<Self>, ShmError> {
         // A file that cannot have seals (a pipe, an ordinary file) gives EINVAL.
         let seals = fcntl(fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
         if !SealFlag::from_bits_retain(seals).contains(purpose.seals) {
@@ -132,11 +113,11 @@ impl Mapping {
         if found != bytes {
             return Err(ShmError::WrongSize { announced: bytes, found });
         }
-        Self::map(fd, bytes, purpose, populate)
+        Self::map(fd, bytes, purpose)
     }
 
     /// Maps all of a sealed file of exactly `bytes` bytes.
-    fn map(fd: &OwnedFd, bytes: u64, purpose: Purpose, populate: bool) -> Result<Arc<Self>, ShmError> {
+    fn map(fd: &OwnedFd, bytes: u64, purpose: Purpose) -> Result<Arc<Self>, ShmError> {
         // SAFETY: a new mapping at an address that the kernel chooses aliases no memory of this process.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), bytes as usize, purpose.protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
@@ -144,13 +125,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(ShmError::system("mapping shared memory")(Errno::last()));
         }
-        let mapping = Self { base: NonNull::new(base.cast()).expect("a mapping has an address"), bytes };
-        if populate {
-            // The pages exist; this spares their first users a fault each. Only that: a kernel before 5.14 may refuse.
-            // SAFETY: the range begins the mapping made above and is no longer; populating it changes no byte.
-            unsafe { libc::madvise(base, bytes.min(POPULATED_BYTES_MAX) as usize, purpose.populating) };
-        }
-        Ok(Arc::new(mapping))
+        Ok(Arc::new(Self { base: NonNull::new(base.cast()).expect("a mapping has an address"), bytes }))
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -328,13 +303,13 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// New zeroed memory, and its descriptor for the other side. `bytes` is rounded up to whole pages, at least one. With
-    /// `populate` the pages of its first [`POPULATED_BYTES_MAX`] are allocated and mapped now; others on first use.
+    /// New zeroed memory, and its descriptor for the other side. `bytes` is rounded up to whole pages, at least one. The kernel
+    /// allocates each page on first use, and charges it to the process that uses it first.
     ///
     /// # Errors
-    /// [`ShmError::TooLarge`]; [`ShmError::System`] if there is not enough memory.
-    pub fn create(name: &str, bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
-        let (mapping, fd) = Mapping::create(name, bytes, ARENA, populate)?;
+    /// [`ShmError::TooLarge`]; [`ShmError::System`] if there is not enough address space.
+    pub fn create(name: &str, bytes: u64) -> Result<(Self, OwnedFd), ShmError> {
+        let (mapping, fd) = Mapping::create(name, bytes, ARENA)?;
         Ok((Self::part(&mapping, 0), fd))
     }
 
@@ -342,8 +317,23 @@ impl SharedMemory {
     ///
     /// # Errors
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] if it cannot be mapped.
-    pub fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
-        Ok(Self::part(&Mapping::open(fd, bytes, ARENA, populate)?, 0))
+    pub fn open(fd: &OwnedFd, bytes: u64) -> Result<Self, ShmError> {
+        Ok(Self::part(&Mapping::open(fd, bytes, ARENA)?, 0))
+    }
+
+    /// Allocates and maps its first [`POPULATED_BYTES_MAX`] bytes, so that their first users have no page faults.
+    ///
+    /// # Errors
+    /// [`ShmError::System`] if there is not enough memory.
+    pub fn populate(&self) -> Result<(), ShmError> {
+        let bytes = self.bytes.min(POPULATED_BYTES_MAX) as usize;
+        // SAFETY: the range lies in a mapping that `self` keeps; populating it changes no byte.
+        let populated = unsafe { libc::madvise(self.base().as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
+        match Errno::result(populated) {
+            // Some sandboxes do not implement this advice.
+            Ok(_) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(ShmError::system("allocating shared memory")(errno)),
+        }
     }
 
     /// All of a mapping from `start` on.
@@ -402,8 +392,8 @@ impl ReadOnlyMemory {
     ///
     /// # Errors
     /// [`ShmError::Unsealed`] also if it could be written to; otherwise as [`SharedMemory::open`].
-    pub(super) fn open(fd: &OwnedFd, bytes: u64, populate: bool) -> Result<Self, ShmError> {
-        Ok(Self(Mapping::open(fd, bytes, OTHERS_ARENA, populate)?))
+    pub(super) fn open(fd: &OwnedFd, bytes: u64) -> Result<Self, ShmError> {
+        Ok(Self(Mapping::open(fd, bytes, OTHERS_ARENA)?))
     }
 
     /// The bytes of a span, which may come from the other side. Valid while a clone of this lives, and must never be written

@@ -60,16 +60,15 @@ pub struct DaemonEnd {
 }
 
 impl DaemonEnd {
-    /// Creates a segment; the descriptor is for the client. `area_bytes` is rounded up to whole pages; for `populate` see
-    /// [`SharedMemory::create`].
+    /// Creates a segment; the descriptor is for the client. `area_bytes` is rounded up to whole pages.
     ///
     /// # Errors
     /// [`ShmError::TooLarge`]; [`ShmError::System`] if there is not enough memory.
-    pub fn create(area_bytes: u64, populate: bool) -> Result<(Self, OwnedFd), ShmError> {
+    pub fn create(area_bytes: u64) -> Result<(Self, OwnedFd), ShmError> {
         if area_bytes > MEMORY_BYTES_MAX {
             return Err(ShmError::TooLarge { bytes: area_bytes, limit: MEMORY_BYTES_MAX });
         }
-        let (mapping, fd) = Mapping::create("sealane-segment", segment_bytes(area_bytes), SEGMENT, populate)?;
+        let (mapping, fd) = Mapping::create("sealane-segment", segment_bytes(area_bytes), SEGMENT)?;
         mapping.word(at::MAGIC).store(MAGIC, Ordering::Relaxed);
         mapping.word(at::LAYOUT).store(LAYOUT, Ordering::Relaxed);
         let end = Self {
@@ -116,8 +115,8 @@ impl ClientEnd {
     /// # Errors
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], [`ShmError::NotASegment`], or [`ShmError::System`] if it cannot be
     /// mapped.
-    pub fn open(fd: &OwnedFd, area_bytes: u64, populate: bool) -> Result<Self, ShmError> {
-        let mapping = Mapping::open(fd, segment_bytes(area_bytes), SEGMENT, populate)?;
+    pub fn open(fd: &OwnedFd, area_bytes: u64) -> Result<Self, ShmError> {
+        let mapping = Mapping::open(fd, segment_bytes(area_bytes), SEGMENT)?;
         for (field, offset, expected) in [("magic", at::MAGIC, MAGIC), ("layout", at::LAYOUT, LAYOUT)] {
             let found = mapping.word(offset).load(Ordering::Relaxed);
             if found != expected {

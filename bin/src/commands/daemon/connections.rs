@@ -2,10 +2,11 @@
 //! by [`OPENING_MAX`] and `daemon.clients_max`.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane_fusion::ClientId;
 use sealane_transport::shm::attach::{Credentials, Welcoming};
 
@@ -113,9 +114,13 @@ impl Connections {
         self.by_number.values().any(is_about_to)
     }
 
+    /// Connections whose time is over and whose process has done nothing that the daemon could handle now: a request that the
+    /// daemon was too busy to read is not overdue.
     pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
         let time = self.opening_time();
-        let over = |connection: &Connection| until(connection, time).is_some_and(|until| until <= now);
+        let over = |connection: &Connection| {
+            until(connection, time).is_some_and(|until| until <= now) && !can_proceed(connection)
+        };
         self.by_number.iter().filter(|(_, connection)| over(connection)).map(|(number, _)| *number).collect()
     }
 
@@ -127,6 +132,16 @@ impl Connections {
     fn opening_time(&self) -> Duration {
         if self.is_crowded() { OPENING_TIME_IN_A_CROWD } else { OPENING_TIME }
     }
+}
+
+/// Whether the process of a connection has sent a message, or has made room for the rest of its welcome.
+fn can_proceed(connection: &Connection) -> bool {
+    let wanted = match connection.stage {
+        Stage::Welcoming(..) => PollFlags::POLLOUT,
+        _ => PollFlags::POLLIN,
+    };
+    let mut polled = [PollFd::new(connection.socket.as_fd(), wanted)];
+    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 fn until(connection: &Connection, time: Duration) -> Option<Instant> {
@@ -141,6 +156,8 @@ fn until(connection: &Connection, time: Duration) -> Option<Instant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::{MsgFlags, recv};
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixDatagram;
 
     fn add(connections: &mut Connections, now: Instant) -> u64 {
@@ -164,6 +181,18 @@ mod tests {
         connections.remove(first).unwrap();
         assert!(!connections.is_crowded() && connections.get_mut(first).is_none());
         assert_eq!(connections.clients(), 0);
+    }
+
+    #[test]
+    fn unread_request_is_not_overdue() {
+        let (mut connections, now) = (Connections::default(), Instant::now());
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let number = connections.add(now, ours.into(), Credentials { pid: 1, uid: 2 });
+        theirs.send(b"request").unwrap();
+        assert!(connections.overdue(now + 2 * OPENING_TIME).is_empty());
+        let socket = connections.get_mut(number).unwrap().socket.clone();
+        recv(socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT).unwrap();
+        assert_eq!(connections.overdue(now + 2 * OPENING_TIME), [number]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sealane_fusion::{Engine, LaneEnd, Portion, SpareArenas};
+use sealane_fusion::{Engine, LaneEnd, Portion};
 use sealane_transport::Error;
 use sealane_transport::shm::ShmError;
 use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
@@ -50,9 +50,6 @@ pub(super) struct Control {
     pub(super) metrics_listener: Option<MetricsListener>,
     pub(super) gate: Gate,
     pub(super) portion: Portion,
-    /// Arenas for the clients of the daemon that this one has replaced, and until when they are kept.
-    pub(super) spares: SpareArenas,
-    pub(super) spares_until: Option<Instant>,
     pub(super) map: MapInUse,
     pub(super) security: Security,
     pub(super) drain_timeout: Duration,
@@ -91,11 +88,8 @@ impl Control {
         service_manager::ready(&self.status());
         loop {
             let now = Instant::now();
-            self.hang_up_on_the_overdue(now);
+            self.drop_overdue(now);
             self.next.look();
-            if self.spares_until.take_if(|until| *until <= now).is_some() {
-                self.spares = SpareArenas::default();
-            }
             self.listen_if_there_is_room(now);
             if self.taking_until().is_some_and(|until| until <= now) {
                 self.serve_again("it took too long to take what it was sent");
@@ -104,13 +98,7 @@ impl Control {
             if self.engine.has_stopped() {
                 return Err(Failure::work("the engine has stopped because a part of it failed; the log says which"));
             }
-            let wake_ups = [
-                Some(now + ENGINE_LOOK),
-                look_again,
-                self.connections.next_overdue(),
-                self.accept_from,
-                self.spares_until,
-            ];
+            let wake_ups = [Some(now + ENGINE_LOOK), look_again, self.connections.next_overdue(), self.accept_from];
             for ready in self.readiness.wait(wake_ups.into_iter().flatten().min())? {
                 let now = Instant::now();
                 match ready {
@@ -355,10 +343,8 @@ impl Control {
         tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
         let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
         let wish = &Attach { arena_bytes: self.gate.arena_bytes(wish), ..wish.clone() };
-        let (ends, welcoming) = self
-            .portion
-            .make(wish, peer, &connection.socket, &mut self.spares, &self.engine.tasks())
-            .map_err(failed)?;
+        let (ends, welcoming) =
+            self.portion.make(wish, peer, &connection.socket, &self.engine.tasks()).map_err(failed)?;
         let id = self.engine.admit(ends)?;
         let process = process(peer.pid);
         if let Some(process) = &process
@@ -483,7 +469,7 @@ impl Control {
             self.serve_again("it asked for something else");
         }
         let peer = connection.peer;
-        if let Some((error, unlogged)) = self.refusals.add(Instant::now(), error) {
+        if let Some((error, unlogged)) = self.refusals.add(Instant::now(), &error.to_string()) {
             if unlogged > 0 {
                 tracing::warn!(unlogged, "more clients were refused within a minute than the log says");
             }
@@ -493,9 +479,14 @@ impl Control {
         let _ = attach::refuse(&connection.socket, error);
     }
 
-    fn hang_up_on_the_overdue(&mut self, now: Instant) {
+    fn drop_overdue(&mut self, now: Instant) {
         for number in self.connections.overdue(now) {
-            self.hang_up(number, "it took too long to send its request or read the answer");
+            let Some(connection) = self.connections.get_mut(number) else { continue };
+            let (peer, reason) = (connection.peer, "it took too long to send its request or read the answer");
+            if let Some((reason, unlogged)) = self.refusals.add(now, reason) {
+                tracing::warn!(pid = peer.pid, uid = peer.uid, reason, unlogged, "dropped connection");
+            }
+            self.hang_up(number, reason);
         }
     }
 

@@ -54,7 +54,6 @@ impl Control {
             listeners: self.engine.listening().iter().map(|(address, at)| (address.to_string(), *at)).collect(),
             metrics: self.metrics.as_ref().map(super::metrics::Metrics::address),
             cpus: claims.iter().map(|claim| claim.cpu()).collect(),
-            arenas: self.engine.arenas(),
         };
         let locks = locks.map_err(|error| failed(&error))?;
         attach::show_estate(&connection.socket, &estate, &locks).map_err(|error| failed(&error))?;

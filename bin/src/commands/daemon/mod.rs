@@ -25,7 +25,6 @@ use std::io::{Write, stdin};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -33,7 +32,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid, getppid};
-use sealane_fusion::{Engine, EngineSettings, Portion, SpareArenas};
+use sealane_fusion::{Engine, EngineSettings, Portion};
 use sealane_transport::endpoint_map::TaskName;
 
 use self::connections::Connections;
@@ -110,9 +109,6 @@ impl PlacesFlags {
     }
 }
 
-/// How long arenas are kept for clients of the daemon that this one replaces: they attach again at once, unless they sleep.
-const SPARES_KEPT: Duration = Duration::from_secs(30);
-
 /// Beginning of the line that announces that the daemon serves and that clients can attach.
 const ANNOUNCEMENT: &str = "sealane daemon: serves ";
 
@@ -153,12 +149,12 @@ pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Fail
             let metrics = MetricsListener::bind(&settings.daemon.metrics)?;
             let engine = settled(&[])?;
             let engine = Engine::start(EngineSettings { listeners, ..engine }).map_err(Failure::work)?;
-            Serving { engine, socket: claim.listen(open_to_others)?, metrics, spares: SpareArenas::default() }
+            Serving { engine, socket: claim.listen(open_to_others)?, metrics }
         }
         Ok(mut predecessor) => {
             let metrics = predecessor.bind_metrics(&settings)?;
             let engine = settled(predecessor.cpus())?;
-            let prepared = predecessor.prepare(engine, settings.daemon.clients_max.value)?;
+            let prepared = predecessor.prepare(engine)?;
             predecessor.take_over(prepared, metrics, (&settings, &signals, open_to_others))?
         }
     };
@@ -205,7 +201,7 @@ impl Args {
 /// Serves until the end; returns what must outlive the engine.
 fn serve(
     settings: &Settings,
-    Serving { engine, socket, metrics, spares }: Serving,
+    Serving { engine, socket, metrics }: Serving,
     gate: Gate,
     map: MapInUse,
     signals: Signals,
@@ -223,8 +219,6 @@ fn serve(
             views: settings.daemon.views.value,
             direct_lanes: settings.daemon.direct_lanes.value,
         },
-        spares,
-        spares_until: Some(Instant::now() + SPARES_KEPT),
         engine,
         instruments,
         metrics,

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use sealane_transport::Error;
-
 /// Most refusals that are logged in [`LOGGED_EVERY`]; the others are counted.
 const LOGGED_MAX: u32 = 30;
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
@@ -21,7 +19,7 @@ pub(super) struct Refusals {
 
 impl Refusals {
     /// Counts one. If it is to be logged: its error in one short line, and how many were not logged before it.
-    pub(super) fn add(&mut self, now: Instant, error: &Error) -> Option<(String, u64)> {
+    pub(super) fn add(&mut self, now: Instant, error: &str) -> Option<(String, u64)> {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= LOGGED_EVERY) {
             (self.since, self.logged) = (Some(now), 0);
         }
@@ -35,9 +33,8 @@ impl Refusals {
 }
 
 /// The error without what could be taken for lines of the log, and not longer than one.
-fn line(error: &Error) -> String {
-    let text = error.to_string();
-    let mut shown = text.chars().map(|shown| if shown.is_control() { ' ' } else { shown });
+fn line(error: &str) -> String {
+    let mut shown = error.chars().map(|shown| if shown.is_control() { ' ' } else { shown });
     let mut line: String = shown.by_ref().take(LOGGED_CHARS_MAX).collect();
     if shown.next().is_some() {
         line.push('…');
@@ -51,9 +48,9 @@ mod tests {
 
     #[test]
     fn a_process_that_asks_again_and_again_does_not_fill_the_log() {
-        let (mut refusals, began, error) = (Refusals::default(), Instant::now(), Error::invalid("no"));
+        let (mut refusals, began, error) = (Refusals::default(), Instant::now(), "no");
         let logged =
-            |refusals: &mut Refusals, at| (0..1000).filter_map(|_| refusals.add(at, &error)).collect::<Vec<_>>();
+            |refusals: &mut Refusals, at| (0..1000).filter_map(|_| refusals.add(at, error)).collect::<Vec<_>>();
         let first = logged(&mut refusals, began);
         assert!(first.len() == LOGGED_MAX as usize && first.iter().all(|(_, before)| *before == 0));
         let next = logged(&mut refusals, began + LOGGED_EVERY);
@@ -63,7 +60,7 @@ mod tests {
     #[test]
     fn what_a_process_says_is_one_short_line() {
         let name = format!("a\nb{}", "c".repeat(60_000));
-        let (line, _) = Refusals::default().add(Instant::now(), &Error::invalid(name)).unwrap();
+        let (line, _) = Refusals::default().add(Instant::now(), &name).unwrap();
         assert!(
             line.contains("a bcc") && line.chars().count() == LOGGED_CHARS_MAX + 1 && line.ends_with("c…"),
             "{line}"

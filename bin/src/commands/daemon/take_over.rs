@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
-use sealane_fusion::{Engine, EngineSettings, Prepared, SpareArenas};
+use sealane_fusion::{Engine, EngineSettings, Prepared};
 use sealane_runtime::CpuClaim;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::shm::attach::{AttachError, Estate, Inheritance, Shown, Successor};
@@ -35,8 +35,6 @@ pub(super) struct Serving {
     pub(super) engine: Engine,
     pub(super) socket: ClientSocket,
     pub(super) metrics: Option<MetricsListener>,
-    /// For clients that are expected to attach again.
-    pub(super) spares: SpareArenas,
 }
 
 /// The daemon that this one replaces. If dropped before [`take_over`](Self::take_over), it serves on.
@@ -44,7 +42,6 @@ pub(super) struct Predecessor {
     successor: Successor,
     estate: Estate,
     locks: Vec<OwnedFd>,
-    spares: SpareArenas,
     socket: PathBuf,
 }
 
@@ -83,19 +80,18 @@ impl Predecessor {
             )));
         }
         tracing::info!(process = estate.pid, release = estate.release, "this daemon prepares to take over");
-        let spares = SpareArenas::default();
-        Ok(Ok(Predecessor { successor, estate, locks, spares, socket: path.to_owned() }))
+        Ok(Ok(Predecessor { successor, estate, locks, socket: path.to_owned() }))
     }
 
     pub(super) fn cpus(&self) -> &[usize] {
         &self.estate.cpus
     }
 
-    /// Sets up an engine next to the other daemon's, and memory for its clients.
+    /// Sets up an engine next to the other daemon's.
     ///
     /// # Errors
     /// The engine cannot start; the other daemon serves on.
-    pub(super) fn prepare(&mut self, settings: EngineSettings, clients_max: usize) -> Result<Prepared, Failure> {
+    pub(super) fn prepare(&mut self, settings: EngineSettings) -> Result<Prepared, Failure> {
         let directory = settings.runtime.claim_directory.clone();
         let locks = self.estate.cpus.iter().zip(self.locks.drain(..));
         let shared = locks.filter_map(|(&cpu, lock)| match CpuClaim::share(&directory, cpu, lock) {
@@ -106,7 +102,6 @@ impl Predecessor {
             }
         });
         let shared = shared.collect();
-        self.spares = SpareArenas::make(self.estate.arenas.iter().copied().take(clients_max));
         let inherits = self.estate.listeners.iter().filter_map(|(address, at)| Some((address.parse().ok()?, *at)));
         let inherits: Vec<(TransportAddress, SocketAddr)> = inherits.collect();
         Engine::prepare(settings, shared, &inherits).map_err(Failure::work)
@@ -140,12 +135,12 @@ impl Predecessor {
                 let engine = prepared.open(listeners).map_err(Failure::work)?;
                 let handed = handed.filter(|_| settings.daemon.metrics.value != MetricsAddress::Off);
                 let metrics = metrics.or(handed.map(MetricsListener::from));
-                Ok(Serving { engine, socket, metrics, spares: self.spares })
+                Ok(Serving { engine, socket, metrics })
             }
             Err(Trouble::Serves(failure)) => Err(failure),
             Err(Trouble::HungUp(error)) => {
                 // Its connection ends here, and so does this process's share of its locks.
-                let Predecessor { socket: path, estate, spares, .. } = self;
+                let Predecessor { socket: path, estate, .. } = self;
                 let claim = claim_from(&path, &error)?;
                 tracing::warn!(%error, process = estate.pid, "the daemon that was to hand over has ended: this one starts without it");
                 let metrics = match metrics {
@@ -153,7 +148,7 @@ impl Predecessor {
                     None => MetricsListener::bind(&settings.daemon.metrics)?,
                 };
                 let engine = prepared.open(Vec::new()).map_err(Failure::work)?;
-                Ok(Serving { engine, socket: claim.listen(open_to_others)?, metrics, spares })
+                Ok(Serving { engine, socket: claim.listen(open_to_others)?, metrics })
             }
         }
     }

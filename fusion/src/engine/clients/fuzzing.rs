@@ -169,9 +169,9 @@ impl Clients {
 
 /// A client as task `task`, and its end. Others may view its arena by `number`.
 fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result<(Client, Attached), ShmError> {
-    let (arena, theirs) = SharedMemory::create("sealane-arena", arena_bytes, false)?;
-    let theirs = SharedMemory::open(&theirs, arena.len(), false)?;
-    let (end, segment) = DaemonEnd::create(area_bytes, false)?;
+    let (arena, theirs) = SharedMemory::create("sealane-arena", arena_bytes)?;
+    let theirs = SharedMemory::open(&theirs, arena.len())?;
+    let (end, segment) = DaemonEnd::create(area_bytes)?;
     let area_bytes = end.area().len();
     let doorbell = Doorbell::create()?;
     let made = UnixStream::pair();
@@ -189,7 +189,7 @@ fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result
             neighbours: Vec::new(),
         },
         arena: theirs,
-        shards: vec![(ClientEnd::open(&segment, area_bytes, false)?, doorbell.duplicate()?.into())],
+        shards: vec![(ClientEnd::open(&segment, area_bytes)?, doorbell.duplicate()?.into())],
         socket: ear.into(),
     };
     let bell = ClientBell::new(Arc::new(socket.into()));

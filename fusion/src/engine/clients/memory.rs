@@ -444,7 +444,7 @@ mod tests {
     const BYTES: u64 = 1 << 16;
 
     fn area() -> ReceiveArea {
-        ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, None)
+        ReceiveArea::new(SharedMemory::create("test", BYTES).unwrap().0, None)
     }
 
     fn whole(area: &ReceiveArea) -> Result<Buffer, Error> {
@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     fn what_a_client_may_write_to_is_no_slice() {
-        let (memory, _descriptor) = SharedMemory::create("test", BYTES, false).unwrap();
+        let (memory, _descriptor) = SharedMemory::create("test", BYTES).unwrap();
         let arena = ClientArena::new(memory, None);
         let span = Span { offset: 8, len: 100 };
         let buffers = [arena.payload(1, span).unwrap(), arena.destination(2, span).unwrap(), whole(&area()).unwrap()];
@@ -474,14 +474,14 @@ mod tests {
 
     #[test]
     fn a_client_has_only_so_many_views() {
-        let (memory, _descriptor) = SharedMemory::create("test", VIEW_BYTES_MIN as u64, false).unwrap();
+        let (memory, _descriptor) = SharedMemory::create("test", VIEW_BYTES_MIN as u64).unwrap();
         let arena = ClientArena::new(memory, Some(Shown { number: 7, uid: 1 }));
         let of_len = |len| {
             let part = arena.destination(1, Span { offset: 0, len }).unwrap();
             Payload::from(part).into_shared()
         };
         let payload = of_len(VIEW_BYTES_MIN as u64);
-        let area = ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, Some(1));
+        let area = ReceiveArea::new(SharedMemory::create("test", BYTES).unwrap().0, Some(1));
         assert!(!area.shares(&of_len(VIEW_BYTES_MIN as u64 - 1)), "it is small");
         assert!(!area.shares(&Payload::from(vec![0; VIEW_BYTES_MIN]).into_shared()), "it is no client's");
         assert_eq!(area.count_views(), (0, 1));
@@ -505,14 +505,14 @@ mod tests {
     #[test]
     fn tables_stay_where_they_are_as_long_as_the_client_has_the_answer_that_says_so() {
         let arena = |number, uid| {
-            let (memory, _descriptor) = SharedMemory::create("test", BYTES, false).unwrap();
+            let (memory, _descriptor) = SharedMemory::create("test", BYTES).unwrap();
             ClientArena::new(memory, Some(Shown { number, uid }))
         };
         let part = |of: &ClientArena, offset, len| {
             Payload::from(of.destination(1, Span { offset, len }).unwrap()).into_shared()
         };
         let (own, others) = (arena(7, 1), arena(8, 2));
-        let area = ReceiveArea::new(SharedMemory::create("test", BYTES, false).unwrap().0, Some(1));
+        let area = ReceiveArea::new(SharedMemory::create("test", BYTES).unwrap().0, Some(1));
         let (rows, locks) = (part(&own, 64, 6400), part(&own, 8192, 512));
         let place = area.place_of_table(&rows, Some(&locks)).unwrap();
         let at = |offset, len| Span { offset, len };

@@ -36,27 +36,6 @@ pub struct Portion {
     pub direct_lanes: bool,
 }
 
-/// Arenas made before their clients attach: those of an engine that another one replaces, and whose clients it expects.
-#[derive(Debug, Default)]
-pub struct SpareArenas(Vec<(SharedMemory, OwnedFd)>);
-
-impl SpareArenas {
-    /// Makes arenas of these sizes, in bytes, as reported by [`Engine::arenas`](crate::Engine::arenas) of another engine. If memory is
-    /// short it makes fewer: clients then wait until theirs is made.
-    pub fn make(bytes: impl IntoIterator<Item = u64>) -> SpareArenas {
-        SpareArenas(bytes.into_iter().map_while(|bytes| arena(bytes).ok()).collect())
-    }
-
-    fn take(&mut self, bytes: u64) -> Option<(SharedMemory, OwnedFd)> {
-        let place = self.0.iter().position(|(arena, _)| arena.len() == bytes)?;
-        Some(self.0.swap_remove(place))
-    }
-}
-
-fn arena(bytes: u64) -> Result<(SharedMemory, OwnedFd), ShmError> {
-    SharedMemory::create("sealane-arena", bytes, true)
-}
-
 fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
     let operation = "duplicating an arena's descriptor";
     arena.try_clone().map_err(|source| ShmError::System { operation, source })
@@ -64,7 +43,7 @@ fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
 
 impl Portion {
     /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one to be sent to the client at `socket`. `tasks` are the tasks of
-    /// this host, with which it may have direct lanes.
+    /// this host, with which it may have direct lanes. Allocates no page of the arena: its client does that, and is charged for it.
     ///
     /// # Errors
     /// The system is out of memory or descriptors; everything created is freed again.
@@ -73,13 +52,12 @@ impl Portion {
         wish: &Attach,
         peer: Credentials,
         socket: &Arc<OwnedFd>,
-        spares: &mut SpareArenas,
         tasks: &[TaskName],
     ) -> Result<(ClientEnds, Welcoming), ShmError> {
-        // An empty arena cannot be allocated: a client that only receives gets one page.
+        // A client that only receives gets one page.
         let arena_bytes = wish.arena_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let area_bytes = self.area_bytes.next_multiple_of(PAGE_BYTES);
-        let (arena, arena_fd) = spares.take(arena_bytes).map_or_else(|| arena(arena_bytes), Ok)?;
+        let (arena, arena_fd) = SharedMemory::create("sealane-arena", arena_bytes)?;
         let shared = match self.views {
             true => Some(SharedArena { uid: peer.uid, descriptor: duplicate(&arena_fd)? }),
             false => None,
@@ -87,7 +65,7 @@ impl Portion {
         let mut shards = Vec::with_capacity(self.shards);
         let mut descriptors = Vec::with_capacity(self.shards);
         for _ in 0..self.shards {
-            let (end, segment) = DaemonEnd::create(area_bytes, false)?;
+            let (end, segment) = DaemonEnd::create(area_bytes)?;
             let doorbell = Doorbell::create()?;
             descriptors.push(ShardDescriptors { segment, doorbell: doorbell.duplicate()? });
             shards.push((end, doorbell));
@@ -118,5 +96,35 @@ impl Portion {
             room.checked_sub(bytes).inspect(|left| room = *left).is_some()
         };
         others.take_while(fits).map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+
+    #[test]
+    fn arena_has_no_pages_until_its_client_writes() {
+        let portion = Portion {
+            shards: 1,
+            area_bytes: 1 << 20,
+            request_timeout: Duration::ZERO,
+            tensor_bytes_max: 1 << 20,
+            views: true,
+            direct_lanes: true,
+        };
+        let socket = Arc::new(UnixDatagram::unbound().unwrap().into());
+        let wish = Attach::new("a:1", 1 << 20);
+        let (ends, _welcoming) = portion.make(&wish, Credentials { pid: 1, uid: 1 }, &socket, &[]).unwrap();
+        let descriptor = ends.shared.unwrap().descriptor;
+        let allocated = || File::from(descriptor.try_clone().unwrap()).metadata().unwrap().blocks() * 512;
+        assert_eq!(allocated(), 0);
+        let clients = SharedMemory::open(&descriptor, ends.arena.len()).unwrap();
+        clients.populate().unwrap();
+        assert_eq!(allocated(), 1 << 20);
     }
 }

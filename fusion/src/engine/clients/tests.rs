@@ -91,9 +91,9 @@ impl Process {
 
     /// The daemon's end of a client, and the client process.
     fn ends(task: &str, pid: i32) -> (ClientEnds, Process) {
-        let (arena, _) = SharedMemory::create("test", 1 << 16, false).unwrap();
-        let (daemons, segment) = DaemonEnd::create(1 << 20, false).unwrap();
-        let end = ClientEnd::open(&segment, 1 << 20, false).unwrap();
+        let (arena, _) = SharedMemory::create("test", 1 << 16).unwrap();
+        let (daemons, segment) = DaemonEnd::create(1 << 20).unwrap();
+        let end = ClientEnd::open(&segment, 1 << 20).unwrap();
         let bell = Doorbell::create().unwrap();
         let doorbell = bell.duplicate().unwrap().into();
         let (socket, ear) = UnixStream::pair().unwrap();

@@ -72,8 +72,8 @@ pub struct Attached {
     pub socket: OwnedFd,
 }
 
-/// Attaches to the daemon that listens at `path`. With `populate` the first pages of the arena are
-/// mapped: see [`SharedMemory::create`].
+/// Attaches to the daemon that listens at `path`. With `populate` the first pages of the arena are allocated: see
+/// [`SharedMemory::populate`].
 ///
 /// # Errors
 /// [`AttachError`].
@@ -88,7 +88,7 @@ pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> 
     let (Some(arena), None) = (arena.pop(), arena.pop()) else {
         return Err(AttachError::answer("a welcome comes with one descriptor"));
     };
-    let arena = SharedMemory::open(&arena, welcome.arena_bytes, populate)?;
+    let arena = SharedMemory::open(&arena, welcome.arena_bytes)?;
     let mut shards = Vec::new();
     for expected in 0..welcome.shards {
         let (answer, mut descriptors) = talk.next()?;
@@ -98,7 +98,11 @@ pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> 
         let (Some(doorbell), Some(segment), None) = (descriptors.pop(), descriptors.pop(), descriptors.pop()) else {
             return Err(AttachError::answer("a shard comes with two descriptors"));
         };
-        shards.push((ClientEnd::open(&segment, welcome.area_bytes, false)?, doorbell.into()));
+        shards.push((ClientEnd::open(&segment, welcome.area_bytes)?, doorbell.into()));
+    }
+    if populate {
+        // The daemon limits the time of a welcome, which has been read by now.
+        arena.populate()?;
     }
     Ok(Attached { welcome, arena, shards, socket: talk.socket })
 }
@@ -117,11 +121,11 @@ pub fn drain(path: &Path, deadline: Instant) -> Result<(), AttachError> {
 }
 
 /// Asks the daemon at `path` for the arena of another client, which the daemon has named to this process, and maps it
-/// read-only; with `populate`, its first pages are mapped one by one.
+/// read-only.
 ///
 /// # Errors
 /// [`AttachError`].
-pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> Result<ReadOnlyMemory, AttachError> {
+pub fn map_arena(path: &Path, arena: u64, deadline: Instant) -> Result<ReadOnlyMemory, AttachError> {
     let mut talk = Conversation::begin(path, &Request::Arena { version: VERSION, arena }, deadline)?;
     let (answer, mut memory) = talk.next()?;
     let bytes = match answer {
@@ -132,7 +136,7 @@ pub fn map_arena(path: &Path, arena: u64, populate: bool, deadline: Instant) -> 
     let (Some(memory), None) = (memory.pop(), memory.pop()) else {
         return Err(AttachError::answer("an arena comes with one descriptor"));
     };
-    Ok(ReadOnlyMemory::open(&memory, bytes, populate)?)
+    Ok(ReadOnlyMemory::open(&memory, bytes)?)
 }
 
 /// A client's end of a direct lane.

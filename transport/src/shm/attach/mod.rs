@@ -187,8 +187,6 @@ pub struct Estate {
     pub metrics: Option<SocketAddr>,
     /// The CPUs that it has claimed; their locks follow.
     pub cpus: Vec<usize>,
-    /// The sizes of its clients' arenas.
-    pub arenas: Vec<u64>,
 }
 
 /// The part of a request that all versions share.

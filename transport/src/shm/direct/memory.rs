@@ -127,7 +127,7 @@ impl LaneKeeper {
     /// # Errors
     /// [`ShmError::System`] if no descriptor is left.
     pub fn create() -> Result<LaneKeeper, ShmError> {
-        let (mapping, descriptor) = Mapping::create("sealane-lane", at::END, SEGMENT, false)?;
+        let (mapping, descriptor) = Mapping::create("sealane-lane", at::END, SEGMENT)?;
         // Distinguishes two lanes of the same clients after one of them lost the first.
         mapping.word(at::NUMBER).store(RandomState::new().hash_one(()), Ordering::Release);
         Ok(LaneKeeper { mapping, descriptor })
@@ -245,7 +245,7 @@ impl DirectLane {
     /// # Errors
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] if it cannot be mapped.
     pub fn open(descriptor: &OwnedFd, side: Side) -> Result<DirectLane, ShmError> {
-        let mapping = Mapping::open(descriptor, at::END, SEGMENT, false)?;
+        let mapping = Mapping::open(descriptor, at::END, SEGMENT)?;
         let sender = LaneSender::new(Way::new(&mapping, side));
         let receiver = LaneReceiver::new(Way::new(&mapping, side.other()));
         let number = mapping.word(at::NUMBER).load(Ordering::Acquire);

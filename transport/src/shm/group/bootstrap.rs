@@ -352,7 +352,7 @@ mod tests {
         });
         let (mut segment, descriptor) = OwnSegment::create(2).unwrap();
         segment.slots.slot(super::super::Stage::Given, 1).fill(1);
-        assert!(crate::shm::SharedMemory::open(&descriptor, 1 << 20, false).is_err(), "nobody may write it");
+        assert!(crate::shm::SharedMemory::open(&descriptor, 1 << 20).is_err(), "nobody may write it");
     }
 
     #[test]

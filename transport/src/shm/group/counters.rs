@@ -46,7 +46,7 @@ impl CounterPage {
     /// # Errors
     /// [`ShmError::System`] if no descriptor or memory is left.
     pub fn create(name: &str) -> Result<CounterPage, ShmError> {
-        let (mapping, descriptor) = Mapping::create(name, PAGE, ARENA, false)?;
+        let (mapping, descriptor) = Mapping::create(name, PAGE, ARENA)?;
         seal_for_readers(&descriptor)?;
         Ok(CounterPage { mapping, _descriptor: descriptor })
     }

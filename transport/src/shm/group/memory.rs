@@ -186,7 +186,7 @@ impl OwnSegment {
     /// # Errors
     /// [`ShmError::System`] if no descriptor is left, or before Linux 5.1, where others could write the memory.
     pub(super) fn create(size: usize) -> Result<(OwnSegment, OwnedFd), ShmError> {
-        let (mapping, descriptor) = Mapping::create("sealane-group", bytes_of(size), ARENA, false)?;
+        let (mapping, descriptor) = Mapping::create("sealane-group", bytes_of(size), ARENA)?;
         seal_for_readers(&descriptor)?;
         let words = GroupWords(mapping);
         let (slots, mailboxes) = (Slots(words.clone()), Mailboxes(words.clone(), size));
@@ -276,7 +276,7 @@ impl OthersSegment {
     /// [`ShmError::Unsealed`], also if it could be written to; [`ShmError::WrongSize`]; [`ShmError::System`] if it cannot be
     /// mapped.
     pub(super) fn open(descriptor: &OwnedFd, size: usize) -> Result<OthersSegment, ShmError> {
-        let mapping = Mapping::open(descriptor, bytes_of(size).next_multiple_of(4096), OTHERS_ARENA, false)?;
+        let mapping = Mapping::open(descriptor, bytes_of(size).next_multiple_of(4096), OTHERS_ARENA)?;
         Ok(OthersSegment { words: GroupWords(mapping), size })
     }
 

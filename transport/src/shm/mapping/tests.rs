@@ -27,12 +27,15 @@ fn read(memory: &SharedMemory, span: Span) -> Vec<u8> {
 
 #[test]
 fn what_one_side_writes_the_other_reads() {
-    for populate in [false, true] {
-        let (here, fd) = SharedMemory::create("test", 3 * PAGE - 5, populate).unwrap();
+    for populated in [false, true] {
+        let (here, fd) = SharedMemory::create("test", 3 * PAGE - 5).unwrap();
         assert_eq!(here.len(), 3 * PAGE);
         assert!(!here.is_empty() && here.base().as_ptr().addr().is_multiple_of(PAGE as usize));
-        let there = SharedMemory::open(&fd, here.len(), populate).unwrap();
+        let there = SharedMemory::open(&fd, here.len()).unwrap();
         drop(fd);
+        if populated {
+            there.populate().unwrap();
+        }
         let span = Span { offset: PAGE - 2, len: 4 };
         assert_eq!(read(&there, span), [0; 4]);
         write(&here, span, 7);
@@ -45,7 +48,7 @@ fn what_one_side_writes_the_other_reads() {
 
 #[test]
 fn spans_are_within_the_memory_or_refused() {
-    let (memory, _fd) = SharedMemory::create("test", 1, false).unwrap();
+    let (memory, _fd) = SharedMemory::create("test", 1).unwrap();
     for (offset, len) in [(0, PAGE), (PAGE, 0), (PAGE - 1, 1), (0, 0)] {
         assert_eq!(memory.bytes(Span { offset, len }).unwrap().len() as u64, len);
     }
@@ -60,7 +63,7 @@ fn spans_are_within_the_memory_or_refused() {
 #[test]
 fn nobody_can_change_size_or_seals() {
     for purpose in [SEGMENT, ARENA] {
-        let (_memory, fd) = Mapping::create("test", PAGE, purpose, false).unwrap();
+        let (_memory, fd) = Mapping::create("test", PAGE, purpose).unwrap();
         assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
         assert_eq!(ftruncate(&fd, 1 << 20), Err(Errno::EPERM));
         // More seals may be added to an arena, but none that would take rights from a process that has mapped it.
@@ -71,18 +74,18 @@ fn nobody_can_change_size_or_seals() {
 
 #[test]
 fn who_is_shown_an_arena_can_only_read_it() {
-    let (here, fd) = SharedMemory::create("test", PAGE, false).unwrap();
-    let unsealed = ReadOnlyMemory::open(&fd, PAGE, false).unwrap_err();
+    let (here, fd) = SharedMemory::create("test", PAGE).unwrap();
+    let unsealed = ReadOnlyMemory::open(&fd, PAGE).unwrap_err();
     assert!(matches!(unsealed, ShmError::Unsealed { .. }), "{unsealed}");
     seal_for_readers(&fd).unwrap();
     seal_for_readers(&fd).unwrap();
-    let there = ReadOnlyMemory::open(&fd, PAGE, true).unwrap();
+    let there = ReadOnlyMemory::open(&fd, PAGE).unwrap();
     let span = Span { offset: 8, len: 100 };
     write(&here, span, 7);
     // SAFETY: the span is within the memory, and nobody writes it meanwhile.
     assert_eq!(unsafe { there.bytes(span).unwrap().as_ref() }, [7; 100]);
     assert!(there.bytes(Span { offset: PAGE, len: 1 }).is_err());
-    let refused = SharedMemory::open(&fd, PAGE, false).unwrap_err();
+    let refused = SharedMemory::open(&fd, PAGE).unwrap_err();
     assert!(matches!(refused, ShmError::System { operation: "mapping shared memory", .. }), "{refused}");
     assert_eq!(nix::unistd::write(&fd, &[1]), Err(Errno::EPERM));
     drop((here, fd));
@@ -101,36 +104,36 @@ fn unsealed(bytes: i64, seals: SealFlag) -> OwnedFd {
 fn memory_without_all_seals_is_refused() {
     for missing in [SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_GROW, SealFlag::F_SEAL_SEAL] {
         let fd = unsealed(PAGE as i64, FINAL_SEALS.difference(missing));
-        let refused = Mapping::open(&fd, PAGE, SEGMENT, false).unwrap_err();
+        let refused = Mapping::open(&fd, PAGE, SEGMENT).unwrap_err();
         assert!(matches!(refused, ShmError::Unsealed { .. }), "{refused}");
-        assert_eq!(SharedMemory::open(&fd, PAGE, false).is_ok(), missing == SealFlag::F_SEAL_SEAL);
+        assert_eq!(SharedMemory::open(&fd, PAGE).is_ok(), missing == SealFlag::F_SEAL_SEAL);
     }
     // Not a memory file at all.
     let (pipe, _writer) = nix::unistd::pipe().unwrap();
-    assert!(matches!(SharedMemory::open(&pipe, PAGE, false), Err(ShmError::Unsealed { seals: 0 })));
+    assert!(matches!(SharedMemory::open(&pipe, PAGE), Err(ShmError::Unsealed { seals: 0 })));
 }
 
 #[test]
 fn memory_of_another_size_is_refused() {
     let fd = unsealed(PAGE as i64, super::SEALS);
     for announced in [0, PAGE - 1, 2 * PAGE, u64::MAX] {
-        let refused = SharedMemory::open(&fd, announced, false).unwrap_err();
+        let refused = SharedMemory::open(&fd, announced).unwrap_err();
         assert!(matches!(refused, ShmError::WrongSize { found: PAGE, .. }), "{refused}");
     }
-    SharedMemory::open(&fd, PAGE, false).unwrap();
+    SharedMemory::open(&fd, PAGE).unwrap();
 }
 
 #[test]
 fn memory_that_cannot_be_written_is_refused() {
     let fd = unsealed(PAGE as i64, super::SEALS | SealFlag::F_SEAL_WRITE);
-    let refused = SharedMemory::open(&fd, PAGE, false).unwrap_err();
+    let refused = SharedMemory::open(&fd, PAGE).unwrap_err();
     assert!(matches!(refused, ShmError::System { operation: "mapping shared memory", .. }), "{refused}");
 }
 
 #[test]
 fn more_than_there_is_fails_when_it_is_made() {
     for bytes in [MEMORY_BYTES_MAX + 1, u64::MAX] {
-        let refused = SharedMemory::create("test", bytes, false).unwrap_err();
+        let refused = SharedMemory::create("test", bytes).unwrap_err();
         assert!(matches!(refused, ShmError::TooLarge { .. }), "{refused}");
     }
 }

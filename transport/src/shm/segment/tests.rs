@@ -8,8 +8,8 @@ use crate::shm::{Completion, PushError, ReceivedAt, Record, ShmError, Span, Subm
 const AREA: u64 = 8192;
 
 fn ends() -> (DaemonEnd, ClientEnd) {
-    let (daemon, fd) = DaemonEnd::create(AREA, false).unwrap();
-    let client = ClientEnd::open(&fd, AREA, true).unwrap();
+    let (daemon, fd) = DaemonEnd::create(AREA).unwrap();
+    let client = ClientEnd::open(&fd, AREA).unwrap();
     (daemon, client)
 }
 
@@ -68,26 +68,26 @@ fn a_client_that_scribbles_over_the_header_breaks_its_own_ring_alone() {
 
 #[test]
 fn segments_of_other_sizes_and_other_memory_are_refused() {
-    let (daemon, fd) = DaemonEnd::create(AREA - 1, false).unwrap();
+    let (daemon, fd) = DaemonEnd::create(AREA - 1).unwrap();
     assert_eq!(daemon.area().len(), AREA);
-    let open = |fd: &OwnedFd, area| ClientEnd::open(fd, area, false).unwrap_err();
+    let open = |fd: &OwnedFd, area| ClientEnd::open(fd, area).unwrap_err();
     for wrong in [0, AREA - 1, AREA + 4096, u64::MAX] {
         assert!(matches!(open(&fd, wrong), ShmError::WrongSize { .. }));
     }
     daemon.mapping.word(at::LAYOUT).store(7, Ordering::Relaxed);
     assert!(matches!(open(&fd, AREA), ShmError::NotASegment { field: "layout", found: 7, .. }));
 
-    let (_memory, fd) = Mapping::create("test", segment_bytes(AREA), SEGMENT, false).unwrap();
+    let (_memory, fd) = Mapping::create("test", segment_bytes(AREA), SEGMENT).unwrap();
     assert!(matches!(open(&fd, AREA), ShmError::NotASegment { field: "magic", found: 0, expected: MAGIC }));
 
-    let refused = DaemonEnd::create(MEMORY_BYTES_MAX + 1, false).unwrap_err();
+    let refused = DaemonEnd::create(MEMORY_BYTES_MAX + 1).unwrap_err();
     assert!(matches!(refused, ShmError::TooLarge { .. }), "{refused}");
 }
 
 #[test]
 fn a_segment_may_have_no_area() {
-    let (daemon, fd) = DaemonEnd::create(0, false).unwrap();
-    let client = ClientEnd::open(&fd, 0, false).unwrap();
+    let (daemon, fd) = DaemonEnd::create(0).unwrap();
+    let client = ClientEnd::open(&fd, 0).unwrap();
     assert!(daemon.area().is_empty() && client.area().is_empty());
     assert!(client.area().bytes(Span { offset: 0, len: 1 }).is_err());
 }

@@ -20,7 +20,7 @@ use std::{process, thread};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::{Attach, Polling, Task};
-use sealane_fusion::{Engine, LaneEnd, Portion, SpareArenas};
+use sealane_fusion::{Engine, LaneEnd, Portion};
 use sealane_transport::shm::attach::{self, Request, RequestError};
 
 use super::engine::{self, Links, NAME, PS, WORKER, lanes, map, room_bytes};
@@ -190,7 +190,7 @@ fn admit(
         direct_lanes: past_the_engine,
     };
     let peer = attach::credentials(socket).map_err(failed)?;
-    let made = portion.make(wish, peer, socket, &mut SpareArenas::default(), &engine.tasks());
+    let made = portion.make(wish, peer, socket, &engine.tasks());
     let (ends, mut welcoming) = made.map_err(failed)?;
     engine.admit(ends).map_err(|error| {
         // If the client is gone, nobody needs to be told.

@@ -12,7 +12,7 @@ use crate::verbs::regions::Lending;
 const ARENA: u64 = 4 << 30;
 
 fn arena() -> SharedMemory {
-    SharedMemory::create("arena", ARENA, false).expect("address space").0
+    SharedMemory::create("arena", ARENA).expect("address space").0
 }
 
 /// Ports for which registering takes 0.1 ms for each MiB: 0.4 s for the arena.

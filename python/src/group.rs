@@ -25,7 +25,7 @@ use crate::{
     dtype,
     errors::{OrRaise, exception, invalid},
     fork::Generation,
-    memory::Raw,
+    memory::{Raw, apart},
 };
 
 type Outcome = Result<usize, Error>;
@@ -447,29 +447,26 @@ impl Group {
         wait: bool,
     ) -> PyResult<Option<GroupCall>> {
         let (dtype, op, timeout) = (element(py, dtype)?, operation(py, op)?, seconds(timeout));
-        self.run(py, wait, move |group| group.reduce_scatter(given.as_ref(), into.as_mut(), dtype, op, timeout))
+        self.run(py, wait, move |group| {
+            apart(&given, &mut into, |given, into| group.reduce_scatter(given, into, dtype, op, timeout))
+        })
     }
 
-    /// ``part`` is this rank's, unless it is in its place already.
-    #[pyo3(signature = (part, whole, timeout, wait))]
     fn all_gather(
         &self,
         py: Python<'_>,
-        part: Option<Raw>,
+        part: Raw,
         mut whole: Raw,
         timeout: Option<f64>,
         wait: bool,
     ) -> PyResult<Option<GroupCall>> {
         let timeout = seconds(timeout);
         self.run(py, wait, move |group| {
-            if let Some(part) = part {
-                let (part, size) = (part.as_ref(), whole.as_ref().len());
-                if part.len().checked_mul(group.size()) != Some(size) {
-                    let reason = format!("{size} bytes are not a part of {} bytes for each rank", part.len());
-                    return Err(Error::invalid(reason));
-                }
-                whole.as_mut()[group.rank() * part.len()..][..part.len()].copy_from_slice(part);
+            let (len, size) = (part.as_ref().len(), whole.as_ref().len());
+            if len.checked_mul(group.size()) != Some(size) {
+                return Err(Error::invalid(format!("{size} bytes are not a part of {len} bytes for each rank")));
             }
+            part.copy_to(&mut whole, group.rank() * len);
             group.all_gather(whole.as_mut(), timeout)
         })
     }
@@ -485,8 +482,9 @@ impl Group {
         wait: bool,
     ) -> PyResult<Option<GroupCall>> {
         let timeout = seconds(timeout);
-        self.run(py, wait, move |group| {
-            group.gather(part.as_ref(), whole.as_mut().map(|whole| whole.as_mut()), root, timeout)
+        self.run(py, wait, move |group| match &mut whole {
+            Some(whole) => apart(&part, whole, |part, whole| group.gather(part, Some(whole), root, timeout)),
+            None => group.gather(part.as_ref(), None, root, timeout),
         })
     }
 
@@ -501,8 +499,9 @@ impl Group {
         wait: bool,
     ) -> PyResult<Option<GroupCall>> {
         let timeout = seconds(timeout);
-        self.run(py, wait, move |group| {
-            group.scatter(whole.as_ref().map(|whole| whole.as_ref()), part.as_mut(), root, timeout)
+        self.run(py, wait, move |group| match &whole {
+            Some(whole) => apart(whole, &mut part, |whole, part| group.scatter(Some(whole), part, root, timeout)),
+            None => group.scatter(None, part.as_mut(), root, timeout),
         })
     }
 
@@ -515,7 +514,7 @@ impl Group {
         wait: bool,
     ) -> PyResult<Option<GroupCall>> {
         let timeout = seconds(timeout);
-        self.run(py, wait, move |group| group.all_to_all(given.as_ref(), into.as_mut(), timeout))
+        self.run(py, wait, move |group| apart(&given, &mut into, |given, into| group.all_to_all(given, into, timeout)))
     }
 
     /// Of parts of so many bytes each, which follow each other.
@@ -532,7 +531,9 @@ impl Group {
     ) -> PyResult<Option<GroupCall>> {
         let (given_parts, into_parts, timeout) = (ranges(py, given_parts)?, ranges(py, into_parts)?, seconds(timeout));
         self.run(py, wait, move |group| {
-            group.all_to_all_uneven(given.as_ref(), &given_parts, into.as_mut(), &into_parts, timeout)
+            apart(&given, &mut into, |given, into| {
+                group.all_to_all_uneven(given, &given_parts, into, &into_parts, timeout)
+            })
         })
     }
 

@@ -118,6 +118,55 @@ def test_every_call_over_several_hosts_gives_what_it_should(run, hosts):
     assert run(len(hosts), everything, hosts=hosts) == dict.fromkeys(range(len(hosts)))
 
 
+# The elements of the array and of `out`, in parts, and the call. Rank 1 is the root.
+INTO_ANOTHER = {
+    "reduce_scatter": (lambda size: (size, 1), lambda group, array, out: group.reduce_scatter(array, out)),
+    "all_gather": (lambda size: (1, size), lambda group, array, out: group.all_gather(array, out)),
+    "gather": (lambda size: (1, size), lambda group, array, out: group.gather(array, out if group.rank == 1 else None, 1)),
+    "scatter": (lambda size: (size, 1), lambda group, array, out: group.scatter(array if group.rank == 1 else None, out, 1)),
+    "all_to_all": (lambda size: (size, size), lambda group, array, out: group.all_to_all(array, out)),
+    "all_to_all of parts": (
+        lambda size: (size, size),
+        lambda group, array, out: group.all_to_all(array, out, *[[array.size // group.size] * group.size] * 2),
+    ),
+}
+
+
+def overlapping(group, part):
+    """Compares each call on overlapping memory with the same call on separate memory."""
+    rank, size, wrong = group.rank, group.size, []
+    # Where `out` begins, in bytes from the beginning of the array.
+    own, another = [8 * part * number for number in (rank, (rank + 1) % size)]
+    places = {"same": 0, "own part": own, "another part": another, "own part before": -own, "another part before": -another}
+    places |= {"an element later": 8, "an element earlier": -8, "bytes later": own + 3, "bytes earlier": -5}
+    room = 8 * part * size + 64
+    for name, (sizes, call) in INTO_ANOTHER.items():
+        given, wanted = [part * parts for parts in sizes(size)]
+        for place, offset in places.items():
+            memory = np.zeros(3 * room, dtype=np.uint8)
+            array = np.ndarray(given, dtype=np.int64, buffer=memory, offset=room)
+            out = np.ndarray(wanted, dtype=np.int64, buffer=memory, offset=room + offset)
+            array[:] = np.arange(given) * 10 + rank
+            before, expected = memory.copy(), np.zeros_like(out)
+            call(group, array.copy(), expected)
+            call(group, array, out)
+            if name == "gather" and rank != 1:
+                expected = out.copy()
+            after = memory.copy()
+            # Nothing but `out` is written.
+            memory[:] = before
+            out[:] = expected
+            if (after != memory).any():
+                wrong.append((name, place))
+    return wrong
+
+
+@pytest.mark.parametrize("part", [1, 3, 20_001])
+@pytest.mark.parametrize("hosts", [None, (0, 1, 0, 1)])
+def test_output_may_overlap_input_in_any_way(run, hosts, part):
+    assert run(4, overlapping, part, hosts=hosts) == dict.fromkeys(range(4), [])
+
+
 def alone(group):
     array = np.array([3.0])
     group.all_reduce(array)

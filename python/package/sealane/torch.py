@@ -516,13 +516,13 @@ class Backend(dist._Backend):
         indices, values = given.indices(), given.values()
         counts = torch.empty(self.size(), dtype=torch.int64)
         counts[self.rank()] = values.shape[0]
-        self._wait_for(self._group.all_gather, None, _memory(counts), opts=opts)
+        self._wait_for(self._group.all_gather, _memory(counts[self.rank()]), _memory(counts), opts=opts)
         most = int(counts.max())
         gathered = []
         for part in (indices.t(), values):
             whole = torch.zeros((self.size(), most, *part.shape[1:]), dtype=part.dtype)
             whole[self.rank(), : part.shape[0]] = part
-            self._wait_for(self._group.all_gather, None, _memory(whole), opts=opts)
+            self._wait_for(self._group.all_gather, _memory(whole[self.rank()]), _memory(whole), opts=opts)
             gathered.append(torch.cat([whole[rank, : int(count)] for rank, count in enumerate(counts)]))
         total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], tensor.shape).coalesce()
         with torch.no_grad():
@@ -552,9 +552,8 @@ class Backend(dist._Backend):
         given, (whole, after) = _given(tensor), _into(output)
         if output.dtype != tensor.dtype or output.numel() != tensor.numel() * self.size():
             raise RuntimeError("the output must have the input's type, and its size for each rank")
-        is_in_place = given.data_ptr() == whole.data_ptr() + self.rank() * given.nbytes
-        part = None if is_in_place else _memory(given)
-        return self._run(self._group.all_gather, part, _memory(whole), opts=opts, result=output, after=after)
+        arguments = (_memory(given), _memory(whole))
+        return self._run(self._group.all_gather, *arguments, opts=opts, result=output, after=after)
 
     _allgather_base = all_gather_single
 
@@ -606,10 +605,7 @@ class Backend(dist._Backend):
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         if output.dtype != tensor.dtype or tensor.numel() != output.numel() * self.size():
             raise RuntimeError("the input must have the output's type, and its size for each rank")
-        given = _given(tensor)
-        if _overlap(given, output):
-            given = given.clone()
-        return self._reduce_scatter(output, given, opts, output)
+        return self._reduce_scatter(output, _given(tensor), opts, output)
 
     _reduce_scatter_base = reduce_scatter_single
 

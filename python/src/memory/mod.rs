@@ -7,4 +7,4 @@ mod raw;
 
 pub(crate) use borrowed::{Borrowed, Layout, Strides};
 pub(crate) use owned::Owned;
-pub(crate) use raw::Raw;
+pub(crate) use raw::{Raw, apart};

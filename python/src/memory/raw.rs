@@ -5,6 +5,7 @@
 use std::ptr::NonNull;
 
 use pyo3::{exceptions::PyValueError, prelude::*};
+use sealane::Error;
 
 /// Contiguous memory of a Python object: `(address, bytes, object)`. The Python caller guarantees that the object keeps that many
 /// bytes there, and that they are writable if they are written.
@@ -44,4 +45,46 @@ impl AsMut<[u8]> for Raw {
         // SAFETY: as above, and its maker guarantees that they may be written.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
+}
+
+impl Raw {
+    fn overlaps(&self, other: &Raw) -> bool {
+        let end = |memory: &Raw| memory.start.addr().get() + memory.len;
+        self.start.addr().get() < end(other) && other.start.addr().get() < end(self)
+    }
+
+    /// Copies these bytes to the byte offset `at` of `into`. The two may overlap.
+    ///
+    /// # Panics
+    /// If `into` is too short.
+    pub(crate) fn copy_to(&self, into: &mut Raw, at: usize) {
+        assert!(at <= into.len && self.len <= into.len - at, "{} bytes fit at {at} of {}", self.len, into.len);
+        // SAFETY: `at` is within the memory of `into`, as asserted.
+        let place = unsafe { into.start.add(at) };
+        if place != self.start {
+            // SAFETY: both makers guarantee their bytes, which the keepers keep, and `copy_from` allows an overlap.
+            unsafe { place.copy_from(self.start, self.len) };
+        }
+    }
+}
+
+/// Runs a call that reads `given` and writes `into`. If the two overlap, the call uses a copy of the shorter.
+///
+/// # Errors
+/// Those of the call.
+pub(crate) fn apart(
+    given: &Raw,
+    into: &mut Raw,
+    call: impl FnOnce(&[u8], &mut [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    if !given.overlaps(into) {
+        return call(given.as_ref(), into.as_mut());
+    }
+    if given.len <= into.len {
+        return call(&given.as_ref().to_vec(), into.as_mut());
+    }
+    let mut result = into.as_ref().to_vec();
+    call(given.as_ref(), &mut result)?;
+    into.as_mut().copy_from_slice(&result);
+    Ok(())
 }

@@ -98,6 +98,80 @@ def test_every_call_over_several_hosts(tmp_path, hosts):
     assert run(tmp_path / "store", len(hosts), every_call, hosts=hosts) == dict.fromkeys(range(len(hosts)), "done")
 
 
+# Elements of the input and of the output, in parts, and the call.
+INTO_ANOTHER = {
+    "reduce_scatter_tensor": (lambda size: (size, 1), lambda out, given: dist.reduce_scatter_tensor(out, given)),
+    "reduce_scatter": (lambda size: (size, 1), lambda out, given: dist.reduce_scatter(out, parts_of(given))),
+    "all_gather_into_tensor": (lambda size: (1, size), lambda out, given: dist.all_gather_into_tensor(out, given)),
+    "all_gather": (lambda size: (1, size), lambda out, given: dist.all_gather(parts_of(out), given)),
+    "gather": (lambda size: (1, size), lambda out, given: dist.gather(given, parts_of(out) if dist.get_rank() == 0 else None)),
+    "scatter": (lambda size: (size, 1), lambda out, given: dist.scatter(out, parts_of(given) if dist.get_rank() == 0 else None)),
+    "all_to_all": (lambda size: (size, size), lambda out, given: dist.all_to_all(parts_of(out), parts_of(given))),
+    "all_to_all_single": (lambda size: (size, size), lambda out, given: dist.all_to_all_single(out, given)),
+    "all_to_all_single of splits": (
+        lambda size: (size, size),
+        lambda out, given: dist.all_to_all_single(out, given, *[[len(given) // dist.get_world_size()] * dist.get_world_size()] * 2),
+    ),
+}
+
+
+def parts_of(tensor):
+    return list(tensor.chunk(dist.get_world_size()))
+
+
+def overlapping(part):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wrong = []
+    offsets = {0, rank * part, -rank * part, (rank + 1) % size * part, 1, -1, rank * part + 1}
+    # As many calls on each rank.
+    offsets |= set(list(set(range(2, 10)) - offsets)[: 7 - len(offsets)])
+    for name, (sizes, call) in INTO_ANOTHER.items():
+        for offset in sorted(offsets):
+            memory = torch.zeros(3 * size * (part + 9), dtype=torch.int64)
+            given, out = [
+                memory.narrow(0, size * (part + 9) + start, parts * part)
+                for start, parts in zip((0, offset), sizes(size), strict=True)
+            ]
+            given.copy_(torch.arange(given.numel()) * 10 + rank)
+            before, expected = memory.clone(), torch.zeros_like(out)
+            call(expected, given.clone())
+            call(out, given)
+            if name == "gather" and rank != 0:
+                expected = out.clone()
+            after = memory.clone()
+            memory.copy_(before)
+            out.copy_(expected)
+            if not torch.equal(after, memory):
+                wrong.append((name, offset))
+    return wrong
+
+
+@pytest.mark.parametrize("hosts", [None, (0, 1, 0)])
+@pytest.mark.parametrize("part", [3, 30_001])
+def test_output_may_overlap_input_in_any_way(tmp_path, part, hosts):
+    assert run(tmp_path / "store", 3, overlapping, part, hosts=hosts) == dict.fromkeys(range(3), [])
+
+
+def overlaps_a_result():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 1:
+        # The other rank has made both calls before the first can end.
+        dist.distributed_c10d._get_default_store().wait(["both are called"])
+    tensor = torch.ones(2 * size, dtype=torch.int64)
+    works = [
+        dist.all_reduce(tensor, async_op=True),
+        dist.reduce_scatter_tensor(tensor[2 * rank : 2 * rank + 2], tensor, async_op=True),
+    ]
+    dist.distributed_c10d._get_default_store().set("both are called", "")
+    for work in works:
+        work.wait()
+    return tensor[2 * rank : 2 * rank + 2].tolist()
+
+
+def test_overlapping_input_may_be_result_of_call_in_progress(tmp_path):
+    assert run(tmp_path / "store", 2, overlaps_a_result) == {0: [4, 4], 1: [4, 4]}
+
+
 def at_once():
     rank, size = dist.get_rank(), dist.get_world_size()
     total = size * (size + 1) / 2

@@ -46,10 +46,12 @@ class Group:
     """One rank of a group of ``size`` processes, which meet by a ``store``. Those of one host and one user share memory; the others are
     connected by TCP.
 
-    Collectives are called by all ranks in the same order. They block, without the interpreter's lock; arrays are contiguous. Any error
-    but InvalidArgument of this rank's own arguments ends the group, and all ranks raise: DeadlineExceeded after ``timeout`` seconds, with
-    the ranks that have not come; Left if the process of a rank that is needed has ended, with its number; InvalidArgument where ranks
-    call differently, with what both call.
+    Collectives are called by all ranks in the same order. They block, without the interpreter's lock. Arrays are contiguous; ``out`` may
+    overlap ``array``, at the cost of a copy of the shorter, except that ``all_gather`` copies nothing.
+
+    Any error but InvalidArgument of this rank's own arguments ends the group, and all ranks raise: DeadlineExceeded after ``timeout``
+    seconds, with the ranks that have not come; Left if the process of a rank that is needed has ended, with its number; InvalidArgument
+    where ranks call differently, with what both call.
     """
 
     def __init__(
@@ -107,21 +109,23 @@ class Group:
 
     def reduce_scatter(self, array: _Array, out: _Array, op: _Op = "sum") -> None:
         """Reduces the equal parts of all ranks' arrays, one for each rank, and writes this rank's to ``out``."""
-        self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
+        self._check_types(array, out)
         self._run(self._group.reduce_scatter, self._given(array), self._into(out), out.dtype.name, op)
 
     def all_gather(self, array: _Array, out: _Array) -> None:
         """Writes the arrays of all ranks to ``out``, one behind the other."""
-        self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
+        self._check_types(array, out)
         self._run(self._group.all_gather, self._given(array), self._into(out))
 
     def gather(self, array: _Array, out: _Array | None = None, root: int = 0) -> None:
         """The same for rank ``root``, which alone has an ``out``."""
+        self._check_types(array, out)
         whole = None if out is None else self._into(out)
         self._run(self._group.gather, self._given(array), whole, root)
 
     def scatter(self, array: _Array | None, out: _Array, root: int = 0) -> None:
         """Writes to each rank's ``out`` its part of the array of rank ``root``, which alone has one."""
+        self._check_types(array, out)
         whole = None if array is None else self._given(array)
         self._run(self._group.scatter, whole, self._into(out), root)
 
@@ -133,16 +137,21 @@ class Group:
         wanted: Sequence[int] | None = None,
     ) -> None:
         """Gives each rank its part of ``array``, and gets one of each in ``out``: equal parts, or so many elements of each rank."""
-        self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
+        self._check_types(array, out)
+        sizes = [self._parts(array, given), self._parts(out, wanted)]
         if given is None and wanted is None:
             self._run(self._group.all_to_all, self._given(array), self._into(out))
             return
-        sizes = [
-            [count * array.itemsize for count in ([whole.size // self._size] * self._size if parts is None else parts)]
-            for whole, parts in ((array, given), (out, wanted))
-        ]
         arguments = (self._given(array), sizes[0], self._into(out), sizes[1])
         self._run(self._group.all_to_all_uneven, *arguments)
+
+    def _parts(self, array: _Array, counts: Sequence[int] | None) -> list[int]:
+        """The bytes of each rank's part of an array: of so many elements, or of equally many."""
+        if counts is None:
+            if array.size % self._size:
+                raise InvalidArgument(f"{array.size} elements are not an equal part for each of {self._size} ranks")
+            counts = [array.size // self._size] * self._size
+        return [count * array.itemsize for count in counts]
 
     def send(self, array: _Array, to: int, tag: int = 0) -> Message:
         """Sends a message to a rank, which receives it by its ``tag``. Messages of one tag arrive in order."""
@@ -182,6 +191,10 @@ class Group:
     def _into(self, array: _Array) -> tuple[int, int, _Array]:
         self._check(array.flags.writeable, "a result that cannot be written to")
         return self._given(array)
+
+    def _check_types(self, array: _Array | None, out: _Array | None) -> None:
+        if array is not None and out is not None:
+            self._check(array.dtype == out.dtype, f"an array of {array.dtype} and one of {out.dtype}")
 
     def _check(self, is_right: bool, what: str) -> None:
         if not is_right:

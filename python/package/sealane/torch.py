@@ -369,7 +369,14 @@ def _split_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Callable
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    _check_types(tensors)
     return torch.cat([_given(tensor).detach().reshape(-1) for tensor in tensors])
+
+
+def _check_types(tensors: Sequence[torch.Tensor]) -> None:
+    types = sorted({_dtype(tensor) for tensor in tensors})
+    if len(types) > 1:
+        raise RuntimeError(f"the tensors of a call must have one type, not {' and '.join(types)}")
 
 
 def _operation(op: ReduceOp) -> str:
@@ -504,8 +511,16 @@ class Backend(dist._Backend):
         return self._run(self._group.reduce, *arguments, opts=opts, result=result, after=after, name=name)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
-        flat = _joined(tensors)
-        return self._reduce(flat, opts, None, tensors, _split_back(flat, tensors))
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        work = None
+        for same in by_type.values():
+            if work is not None:
+                work.wait()
+            flat = _joined(same)
+            work = self._reduce(flat, opts, None, tensors, _split_back(flat, same))
+        return work or self._done(tensors)
 
     def allreduce_sparse(self, tensors: list[torch.Tensor], opts: Any) -> _Work:
         """All ranks' elements, added up where they are at one place."""
@@ -619,6 +634,7 @@ class Backend(dist._Backend):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> _Work:
+        _check_types([*inputs, *outputs])
         given = _joined(inputs)
         place = torch.empty(sum(output.numel() for output in outputs), dtype=given.dtype)
         sizes = [[tensor.nbytes for tensor in tensors] for tensors in (inputs, outputs)]
@@ -639,12 +655,10 @@ class Backend(dist._Backend):
         if output.dtype != tensor.dtype:
             raise RuntimeError("the input and the output must have one type")
         given, (place, after) = _given(tensor), _into(output)
-        if _overlap(given, place):
-            given = given.clone()
+        sizes = [self._sizes(given, input_splits), self._sizes(place, output_splits)]
         if not output_splits and not input_splits:
             arguments = (_memory(given), _memory(place))
             return self._run(self._group.all_to_all, *arguments, opts=opts, result=output, after=after)
-        sizes = [self._sizes(given, input_splits), self._sizes(place, output_splits)]
         arguments = (_memory(given), sizes[0], _memory(place), sizes[1])
         return self._run(
             self._group.all_to_all_uneven, *arguments, opts=opts, result=output, after=after, name="all_to_all"
@@ -742,11 +756,6 @@ class Backend(dist._Backend):
 for _name, _member in vars(dist._Backend).items():
     if "supports_" in _name and isinstance(_member, property):
         setattr(Backend, _name, property(lambda self, name=_name: name == "supports_splitting"))
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    start, end = one.data_ptr(), one.data_ptr() + one.nbytes
-    return start < other.data_ptr() + other.nbytes and other.data_ptr() < end
 
 
 def _leave_all() -> None:

@@ -172,6 +172,35 @@ def test_overlapping_input_may_be_result_of_call_in_progress(tmp_path):
     assert run(tmp_path / "store", 2, overlaps_a_result) == {0: [4, 4], 1: [4, 4]}
 
 
+def coalesced():
+    import torch.distributed._functional_collectives as functional
+
+    big, rank = 2**40 + 1, dist.get_rank()
+
+    def tensors():
+        return [torch.tensor([big]), torch.tensor([0.5]), torch.tensor([rank == 1]), torch.tensor([big + 1, 3])]
+
+    expected = [[2 * big], [1.0], [True], [2 * big + 2, 6]]
+    managed = tensors()
+    with dist._coalescing_manager():
+        for tensor in managed:
+            dist.all_reduce(tensor)
+    assert [tensor.tolist() for tensor in managed] == expected
+    managed = tensors()
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in managed:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert [tensor.tolist() for tensor in managed] == expected
+    reduced = functional.all_reduce_coalesced(tensors(), "sum", dist.group.WORLD)
+    assert [functional.wait_tensor(tensor).tolist() for tensor in reduced] == expected
+    return "done"
+
+
+def test_coalesced_tensors_of_several_types_keep_their_types(tmp_path):
+    assert run(tmp_path / "store", 2, coalesced) == {0: "done", 1: "done"}
+
+
 def at_once():
     rank, size = dist.get_rank(), dist.get_world_size()
     total = size * (size + 1) / 2
@@ -410,10 +439,27 @@ def test_a_process_ends_well_while_a_callback_runs(tmp_path):
 
 
 def wrong():
+    own, scatter = dist.group.WORLD, dist.ScatterOptions()
+    scatter.rootRank = dist.get_rank()
+
+    def mixed():
+        return [torch.ones(1), torch.ones(1, dtype=torch.int64)]
+
     for call, what in [
         (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG), "bool have no reduction"),
         (lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2), [1, 1], [2, 1]), "split sizes"),
         (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2)), "its size for each rank"),
+        (lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(3)), "its size for each rank"),
+        (lambda: dist.all_to_all_single(torch.ones(5), torch.ones(5)), "5 rows are not a part for each of 2 ranks"),
+        (lambda: dist.all_to_all_single(torch.ones(3, 4), torch.ones(3, 4)), "3 rows are not a part for each of 2"),
+        (lambda: dist.all_to_all_single(torch.ones(3, 4), torch.ones(4, 3)), "3 rows are not a part for each of 2"),
+        (lambda: dist.all_to_all_single(torch.tensor([7]), torch.tensor([7])), "1 rows are not a part for each of 2"),
+        (lambda: dist.all_to_all([torch.ones(1)], [torch.ones(1)]), "a part for each rank"),
+        (lambda: own._reduce_scatter_base(torch.ones(2), torch.ones(5)), "its size for each rank"),
+        (lambda: own.alltoall(mixed(), mixed()), "must have one type, not float32 and int64"),
+        (lambda: own.allgather([mixed()], [torch.ones(1)]), "must have one type"),
+        (lambda: own.scatter([torch.ones(1)], [mixed()], scatter), "must have one type"),
+        (lambda: own.reduce_scatter([torch.ones(1)], [mixed()]), "must have one type"),
     ]:
         with pytest.raises((RuntimeError, ValueError), match=what):
             call()

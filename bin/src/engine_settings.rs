@@ -65,13 +65,14 @@ fn convert(
     shards: usize,
     pin: Pin,
 ) -> Result<EngineSettings, Failure> {
-    let Settings { runtime, transport, tcp, fusion, security, .. } = settings;
+    let Settings { runtime, transport, tcp, fusion, daemon, security, .. } = settings;
     let has_device = host::has_rdma_device();
     let mut engine = EngineSettings::new(map, tasks).map_err(Failure::input)?;
     runtime.apply(&mut engine);
     transport.apply(&mut engine);
     tcp.apply(&mut engine);
     fusion.apply(&mut engine);
+    daemon.apply(&mut engine);
     security.apply(&mut engine);
     engine.runtime = RuntimeSettings { shards, pin, polling: polling(runtime), ..engine.runtime };
     engine.path_reason = path_reason(transport, has_device);

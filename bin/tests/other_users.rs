@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         trial("request_is_refused_without_its_permission", request_is_refused_without_its_permission),
         trial("a_stranger_is_told_what_to_do", a_stranger_is_told_what_to_do),
         trial("another_users_memory_is_not_shown", another_users_memory_is_not_shown),
+        trial("process_of_another_user_is_not_replaced", process_of_another_user_is_not_replaced),
         trial("check_fails_where_a_socket_is_not_ours_to_use", check_fails_where_a_socket_is_not_ours_to_use),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -97,7 +98,7 @@ fn next_request(request: Option<&Request>) -> Option<(Request, bool)> {
         Some(Request::Lane { .. }) => (Request::Connect { version, task: task(), peer: peer() }, true),
         Some(Request::Connect { .. }) => (Request::Connection { version, task: task(), peer: peer(), number: 1 }, true),
         Some(Request::Connection { .. }) => (Request::Show { version }, true),
-        Some(Request::Show { .. }) => (Request::TakeOver { version: HAND_OVER_VERSION }, false),
+        Some(Request::Show { .. }) => (Request::TakeOver { version: HAND_OVER_VERSION, job: None }, false),
         Some(Request::TakeOver { .. }) => (Request::HandOver { version: HAND_OVER_VERSION }, false),
         Some(Request::HandOver { .. }) => (Request::Taken { version: HAND_OVER_VERSION }, false),
         Some(Request::Taken { .. }) => return None,
@@ -154,6 +155,20 @@ fn a_stranger_is_told_what_to_do() {
     let text = error.to_string();
     assert!(text.contains(&format!("user id {STRANGER} may not attach")), "{text}");
     assert!(text.contains("add it to daemon.allowed_uids"), "{text}");
+}
+
+fn process_of_another_user_is_not_replaced() {
+    let (place, _daemon) = Daemon::start(&["--set", &format!("daemon.allowed_uids={FRIEND}")]);
+    let attach = |uid| {
+        let options = sealane::Attach::new(PS).socket(place.socket()).replace(true);
+        as_user(uid, || options.attach())
+    };
+    let first = attach(FRIEND).unwrap();
+    let error = attach(0).unwrap_err();
+    assert_eq!(error.code(), Code::PermissionDenied);
+    assert!(error.to_string().contains(&format!("of user id {FRIEND} is attached as {PS}; only a process of that user")), "{error}");
+    first.publish("w", 1, Tensor::from_elements(&[1], &[7_u8]).unwrap()).wait().unwrap();
+    let _second = attach(FRIEND).unwrap();
 }
 
 /// Pulls a tensor that may be viewed, on a thread of that user; whether it is viewed.

@@ -404,8 +404,8 @@ fn a_task_that_another_process_is_names_that() {
     assert!(line.starts_with("through the daemon at "), "{line}");
     let second = place.fail(1, &["send", "w.npy"]);
     let expected = format!(
-        "error: {FROM} is unavailable: process {} is already attached as this task; only one process may \
-         be\n",
+        "error: {FROM} is unavailable: process {} is already attached as this task, and only one process may \
+         be; if it is left over, end it, or attach with replace=True\n",
         first.id()
     );
     assert_eq!(second, expected);

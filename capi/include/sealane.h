@@ -359,6 +359,16 @@ typedef struct {
    * How many bytes they may have, including tensors that wait for room in the arena. Default 256 MiB.
    */
   uint64_t backlog_bytes_max;
+  /**
+   * The name of the job that this process belongs to, terminated by NUL: 1 to 64 printable ASCII characters without spaces. A
+   * daemon of another job, or of none, refuses the process. Default: $SEALANE_JOB if set and not empty, else the daemon's job.
+   */
+  const char *job;
+  /**
+   * If not 0, and another process of this user is attached as the task, that process is detached. Its functions fail with
+   * SEALANE_CODE_UNAVAILABLE, and it does not attach again.
+   */
+  uint64_t replace;
 } sealane_attach_options;
 
 /**
@@ -769,7 +779,7 @@ void sealane_call_free(sealane_call *call);
  * what the task has published is published again by a background thread, and the arena is a new one.
  *
  * Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the
- * task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user.
+ * task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user or serves another job.
  */
 sealane_error *sealane_attach(const char *task,
                               const sealane_attach_options *options,

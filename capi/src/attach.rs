@@ -3,7 +3,7 @@
 
 use std::{ffi::c_char, time::Duration};
 
-use sealane::{Attach, Backlog, Polling};
+use sealane::{Attach, Backlog, BadJobName, JobName, Polling};
 
 use crate::{
     error::sealane_error,
@@ -47,9 +47,15 @@ pub struct sealane_attach_options {
     pub backlog_calls_max: u64,
     /// How many bytes they may have, including tensors that wait for room in the arena. Default 256 MiB.
     pub backlog_bytes_max: u64,
+    /// The name of the job that this process belongs to, terminated by NUL: 1 to 64 printable ASCII characters without spaces. A
+    /// daemon of another job, or of none, refuses the process. Default: $SEALANE_JOB if set and not empty, else the daemon's job.
+    pub job: *const c_char,
+    /// If not 0, and another process of this user is attached as the task, that process is detached. Its functions fail with
+    /// SEALANE_CODE_UNAVAILABLE, and it does not attach again.
+    pub replace: u64,
 }
 
-// SAFETY: plain numbers and a pointer of 8 bytes each, the size first.
+// SAFETY: plain numbers and pointers of 8 bytes each, the size first.
 unsafe impl Options for sealane_attach_options {}
 
 /// The value of an `idle_spin_us`; `None` for the default.
@@ -63,6 +69,19 @@ pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
     }
 }
 
+/// The job's name in a text that C code gives; `None` for NULL.
+///
+/// # Safety
+/// The pointer is NULL or points to a text that is terminated by NUL.
+unsafe fn name_of_job(text: *const c_char) -> Outcome<Option<JobName>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as the caller promises.
+    let name = unsafe { terminated(text, "job")? };
+    name.parse().map(Some).map_err(|error: BadJobName| sealane_error::invalid(format!("job: {error}")))
+}
+
 /// Attaches this process to the host's daemon as a task, named as in the endpoint map and terminated by NUL.
 ///
 /// If options is NULL, all options have their defaults. After a restart of the daemon, the first call that reaches it attaches
@@ -70,7 +89,7 @@ pub(crate) fn idle_spin(microseconds: i64) -> Outcome<Option<Duration>> {
 /// what the task has published is published again by a background thread, and the arena is a new one.
 ///
 /// Fails with SEALANE_CODE_UNAVAILABLE if no daemon listens at the socket, SEALANE_CODE_NOT_FOUND if it does not serve the
-/// task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user.
+/// task, SEALANE_CODE_PERMISSION_DENIED if it does not admit this user or serves another job.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_attach(
     task: *const c_char,
@@ -86,6 +105,11 @@ pub unsafe extern "C" fn sealane_attach(
         if let Some(socket) = unsafe { path(options.socket) } {
             attach = attach.socket(socket);
         }
+        // SAFETY: as the header asks of C code.
+        if let Some(job) = unsafe { name_of_job(options.job)? } {
+            attach = attach.job(job);
+        }
+        attach = attach.replace(options.replace != 0);
         if options.arena_bytes > 0 {
             attach = attach.arena_bytes(options.arena_bytes);
         }

@@ -11,10 +11,11 @@ use std::{
 use nix::unistd::geteuid;
 use sealane_runtime::Polling;
 use sealane_transport::{
-    Error,
+    Error, JobName,
+    job::describe,
     shm::{
         ReadOnlyMemory,
-        attach::{self as conversation, AttachError, Attached, GivenLane},
+        attach::{self as conversation, AttachError, Attached, GivenLane, RequiredJob},
     },
 };
 
@@ -31,7 +32,7 @@ use crate::{
 /// is set and else `/run/sealane/sealane.sock`; but if no program listens there, at the socket of a daemon that was started with
 /// the variable unset, or set.
 ///
-/// The crate reads nothing else from the environment.
+/// The crate reads nothing else from the environment but `SEALANE_JOB`: see [`Attach::job`].
 ///
 /// # Errors
 /// No program listens at either of these.
@@ -77,6 +78,9 @@ pub(crate) struct Settings {
     pub(crate) socket: PathBuf,
     /// Where a daemon may listen instead, if the caller named no socket.
     pub(crate) other_socket: Option<PathBuf>,
+    pub(crate) job: RequiredJob,
+    /// True if the daemon is to detach another process of this user that is attached as the task.
+    pub(crate) replace: bool,
     /// `None`: the default, or as much as the daemon grants.
     pub(crate) arena_bytes: Option<u64>,
     pub(crate) timeout: Duration,
@@ -135,6 +139,8 @@ impl Attach {
             task: task.into(),
             socket,
             other_socket: Some(other),
+            job: RequiredJob::Any,
+            replace: false,
             arena_bytes: None,
             timeout: ATTACH_TIMEOUT,
             restart_timeout: RESTART_TIMEOUT,
@@ -147,6 +153,24 @@ impl Attach {
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Attach {
         self.0.socket = path.into();
         self.0.other_socket = None;
+        self
+    }
+
+    /// The job that this process belongs to: a daemon of another job, or of none, refuses it. Default `SEALANE_JOB`, if that variable is
+    /// set and not empty; otherwise the job of the daemon that is found.
+    ///
+    /// A task that is attached belongs to its daemon's job from then on, and attaches again only to a daemon of that job.
+    pub fn job(mut self, job: JobName) -> Attach {
+        self.0.job = RequiredJob::Named(job);
+        self
+    }
+
+    /// If another process of the same user is attached as the task, the daemon detaches it and logs its pid. Its calls end with
+    /// Unavailable, and it does not attach again by itself. Default false: attaching fails with Unavailable.
+    ///
+    /// Applies to this call only, and not to attaching again after a restart of the daemon.
+    pub fn replace(mut self, replace: bool) -> Attach {
+        self.0.replace = replace;
         self
     }
 
@@ -198,7 +222,8 @@ impl Attach {
     ///
     /// # Errors
     /// Unavailable if no daemon listens at the socket or it does not answer in time; PermissionDenied if the socket belongs to
-    /// another user; the daemon's error if it refuses: the task is not in its endpoint map (NotFound), is already attached by a
+    /// another user, or the daemon serves another job; InvalidArgument if `SEALANE_JOB` is no [`JobName`]; the daemon's error if it
+    /// refuses: the task is not in its endpoint map (NotFound), is already attached by a
     /// process that the error names, or this user is not allowed.
     pub fn attach(mut self) -> Result<Task, Error> {
         // Decided once: attaching again must find this daemon's successor, and not another daemon.
@@ -207,6 +232,9 @@ impl Attach {
                 Ok(found) => self.0.socket = found,
                 Err([first, other]) => (self.0.socket, self.0.other_socket) = (first, Some(other)),
             }
+        }
+        if self.0.job == RequiredJob::Any {
+            self.0.job = environment_job()?.map_or(RequiredJob::Any, RequiredJob::Named);
         }
         Attachment::new(self.0).map(Task::of)
     }
@@ -240,11 +268,27 @@ impl Attach {
     }
 }
 
+/// The job's name in `SEALANE_JOB`: `None` if the variable is unset or empty.
+///
+/// # Errors
+/// InvalidArgument if it is no name of a job.
+pub fn environment_job() -> Result<Option<JobName>, Error> {
+    match std::env::var_os("SEALANE_JOB") {
+        Some(name) if !name.is_empty() => {
+            let parsed = name.to_string_lossy().parse::<JobName>();
+            parsed.map(Some).map_err(|error| Error::invalid(format!("SEALANE_JOB: {error}")))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Attaches to the daemon; returns what it gives, and its name for errors. A closed connection is tried again until the timeout of
 /// the settings. With `populate` the first pages of the arena are allocated now, which spares their first users a fault each.
-pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, Box<str>), Error> {
+pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, Box<str>), AttachError> {
     let wish = conversation::Attach {
         or_less: settings.arena_bytes.is_none(),
+        job: settings.job.clone(),
+        replace: settings.replace,
         ..conversation::Attach::new(&*settings.task, settings.arena_bytes.unwrap_or(ARENA_BYTES))
     };
     let deadline = deadline(Instant::now(), settings.timeout);
@@ -253,7 +297,7 @@ pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, 
             Err(AttachError::HungUp) if Instant::now() + ATTACH_RETRY_INTERVAL < deadline => {
                 thread::sleep(ATTACH_RETRY_INTERVAL);
             }
-            outcome => break outcome.map_err(|error| told(settings, error))?,
+            outcome => break outcome?,
         }
     };
     let daemon = format!("{} (pid {})", name(&settings.socket), attached.welcome.daemon_pid);
@@ -297,10 +341,21 @@ fn name(socket: &Path) -> String {
 }
 
 /// The error for the caller, with what to do about it.
-fn told(settings: &Settings, error: AttachError) -> Error {
+pub(crate) fn told(settings: &Settings, error: AttachError) -> Error {
     let unavailable = |reason: String| Error::unavailable(&name(&settings.socket), reason);
     match error {
         AttachError::Refused(error) => error,
+        AttachError::OtherJob { job } => {
+            let (daemon, theirs, ours) =
+                (name(&settings.socket), describe(job.as_ref()), describe(settings.job.name()));
+            Error::PermissionDenied {
+                reason: format!(
+                    "{daemon} serves {theirs}, and this process belongs to {ours}: give both the same name (SEALANE_JOB, \
+                     `sealane daemon --job`), or each job a socket of its own"
+                )
+                .into(),
+            }
+        }
         AttachError::Connect { source, .. } => match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 let other = settings.other_socket.as_ref();

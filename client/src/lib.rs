@@ -87,7 +87,7 @@ pub use self::group::{CallFigures, Group, GroupOptions, Message, RankFigures, Re
 pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
-    attach::{Attach, Backlog, default_socket, socket_in},
+    attach::{Attach, Backlog, default_socket, environment_job, socket_in},
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,
@@ -111,6 +111,6 @@ pub use sealane_runtime::{Buffer, Polling};
 pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
-    Code, Error, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions, RecvOutcome, SendOptions,
-    SendOutcome, Slicing, Unreceived,
+    BadJobName, Code, Error, JobName, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions, RecvOutcome,
+    SendOptions, SendOutcome, Slicing, Unreceived,
 };

@@ -13,7 +13,9 @@ set -eu
 SEALANE_FOLDER=${SEALANE_FOLDER:-$PWD/sealane-$SLURM_JOB_ID}
 # On each node; compute nodes may have no /run/user.
 SEALANE_SOCKET=/tmp/sealane-$SLURM_JOB_ID.sock
-export SEALANE_FOLDER SEALANE_SOCKET
+# The daemons and the tasks accept only each other, even if processes of an earlier job are left over.
+SEALANE_JOB=slurm-$SLURM_JOB_ID
+export SEALANE_FOLDER SEALANE_SOCKET SEALANE_JOB
 
 mkdir -p "$SEALANE_FOLDER"
 chmod 0700 "$SEALANE_FOLDER"

@@ -158,6 +158,7 @@ pub fn hello(address: &str, tasks: Vec<String>) -> Hello {
         shard: 0,
         lane: 0,
         address: address.into(),
+        job: None,
         tasks,
     }
 }

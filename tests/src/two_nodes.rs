@@ -150,6 +150,7 @@ pub(crate) fn node(place: usize, task: &str, fuse: Fuse) -> Result<Node, String>
         tasks: vec![(task.parse().expect("a task"), 0)],
         shard: 0,
         shards: 1,
+        job: None,
         incarnation: 1 << (32 + place),
         session: SessionLimits::default(),
         pending_sends_max: 65_536,

@@ -28,6 +28,8 @@ pub mod gathered_rows;
 #[cfg(not(loom))]
 pub mod if_gone;
 #[cfg(not(loom))]
+pub mod job;
+#[cfg(not(loom))]
 pub mod lane;
 pub mod limits;
 #[cfg(all(feature = "network", not(loom)))]
@@ -74,6 +76,7 @@ pub use self::{
     call::{PullOptions, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
     chains::Chains,
     error::{Code, Error, Late, LinkError, Operation},
+    job::{BadJobName, JobName},
     limits::SessionLimits,
     payload::{Meta, Payload},
     pull_buffer::{Keys, PullBuffer, Pulled},

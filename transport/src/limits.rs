@@ -91,6 +91,9 @@ pub const TASKS_PER_HELLO: usize = 4096;
 /// Most bytes of task names in the answer to a probe: what any socket accepts in one write, and more tasks than hosts have.
 pub const INTRODUCTION_NAMES_BYTES_MAX: usize = 8 * 1024;
 
+/// Longest name of a job, in bytes.
+pub const JOB_NAME_BYTES_MAX: usize = 64;
+
 /// Longest task name or transport address in a handshake message, in bytes.
 pub const NAME_BYTES_MAX: usize = 512;
 

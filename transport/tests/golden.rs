@@ -52,6 +52,7 @@ impl Side {
             shard: 0,
             lane: lane("10.0.0.1:2222", "10.0.0.2:2222"),
             address: format!("{host}:7000"),
+            job: None,
             tasks: vec![format!("{host}:2222")],
         };
         let slab = Slab::new(SlabSettings { name: "receive", bytes: 4096, populate: false }).unwrap();
@@ -151,6 +152,7 @@ fn the_limits_are_those_of_the_code() {
         ("body of a handshake message", HELLO_BYTES_MAX, " bytes"),
         ("tasks in a handshake message", TASKS_PER_HELLO, ""),
         ("name or address in a handshake message", NAME_BYTES_MAX, " bytes"),
+        ("name of a job", JOB_NAME_BYTES_MAX, " bytes"),
         ("body of a frame", FRAME_BODY_BYTES_MAX, " bytes"),
         ("key", KEY_BYTES_MAX, " bytes"),
         ("metadata", META_BYTES_MAX, " bytes"),

@@ -30,6 +30,7 @@ fn hello(address: &str) -> Hello {
         shard: 1,
         lane: 5,
         address: address.into(),
+        job: None,
         tasks: vec!["10.0.0.1:2222".into()],
     }
 }

@@ -99,6 +99,7 @@ fn welcome(shards: u32) -> Welcome {
         request_timeout_ms: 120_000,
         tensor_bytes_max: 1 << 32,
         daemon_pid: std::process::id(),
+        job: None,
         neighbours: Vec::new(),
     }
 }

@@ -259,6 +259,7 @@ impl<'a> Scene<'a> {
             authentication: authentication(&self.settings.security)?,
             patience: self.settings.transport.handshake_timeout.value,
             ours: &self.ours.addresses,
+            job: self.settings.daemon.job.value.as_ref(),
             has_verbs: verbs.opened.is_ok() && require != Require::Tcp,
             requires_verbs: require == Require::Verbs,
         };

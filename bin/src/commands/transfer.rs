@@ -113,6 +113,7 @@ impl Ends {
             Err(reason) => return Ok(Err(reason)),
         };
         let wish = Attach::new(task).socket(&socket.path).arena_bytes(arena_bytes).timeout(self.timeout());
+        let wish = settings.daemon.for_client(wish);
         match wish.attach() {
             Ok(attached) => Ok(Ok((attached, daemon))),
             Err(Error::NotFound { .. }) if !named => Ok(Err(format!("{daemon} does not serve {task}"))),

@@ -26,6 +26,9 @@ pub(crate) struct Figures {
     /// How long the daemon has served, in milliseconds.
     pub(crate) uptime_ms: u64,
     pub(crate) state: State,
+    /// The name of the daemon's job; null if it has none.
+    #[serde(default)]
+    pub(crate) job: Option<String>,
     /// The executor of the shards: io_uring or epoll.
     pub(crate) executor: String,
     /// Addresses at which the daemon listens for peers.
@@ -161,6 +164,7 @@ pub(crate) fn example() -> Figures {
         taken_unix_ms: 0,
         uptime_ms: 0,
         state: State::Serving,
+        job: None,
         executor: "io_uring".to_owned(),
         addresses: Vec::new(),
         tasks: Vec::new(),

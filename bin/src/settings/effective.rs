@@ -136,7 +136,7 @@ fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<
     for name in variables.names() {
         let text = match environment.get(name)? {
             None => continue,
-            Some("") if matches!(variables, Variables::Verbs(_)) => continue,
+            Some("") if matches!(variables, Variables::OneNotEmpty(_)) => continue,
             Some(text) => text,
         };
         if variables.for_role(role) != Some(name) {

@@ -17,9 +17,9 @@ pub fn reference() -> String {
          A value that cannot be read, an unknown name, or two values that contradict each other are errors; no default replaces them\n\
          silently. `sealane check --settings` prints every setting with its source. A number of bytes may have a unit: KiB, MiB, GiB, TiB.\n\n\
          ## Environment variables\n\n\
-         These are the variables that DeepRec and TensorFlow users know. Of two variables, the first is read for a ps and for any job not\n\
-         listed here, the second for a worker or chief (`--role`, or `TF_CONFIG`). *Inverted* means that the variable states the opposite of\n\
-         the setting.\n\n\
+         Besides `SEALANE_JOB`, these are the variables that DeepRec and TensorFlow users know. Of two variables, the first is read for a ps\n\
+         and for any job not listed here, the second for a worker or chief (`--role`, or `TF_CONFIG`). *Inverted* means that the variable\n\
+         states the opposite of the setting.\n\n\
          | variable | setting |\n|---|---|\n"
     );
     for setting in TABLE.iter().filter(|setting| setting.variables != Variables::None) {
@@ -45,7 +45,7 @@ pub fn reference() -> String {
 fn variable(setting: &Setting) -> String {
     match setting.variables {
         Variables::None => String::new(),
-        Variables::One(name) | Variables::Verbs(name) => format!("`{name}`"),
+        Variables::One(name) | Variables::OneNotEmpty(name) => format!("`{name}`"),
         Variables::ByRole { ps, worker } => format!("`{ps}`, `{worker}`"),
         Variables::InvertedByRole { ps, worker } => format!("`{ps}`, `{worker}` (inverted)"),
     }

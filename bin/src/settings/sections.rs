@@ -4,6 +4,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use sealane::Attach;
 use sealane_transport::authentication::TlsFiles;
 use sealane_transport::endpoint_map;
 
@@ -96,6 +97,14 @@ impl Daemon {
                 Err([first, other]) => ClientsSocket { path: first, other: Some(other) },
             },
             _ => ClientsSocket::at(&self.socket.value),
+        }
+    }
+
+    /// Options for attaching to the daemon, which also require the job that is set.
+    pub(crate) fn for_client(&self, attach: Attach) -> Attach {
+        match &self.job.value {
+            Some(job) => attach.job(job.clone()),
+            None => attach,
         }
     }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use sealane_fusion::Fuse;
 use sealane_runtime::ExecutorChoice;
+use sealane_transport::JobName;
+use sealane_transport::limits::JOB_NAME_BYTES_MAX;
 use sealane_transport::verbs::{Registration, Transfer};
 use serde::{Serialize, Serializer};
 
@@ -29,6 +31,8 @@ pub enum Kind {
     Text,
     /// A path; empty means the working directory.
     Path,
+    /// A [`JobName`].
+    JobName,
     /// User ids between commas; empty means none.
     UserIds,
     /// An IP address with a port, or `off`.
@@ -91,6 +95,7 @@ impl Kind {
             Kind::Text => Some(Value::Text(text.to_owned().into())),
             Kind::Path if text.is_empty() => Some(Value::Text(".".into())),
             Kind::Path => Some(Value::Text(text.to_owned().into())),
+            Kind::JobName => text.trim().parse::<JobName>().ok().map(|name| Value::Text(String::from(name).into())),
             Kind::UserIds => read_user_ids(text).map(|_| Value::Text(text.trim().to_owned().into())),
             Kind::MetricsAddress => read_metrics_address(text).map(|_| Value::Text(text.trim().to_owned().into())),
             Kind::Bool => read_bool(text.trim()).map(Value::Bool),
@@ -139,6 +144,7 @@ impl fmt::Display for Kind {
             }
             Kind::Text => out.write_str("a text"),
             Kind::Path => out.write_str("a path"),
+            Kind::JobName => write!(out, "1 to {JOB_NAME_BYTES_MAX} printable ASCII characters without spaces"),
             Kind::UserIds => out.write_str("user ids between commas, as in \"1000,1001\""),
             Kind::MetricsAddress => out.write_str("an IP address with a port, as in 127.0.0.1:9490, or off"),
         }
@@ -283,6 +289,15 @@ impl Typed for PathBuf {
 impl Typed for Vec<u32> {
     fn read(value: &Value, kind: &Kind) -> Option<Vec<u32>> {
         read_user_ids(&Option::<String>::read(value, kind)?.unwrap_or_default())
+    }
+}
+
+impl Typed for JobName {
+    fn read(value: &Value, kind: &Kind) -> Option<JobName> {
+        match (kind, value) {
+            (Kind::JobName, Value::Text(text)) => text.parse().ok(),
+            _ => None,
+        }
     }
 }
 

@@ -23,7 +23,7 @@ fn soon() -> Instant {
 }
 
 fn announce(place: &Place) -> Successor {
-    Successor::announce(&place.socket(), soon()).unwrap().0
+    Successor::announce(&place.socket(), None, soon()).unwrap().0
 }
 
 /// The daemon serves clients and peers, ends when it is told to, and leaves nothing.

@@ -6,6 +6,7 @@ mod figures;
 mod fixture;
 mod forward;
 mod hand_over;
+mod jobs;
 mod life;
 mod map;
 mod pushed;

@@ -308,6 +308,8 @@ pub const DEFAULTS: sealane_attach_options = sealane_attach_options {
     restart_timeout_ms: 0,
     backlog_calls_max: 0,
     backlog_bytes_max: 0,
+    job: null(),
+    replace: 0,
 };
 
 pub fn attach(daemon: &Daemon, task: &str) -> Task {

@@ -171,4 +171,8 @@ fn options_of_other_headers_are_understood_or_refused() {
     }
     let unknown = sealane_attach_options { size: size_of::<sealane_attach_options>(), idle_spin_us: -99, ..known };
     assert_eq!(attach(&unknown), sealane_code::InvalidArgument);
+    let size = size_of::<sealane_attach_options>();
+    let of_job = |job: &CStr, replace| sealane_attach_options { size, job: job.as_ptr(), replace, ..known };
+    assert_eq!(attach(&of_job(c"two words", 0)), sealane_code::InvalidArgument);
+    assert_eq!(attach(&of_job(c"train-7", 1)), sealane_code::NotFound);
 }

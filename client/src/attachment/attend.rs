@@ -166,7 +166,7 @@ impl Attachment {
         match held.line {
             Line::Up(_) => drop(self.sleep(held, waiter)),
             // Whoever attaches again, or ends the calls, wakes it.
-            Line::Lost(_) | Line::Closed => {
+            Line::Lost(_) | Line::Ended(_) => {
                 drop(held);
                 thread::park_timeout(attendant.time_left());
             }

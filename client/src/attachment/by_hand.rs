@@ -44,7 +44,7 @@ impl Attachment {
     pub(crate) fn came_by_lanes(&self) -> u64 {
         match &self.lock().line {
             Line::Up(link) => link.direct.came(),
-            Line::Lost(_) | Line::Closed => 0,
+            Line::Lost(_) | Line::Ended(_) => 0,
         }
     }
 }

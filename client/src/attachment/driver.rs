@@ -144,7 +144,7 @@ impl Attachment {
                 held.end_expecting();
             }
             match &held.line {
-                Line::Closed => return,
+                Line::Ended(_) => return,
                 Line::Lost(_) if self.settings.attaches_in_background() || held.driver.is_expecting() => {
                     held.driver.idle = true;
                     drop(held);

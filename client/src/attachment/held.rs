@@ -126,7 +126,7 @@ impl Held<'_> {
     pub(super) fn link(&self) -> &Link {
         match &self.line {
             Line::Up(link) => link,
-            Line::Lost(_) | Line::Closed => unreachable!("looked at by those who found the line up"),
+            Line::Lost(_) | Line::Ended(_) => unreachable!("looked at by those who found the line up"),
         }
     }
 

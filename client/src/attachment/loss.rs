@@ -1,4 +1,5 @@
 //! Loss of the daemon, and reattaching: when a daemon dies, every call ends with Unavailable, and the next call attaches again.
+//! A process that another one has replaced, or whose socket is another job's by now, does not attach again.
 //! Runs on the callers' threads; at most one attempt every `REATTACH_INTERVAL`.
 //!
 //! A draining daemon announces it. From then on, new calls wait for the next daemon while calls in flight continue; a call
@@ -11,9 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane_transport::{Code, Error, shm::Woken};
+use sealane_transport::{
+    Code, Error,
+    shm::{Woken, attach::AttachError},
+};
 
-use super::{Attachment, Held, Line, Link, State, dropped, nudge};
+use super::{Attachment, Held, Line, Link, State, dropped, nudge, submit::down};
 use crate::{
     attach,
     clock::{BEHIND_MAX, Tick},
@@ -109,7 +113,7 @@ impl Attachment {
     fn pause(&self, time: Duration) {
         let ear = match &self.lock().line {
             Line::Up(link) => Some(link.ear.clone()),
-            Line::Lost(_) | Line::Closed => None,
+            Line::Lost(_) | Line::Ended(_) => None,
         };
         match ear {
             Some(ear) => drop(ear.wait_for_end(time)),
@@ -124,7 +128,7 @@ impl Attachment {
         match &held.line {
             Line::Up(link) if link.draining => Err(drains(link)),
             Line::Up(_) => Ok(held),
-            Line::Closed => Err(dropped()),
+            Line::Ended(error) => Err(error.clone()),
             Line::Lost(error) => {
                 let error = error.clone();
                 held.wake_driver();
@@ -167,7 +171,7 @@ impl Attachment {
         let lost = match &held.line {
             Line::Up(link) if link.draining => return Err(drains(link)),
             Line::Up(_) => return Ok(held),
-            Line::Closed => return Err(dropped()),
+            Line::Ended(error) => return Err(error.clone()),
             Line::Lost(error) => error.clone(),
         };
         drop(held);
@@ -181,17 +185,31 @@ impl Attachment {
         if caller {
             attempts.last = Some(Instant::now());
         }
-        let (attached, daemon) = connected.map_err(|error| match error.code() {
-            Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),
-            // The failure is not for want of a daemon.
-            _ => error,
-        })?;
+        let (attached, daemon) = match connected {
+            Ok(connected) => connected,
+            Err(refused) => {
+                let is_final = matches!(refused, AttachError::OtherJob { .. });
+                let error = attach::told(&self.settings, refused);
+                if is_final {
+                    let mut held = lock();
+                    if matches!(held.line, Line::Lost(_)) {
+                        held.end(Line::Ended(error.clone()), true);
+                        held.end_expecting();
+                    }
+                }
+                return Err(match error.code() {
+                    Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),
+                    // The failure is not for want of a daemon.
+                    _ => error,
+                });
+            }
+        };
         let freed = self.me.clone();
         let marks = (&self.mark, &(freed as _));
         let link = Box::new(Link::new(attempts.count, attached, daemon, marks, self.settings.backlog));
         let mut held = lock();
-        if matches!(held.line, Line::Closed) {
-            return Err(dropped());
+        if let Line::Ended(error) = &held.line {
+            return Err(error.clone());
         }
         held.line = Line::Up(link);
         held.end_expecting();
@@ -225,7 +243,7 @@ impl Held<'_> {
         match &self.line {
             Line::Up(link) => link.draining,
             Line::Lost(_) => self.restart_until.is_some_and(|until| Instant::now() < until),
-            Line::Closed => false,
+            Line::Ended(_) => false,
         }
     }
 
@@ -255,6 +273,16 @@ impl Held<'_> {
     /// The daemon has closed the socket, or died: what it wrote before counts.
     pub(super) fn hung_up(&mut self) {
         self.pump();
+        let Line::Up(link) = &self.line else { return };
+        if let Some(pid) = link.ear.successor() {
+            let reason = format!(
+                "process {pid} has replaced this one as {}, as it asked to, and this process attaches again only if told to",
+                self.attachment.task()
+            );
+            let error = Error::unavailable(&link.daemon, reason);
+            // The daemon may still use this process's memory.
+            return self.end(Line::Ended(error), false);
+        }
         let drained = matches!(&self.line, Line::Up(link) if link.draining);
         self.give_up(true, if drained { "it has drained" } else { "it is gone, or has closed the connection" });
     }
@@ -269,19 +297,21 @@ impl Held<'_> {
     fn give_up(&mut self, gone: bool, reason: &str) {
         let Line::Up(link) = &self.line else { return };
         if self.closing {
-            return self.end(Line::Closed, gone, dropped);
+            return self.end(Line::Ended(dropped()), gone);
         }
         let (error, drained) = (Error::unavailable(&link.daemon, reason), link.draining);
         if drained {
             self.attachment.restarts.fetch_add(1, Ordering::Relaxed);
         }
         self.restart_until = drained.then(|| Instant::now() + self.attachment.settings.restart_timeout);
-        self.end(Line::Lost(error.clone()), gone, || error.clone());
+        self.end(Line::Lost(error), gone);
     }
 
-    /// Replaces the link, ends every call and wakes every sleeper. A daemon that is not `gone` keeps what it was lent.
-    pub(super) fn end(&mut self, line: Line, gone: bool, error: impl Fn() -> Error) {
+    /// Replaces the link by `line`, whose error ends every call, and wakes every sleeper. A daemon that is not `gone` keeps what it
+    /// was lent.
+    pub(super) fn end(&mut self, line: Line, gone: bool) {
         self.settle_published();
+        let error = down(&line);
         let (nudge, is_closing) = (self.attachment.nudge_waker.clone(), self.closing);
         let State { line: current, calls, aftermath, parked, driver, published, listening, .. } = &mut **self;
         if let Line::Up(mut link) = std::mem::replace(current, line) {
@@ -291,7 +321,7 @@ impl Held<'_> {
             link.waiting.spend(aftermath);
             aftermath.link = Some(link);
         }
-        calls.end_all(gone, error, aftermath);
+        calls.end_all(gone, || error.clone(), aftermath);
         published.lose(&mut aftermath.spent);
         aftermath.wakers.extend(parked.iter().map(|(_, waker)| waker.clone()));
         aftermath.wakers.extend(driver.waker());

@@ -65,7 +65,10 @@ use std::{
 use sealane_runtime::Buffer;
 #[cfg(any(test, feature = "fuzzing"))]
 use sealane_transport::shm::attach::GivenLane;
-use sealane_transport::{Error, shm::attach::Attached};
+use sealane_transport::{
+    Error,
+    shm::attach::{Attached, RequiredJob},
+};
 
 use self::{
     acceptors::Acceptors, aftermath::Aftermath, attend::Listening, driver::Driver, elsewhere::Elsewhere, held::Held,
@@ -149,8 +152,9 @@ enum Line {
     Up(Box<Link>),
     /// Lost, and why: the next call attaches again.
     Lost(Error),
-    /// The last clone of the task is gone.
-    Closed,
+    /// There will be no daemon again, and why: the last clone of the task is gone, another process has taken the task's name, or
+    /// the socket is now another job's.
+    Ended(Error),
 }
 
 impl Attachment {
@@ -159,7 +163,7 @@ impl Attachment {
     /// # Errors
     /// As [`Attach::attach`](crate::Attach::attach) says.
     pub(crate) fn new(settings: Settings) -> Result<Arc<Attachment>, Error> {
-        let connected = attach::connect(&settings, true)?;
+        let connected = attach::connect(&settings, true).map_err(|error| attach::told(&settings, error))?;
         Attachment::over(settings, connected, Tick::now())
     }
 
@@ -172,6 +176,9 @@ impl Attachment {
         (attached, daemon): (Attached, Box<str>),
         first_check: Tick,
     ) -> Result<Arc<Attachment>, Error> {
+        // From now on this process belongs to the daemon's job, and replaces no process unasked.
+        let job = RequiredJob::exactly(attached.welcome.job.clone());
+        let settings = Settings { job, replace: false, ..settings };
         let broken = |what: &str, error: &dyn std::fmt::Display| Error::unavailable(what, error.to_string());
         // Unknown if the system does not tell; then nothing speaks against a spin.
         let cpus = std::thread::available_parallelism().map_or(usize::MAX, |cpus| cpus.get());
@@ -272,7 +279,7 @@ impl Attachment {
         }
         match &self.lock().line {
             Line::Up(link) => link.segments().into(),
-            Line::Lost(_) | Line::Closed => 1,
+            Line::Lost(_) | Line::Ended(_) => 1,
         }
     }
 
@@ -305,7 +312,7 @@ impl Attachment {
     pub(crate) fn direct_peers(&self) -> Vec<String> {
         match &self.lock().line {
             Line::Up(link) => link.direct.peers(),
-            Line::Lost(_) | Line::Closed => Vec::new(),
+            Line::Lost(_) | Line::Ended(_) => Vec::new(),
         }
     }
 
@@ -378,7 +385,7 @@ impl Attachment {
         }
         let areas = match &self.lock().line {
             Line::Up(link) => link.segments.iter().map(|segment| segment.area.clone()).collect(),
-            Line::Lost(_) | Line::Closed => Vec::new(),
+            Line::Lost(_) | Line::Ended(_) => Vec::new(),
         };
         areas.iter().for_each(|area| area.keep_views());
         let mut held = self.lock();
@@ -395,7 +402,7 @@ impl Attachment {
                 held.wait_for_hang_up();
             }
         }
-        held.end(Line::Closed, false, dropped);
+        held.end(Line::Ended(dropped()), false);
     }
 }
 

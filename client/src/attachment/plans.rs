@@ -263,8 +263,8 @@ impl Attachment {
         let mut held = self.lock();
         let link = match &mut held.line {
             Line::Up(link) if link.serial == seat.serial => link,
-            Line::Lost(error) => return Err(error.clone()),
-            Line::Up(_) | Line::Closed => {
+            Line::Lost(error) | Line::Ended(error) => return Err(error.clone()),
+            Line::Up(_) => {
                 return Err(Error::unavailable("the daemon", "the daemon that took the call is gone"));
             }
         };

@@ -48,7 +48,7 @@ impl Attachment {
             let held = self.lock();
             let (serial, ear, draining) = match &held.line {
                 Line::Up(link) => (link.serial, link.ear.clone(), link.draining),
-                Line::Closed => return,
+                Line::Ended(_) => return,
                 Line::Lost(_) => {
                     let interval = if held.awaits_restart() { REATTACH_INTERVAL } else { pause };
                     drop(held);

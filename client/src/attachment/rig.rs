@@ -40,6 +40,7 @@ impl Rig {
             request_timeout_ms: 60_000,
             tensor_bytes_max: AREA_BYTES,
             daemon_pid: 0,
+            job: None,
             neighbours: Vec::new(),
         };
         let shards = vec![(ClientEnd::open(&segment, AREA_BYTES).unwrap(), Doorbell::create().unwrap())];

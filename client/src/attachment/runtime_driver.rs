@@ -29,7 +29,7 @@ impl Attachment {
             return;
         }
         let mut held = self.lock();
-        if matches!(held.line, Line::Closed) || held.listening.has_failed || held.listening.has_runtime {
+        if matches!(held.line, Line::Ended(_)) || held.listening.has_failed || held.listening.has_runtime {
             return;
         }
         held.listening.has_runtime = true;
@@ -106,7 +106,7 @@ impl RuntimeDriver {
                 *heard = None;
                 Some(false)
             }
-            Line::Closed => None,
+            Line::Ended(_) => None,
         }
     }
 

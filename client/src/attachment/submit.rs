@@ -421,7 +421,7 @@ pub(super) fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceive
 /// The error if there is no link.
 pub(super) fn down(line: &Line) -> Error {
     match line {
-        Line::Lost(error) => error.clone(),
-        Line::Up(_) | Line::Closed => dropped(),
+        Line::Lost(error) | Line::Ended(error) => error.clone(),
+        Line::Up(_) => dropped(),
     }
 }

@@ -69,7 +69,7 @@ impl Attachment {
     pub(crate) fn link_number(&self) -> Option<u64> {
         match &self.lock().line {
             Line::Up(link) => Some(link.serial + 1),
-            Line::Lost(_) | Line::Closed => None,
+            Line::Lost(_) | Line::Ended(_) => None,
         }
     }
 
@@ -89,7 +89,7 @@ impl Attachment {
         self.lock().pump();
         let is_there = match &self.lock().line {
             Line::Up(link) => arenas.all(|arena| link.arenas.mapped.iter().any(|(number, _)| *number == arena)),
-            Line::Lost(_) | Line::Closed => false,
+            Line::Lost(_) | Line::Ended(_) => false,
         };
         is_there && self.link_that_lends(memory).is_some_and(|(_, ear)| !ear.wait_for_end(Duration::ZERO))
     }
@@ -101,7 +101,7 @@ impl Attachment {
                 let lends = |segment: &Segment| ptr::addr_eq(Arc::as_ptr(&segment.area), Arc::as_ptr(lender));
                 link.segments.iter().any(lends).then(|| (link.serial, link.ear.clone()))
             }
-            Line::Lost(_) | Line::Closed => None,
+            Line::Lost(_) | Line::Ended(_) => None,
         }
     }
 }

@@ -205,7 +205,7 @@ impl Attachment {
             Line::Up(_) if held.is_over(waiter) => held,
             Line::Up(_) if held.listening.thread => self.park(held, waiter),
             Line::Up(_) => self.listen(held, waiter),
-            Line::Lost(_) | Line::Closed => held,
+            Line::Lost(_) | Line::Ended(_) => held,
         }
     }
 
@@ -266,7 +266,7 @@ impl Attachment {
         let State { line, calls, .. } = &mut **held;
         match line {
             Line::Up(link) => link.may_sleep(deeply, calls),
-            Line::Lost(_) | Line::Closed => false,
+            Line::Lost(_) | Line::Ended(_) => false,
         }
     }
 
@@ -452,7 +452,7 @@ impl Held<'_> {
     pub(super) fn silent(&self) -> Error {
         let daemon = match &self.line {
             Line::Up(link) => &link.daemon,
-            Line::Lost(_) | Line::Closed => "the daemon",
+            Line::Lost(_) | Line::Ended(_) => "the daemon",
         };
         Error::unavailable(daemon, format!("it does not answer: the call's deadline passed {GRACE:?} ago"))
     }

@@ -35,6 +35,7 @@ pub const PORTION: Portion = Portion {
     tensor_bytes_max: 64 << 20,
     views: true,
     direct_lanes: true,
+    job: None,
 };
 
 /// What a daemon is started with.

@@ -42,6 +42,8 @@ pub(super) struct Greetings {
     limiter: AcceptLimiter,
     /// Dials of this side that failed because one side could not authenticate.
     denied: Tally,
+    /// Callers of other jobs.
+    strangers: Tally,
     /// Buffered bytes of callers' unfinished handshakes.
     held_bytes: usize,
     resolver: Resolver,
@@ -64,6 +66,7 @@ impl Greetings {
                 !engine.settings.authentication.is_open(),
             ),
             denied: Tally::of_log(),
+            strangers: Tally::of_log(),
             held_bytes: 0,
             resolver: Resolver::new(&engine.shard),
             pending: Arena::new(engine.settings.greetings_max),
@@ -364,6 +367,12 @@ impl Greetings {
             tracing::debug!(%from, "a probe was answered");
             return call.describe(self.engine.borrow_node(|node| node.introduction(via)));
         }
+        if let Err(reason) = self.engine.borrow_node(|node| node.check_job(&call.hello)) {
+            if let Some(callers) = self.strangers.add(self.engine.shard.now()) {
+                tracing::warn!(%from, peer = call.hello.address, callers, reason, "rejected a caller of another job");
+            }
+            return call.reject(RejectCode::Job, reason);
+        }
         if call.hello.streams().is_some() {
             if let Err(error) = self.engine.shard.unwatch(call.descriptor()) {
                 tracing::error!(%error, "a handshake cannot be unwatched");
@@ -397,6 +406,9 @@ impl Greetings {
         {
             tracing::error!(%error, "a handshake cannot be unwatched");
         }
+        if let Err(reason) = self.engine.borrow_node(|node| node.check_job(&welcome)) {
+            return self.dial_failed(peer, reason, DialFailureKind::Denied);
+        }
         if let Err(reason) = self.engine.check_features(&welcome) {
             return self.dial_failed(peer, reason, DialFailureKind::Final);
         }
@@ -418,7 +430,7 @@ impl Greetings {
                     RejectCode::Crossed => DialFailureKind::Crossed,
                     RejectCode::Full => DialFailureKind::Transient,
                     RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
-                    RejectCode::Unauthenticated => DialFailureKind::Denied,
+                    RejectCode::Unauthenticated | RejectCode::Job => DialFailureKind::Denied,
                 };
                 self.dial_failed(peer, format!("rejected: {}", reject.reason), kind);
             }

@@ -105,6 +105,7 @@ mod tests {
             shard: 0,
             lane: 0,
             address: "10.0.0.1:7000".into(),
+            job: None,
             tasks: Vec::new(),
         }
     }

@@ -10,7 +10,7 @@ use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::provider::LinkProvider;
 use sealane_transport::tcp::TcpSettings;
 use sealane_transport::trace::TraceSender;
-use sealane_transport::{Error, SessionLimits};
+use sealane_transport::{Error, JobName, SessionLimits};
 
 use crate::limits::{LINK_KINDS_MAX, TIMEOUT_MAX};
 use crate::node::{Fuse, NodeSettings};
@@ -67,6 +67,8 @@ pub struct EngineSettings {
     pub authentication: Authentication,
     /// Without authentication, also listen on addresses that other hosts can reach. Default `false`: that is an error.
     pub insecure: bool,
+    /// The name of the job: links connect only engines of the same job, or those without one. Default `None`.
+    pub job: Option<JobName>,
     /// Kinds of links besides TCP, the best first: each link uses the first that its peer also offers. At most
     /// [`LINK_KINDS_MAX`]. Default: none.
     pub links: Vec<Arc<dyn LinkProvider>>,
@@ -130,6 +132,7 @@ impl EngineSettings {
             path_reason: "the only network link in this build".into(),
             authentication: Authentication::default(),
             insecure: false,
+            job: None,
             links: Vec::new(),
             trace: None,
         })
@@ -193,6 +196,7 @@ impl EngineSettings {
             listeners: Vec::new(),
             path_reason: self.path_reason.clone(),
             authentication: self.authentication.clone(),
+            job: self.job.clone(),
             links: self.links.clone(),
             trace: self.trace.clone(),
             runtime: self.runtime.clone(),
@@ -210,6 +214,7 @@ impl EngineSettings {
             shard: shard as u16,
             shards: self.runtime.shards as u16,
             incarnation,
+            job: self.job.clone(),
             session: self.session.clone(),
             pending_sends_max: self.pending_sends_max,
             published_tensors_max: self.published_tensors_max,

@@ -150,8 +150,8 @@ impl Engine {
         let address = address.ok_or_else(not_there)?;
         // Random, so that it cannot be guessed: the number entitles a task to the socket.
         let number = RandomState::new().hash_one((task, peer, Instant::now()));
-        let hello = Hello::for_streams(task, peer, number);
         let settings = &self.0.settings;
+        let hello = Hello { job: settings.job.clone(), ..Hello::for_streams(task, peer, number) };
         let called = call((&address, &hello), &settings.tcp, &authentication, settings.handshake_timeout);
         let made = called.and_then(|dialed| dialed.link.into_socket().map_err(DialError::from));
         let socket = made.map_err(|error| Error::unavailable(peer, error.to_string()))?;

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
+use sealane_transport::job::describe;
 use sealane_transport::lane::shard_of;
 use sealane_transport::limits::INTRODUCTION_NAMES_BYTES_MAX;
 use sealane_transport::wire::{FEATURE_PROBE, Greeting, Hello, RejectCode};
@@ -82,9 +83,24 @@ impl Node {
             shards: settings.shards,
             shard: settings.shard,
             address: settings.addresses[usize::from(via)].to_string(),
+            job: settings.job.clone(),
             tasks: names.take_while(fits).collect(),
             ..Hello::probe()
         }
+    }
+
+    /// Checks that a peer that has introduced itself belongs to the job of this side.
+    ///
+    /// # Errors
+    /// Why it does not: names both jobs.
+    pub fn check_job(&self, hello: &Hello) -> Result<(), String> {
+        let Context { settings, .. } = &self.context;
+        if hello.job == settings.job {
+            return Ok(());
+        }
+        let (ours, theirs) = (describe(settings.job.as_ref()), describe(hello.job.as_ref()));
+        let here = settings.addresses.first().map(ToString::to_string).unwrap_or_default();
+        Err(format!("{here} serves {ours}, and its peer {theirs}: start both daemons with the same --job"))
     }
 
     /// The address at which a peer is dialed, while there is a session with it.

@@ -40,7 +40,7 @@ pub enum DialFailureKind {
     Transient,
     /// It will not work later either: another program or version.
     Final,
-    /// One side failed to authenticate.
+    /// One side failed to authenticate, or the two have different jobs.
     Denied,
 }
 

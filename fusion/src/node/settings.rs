@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sealane_transport::endpoint_map::{TaskName, TransportAddress};
-use sealane_transport::{LinkKind, SessionLimits};
+use sealane_transport::{JobName, LinkKind, SessionLimits};
 
 /// How messages of one turn leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,6 +28,8 @@ pub struct NodeSettings {
     pub shards: u16,
     /// Random, chosen when the process starts; another value means a restart.
     pub incarnation: u64,
+    /// The job; peers of another one are rejected.
+    pub job: Option<JobName>,
     /// Limits of each session.
     pub session: SessionLimits,
     /// Maximum tensors that wait or are not released. Default 1,048,576.

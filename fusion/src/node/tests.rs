@@ -51,6 +51,7 @@ fn settings(address: &str, tasks: &[&str]) -> NodeSettings {
         tasks: tasks.iter().map(|task| (task.parse().unwrap(), 0)).collect(),
         shard: 0,
         shards: 1,
+        job: None,
         incarnation: 1000,
         session: SessionLimits::default(),
         pending_sends_max: 1000,
@@ -150,7 +151,7 @@ impl Net {
                     RejectCode::Crossed => DialFailureKind::Crossed,
                     RejectCode::Full => DialFailureKind::Transient,
                     RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
-                    RejectCode::Unauthenticated => DialFailureKind::Denied,
+                    RejectCode::Unauthenticated | RejectCode::Job => DialFailureKind::Denied,
                 };
                 self.rejections.push((code, reason.clone()));
                 self.fail(from, peer, kind, &reason);

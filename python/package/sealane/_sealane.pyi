@@ -58,6 +58,8 @@ def attach(
     arena_bytes: int | None = None,
     timeout: float | None = None,
     idle_spin: float | None = None,
+    job: str | None = None,
+    replace: bool = False,
 ) -> Task:
     """Attaches this process to the host's daemon as ``task``, which the endpoint map lists."""
 
@@ -71,6 +73,7 @@ def embedded(
     secret_file: str | PathLike[str] | None = None,
     tls: tuple[str | PathLike[str], str | PathLike[str], str | PathLike[str]] | None = None,
     insecure: bool = False,
+    job: str | None = None,
 ) -> Task:
     """Starts the engine in this process, for one task of the endpoint map.
 

@@ -151,6 +151,7 @@ pub(super) fn node(host: usize, places: &[usize]) -> Result<Node, String> {
         tasks: own.map(|(_, task)| (task.parse().expect("a task"), 0)).collect(),
         shard: 0,
         shards: 1,
+        job: None,
         incarnation: 1 << (32 + host),
         session: SessionLimits::default(),
         pending_sends_max: 65_536,

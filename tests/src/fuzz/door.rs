@@ -182,6 +182,7 @@ fn hello() -> Hello {
         shard: 0,
         lane: 5,
         address: "10.0.0.1:7000".into(),
+        job: None,
         tasks: vec!["10.0.0.1:2222".into()],
     }
 }

@@ -36,6 +36,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
         shard: 3,
         lane: 9,
         address: "10.0.0.1:7000".into(),
+        job: Some("train-7".parse().expect("a valid name")),
         tasks: tasks.iter().map(|task| (*task).to_owned()).collect(),
     };
     let reject = Reject { code: RejectCode::Full, reason: "4096 links".into() };

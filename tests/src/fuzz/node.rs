@@ -51,6 +51,7 @@ pub(super) fn shard() -> Node {
         tasks: TASKS.iter().map(|task| (task.parse().expect("a task"), 0)).collect(),
         shard: 0,
         shards: 1,
+        job: None,
         incarnation: 1 << 40,
         session: SessionLimits {
             window: 4,
@@ -230,6 +231,7 @@ impl World {
             shard: 0,
             lane: script.byte().into(),
             address: script.one_of(&ADDRESSES).to_owned(),
+            job: None,
             tasks: (0..script.below(4)).map(|_| script.one_of(&PEERS).to_owned()).collect(),
         }
     }

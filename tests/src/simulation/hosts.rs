@@ -87,6 +87,7 @@ impl Simulation {
                 tasks: self.tasks_of(index).map(|task| (task, 0)).collect(),
                 shard: shard as u16,
                 shards: shards as u16,
+                job: None,
                 incarnation: (index as u64 + 1) * INCARNATION_STRIDE * 64 + u64::from(process) * INCARNATION_STRIDE,
                 session: self.climate.limits.clone(),
                 pending_sends_max: self.climate.pending_sends_max,

@@ -89,6 +89,7 @@ impl Simulation {
             shard: random.random_range(0..shards),
             lane: random.random(),
             address: address.to_string(),
+            job: None,
             tasks,
         }
     }

@@ -125,7 +125,7 @@ impl Simulation {
                     RejectCode::Crossed => DialFailureKind::Crossed,
                     RejectCode::Full => DialFailureKind::Transient,
                     RejectCode::Version | RejectCode::Refused => DialFailureKind::Final,
-                    RejectCode::Unauthenticated => DialFailureKind::Denied,
+                    RejectCode::Unauthenticated | RejectCode::Job => DialFailureKind::Denied,
                 };
                 self.agenda.add(self.now + after, Event::CallFails(id, kind, "rejected"));
             }

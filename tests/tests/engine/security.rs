@@ -56,6 +56,23 @@ fn denied(worker: &Engine) -> String {
     reason.to_string()
 }
 
+#[test]
+fn engines_of_different_jobs_do_not_talk() {
+    let of_jobs = |jobs: [Option<&str>; 2]| -> [Engine; 2] {
+        let set = |index: usize, settings: &mut EngineSettings| {
+            settings.job = jobs[index].map(|name: &str| name.parse().unwrap());
+        };
+        engines(2, set).try_into().ok().expect("two")
+    };
+    for jobs in [[Some("a"), Some("b")], [Some("a"), None], [None, Some("b")]] {
+        let [_ps, worker] = of_jobs(jobs);
+        let reason = denied(&worker);
+        let shown = jobs.map(|job| job.map_or("no named job".into(), |name| format!("job '{name}'")));
+        assert!(reason.contains(&format!("serves {}, and its peer {}", shown[0], shown[1])), "{reason}");
+    }
+    assert_they_talk(&of_jobs([Some("a"), Some("a")]));
+}
+
 fn callers(engine: &Engine) -> sealane_fusion::CallerCounters {
     // The first shard listens for all shards.
     engine.counters().unwrap()[0].callers

@@ -51,6 +51,7 @@ fn welcome(stream: &mut TcpStream) {
         shards: 1,
         shard: 0,
         address: "127.0.0.1:1".into(),
+        job: None,
         tasks: vec![task(0)],
         ..hello
     };

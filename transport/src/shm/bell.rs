@@ -3,7 +3,7 @@
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -18,6 +18,12 @@ use nix::{
 };
 
 use super::{error::ShmError, limits::RINGS_PER_WAKING};
+
+/// The byte of a ring.
+const RING: u8 = 1;
+
+/// The first byte of the message that another process is attached in the client's place; its process id follows in 4 bytes.
+const REPLACED: u8 = 2;
 
 /// Rung by a client to wake a shard: one eventfd per segment.
 ///
@@ -100,9 +106,18 @@ impl ClientBell {
         Ok((ClientBell(Arc::new(bell)), ClientEar::among_clients(ear)))
     }
 
+    /// Tells the client that the process `pid` is attached in its place.
+    ///
+    /// A client that is stopped and has never read its rings may miss this; it then only sees the socket close.
+    pub fn announce_successor(&self, pid: i32) {
+        let message = [&[REPLACED][..], &pid.to_le_bytes()].concat();
+        // A client whose socket is full or closed cannot be told.
+        let _ = send(self.0.as_raw_fd(), &message, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+    }
+
     pub fn ring(&self) {
         // If the socket is full, the bell has been rung already; if it is closed, its watcher notices.
-        let _ = send(self.0.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+        let _ = send(self.0.as_raw_fd(), &[RING], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 }
 
@@ -111,7 +126,7 @@ impl ClientBell {
 pub enum Woken {
     /// The daemon rang, or a signal came: look at the rings.
     Rung,
-    /// The daemon is gone. The rings may still hold what it wrote before.
+    /// The daemon is gone, or has attached another process in this one's place. The rings may still hold what it wrote before.
     HungUp,
     TimedOut,
 }
@@ -122,17 +137,19 @@ pub struct ClientEar {
     socket: OwnedFd,
     /// Rings are datagrams, and an empty one does not mean the end.
     is_of_datagrams: bool,
+    /// The process that is attached in this one's place.
+    successor: OnceLock<i32>,
 }
 
 impl ClientEar {
     /// Listens on the socket over which the client attached.
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, is_of_datagrams: false }
+        Self { socket, is_of_datagrams: false, successor: OnceLock::new() }
     }
 
     /// Listens to other clients on a socket from [`ClientBell::between_clients`]. Any of them may send anything.
     pub fn among_clients(socket: OwnedFd) -> Self {
-        Self { socket, is_of_datagrams: true }
+        Self { socket, is_of_datagrams: true, successor: OnceLock::new() }
     }
 
     /// Waits until the daemon rings or hangs up, at most for `timeout`. Call it after the client has announced its sleep on
@@ -167,11 +184,27 @@ impl ClientEar {
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
+    /// The process that is attached in this one's place, if the daemon has said so before it hung up.
+    pub fn successor(&self) -> Option<i32> {
+        // Another thread may have noticed the end without reading what came before.
+        if self.successor.get().is_none() {
+            self.take_rings();
+        }
+        self.successor.get().copied()
+    }
+
     /// Takes the rings that have come, without waiting, up to a limit; `HungUp` if the daemon has hung up behind them.
     pub fn take_rings(&self) -> Woken {
         for _ in 0..RINGS_PER_WAKING {
-            match recv(self.socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_DONTWAIT) {
+            let mut message = [0; 8];
+            match recv(self.socket.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT) {
                 Ok(0) if !self.is_of_datagrams => return Woken::HungUp,
+                // Only the daemon may say this.
+                Ok(5) if !self.is_of_datagrams && message[0] == REPLACED => {
+                    let [_, pid @ .., _, _, _] = message;
+                    self.successor.get_or_init(|| i32::from_le_bytes(pid));
+                    return Woken::HungUp;
+                }
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => break,
                 Err(_) => return Woken::HungUp,

@@ -4,14 +4,15 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{WireError, fixed, text};
-use crate::limits::{HELLO_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, TASKS_PER_HELLO};
+use crate::job::JobName;
+use crate::limits::{HELLO_BYTES_MAX, JOB_NAME_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, TASKS_PER_HELLO};
 
 /// The first eight bytes of every link.
 pub const MAGIC: [u8; 8] = *b"SEALANE\n";
 /// Oldest wire version that this side speaks.
-pub const VERSION_MIN: u16 = 5;
+pub const VERSION_MIN: u16 = 6;
 /// Newest wire version that this side speaks.
-pub const VERSION_MAX: u16 = 5;
+pub const VERSION_MAX: u16 = 6;
 /// Bytes before a greeting's body.
 pub const PREFACE_BYTES: usize = size_of::<Preface>();
 
@@ -58,11 +59,12 @@ struct HelloFixed {
     lane: U32,
     tasks: U16,
     address_bytes: U16,
+    job_bytes: U16,
 }
 
 const _: () = {
     assert!(size_of::<Preface>() == 20);
-    assert!(size_of::<HelloFixed>() == 48);
+    assert!(size_of::<HelloFixed>() == 50);
     assert!(TASKS_PER_HELLO <= u16::MAX as usize);
 };
 
@@ -88,6 +90,8 @@ pub struct Hello {
     pub lane: u32,
     /// This side's transport address, as in the endpoint map.
     pub address: String,
+    /// The job of this side: links connect only sides of the same job, or two without one.
+    pub job: Option<JobName>,
     /// The tasks served here; requests name them by their index in this list.
     pub tasks: Vec<String>,
 }
@@ -106,6 +110,8 @@ pub enum RejectCode {
     Refused = 4,
     /// The caller has not proven that it is authorized.
     Unauthenticated = 5,
+    /// The two sides are of different jobs.
+    Job = 6,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -217,6 +223,7 @@ impl RejectCode {
             3 => Ok(Self::Full),
             4 => Ok(Self::Refused),
             5 => Ok(Self::Unauthenticated),
+            6 => Ok(Self::Job),
             found => Err(WireError::BadValue { what: "reject code", found: u64::from(found) }),
         }
     }
@@ -235,6 +242,7 @@ impl Hello {
             shard: 0,
             lane: 0,
             address: String::new(),
+            job: None,
             tasks: Vec::new(),
         }
     }
@@ -274,6 +282,7 @@ impl Hello {
             return Err(WireError::TooLong { what: "handshake's list of tasks", found: tasks as u64, limit });
         }
         let address = name(&mut rest, fields.address_bytes.get())?;
+        let job = job(&mut rest, fields.job_bytes.get())?;
         let mut names = Vec::new();
         for _ in 0..tasks {
             let (length, after) = fixed::<U16>("task name", rest)?;
@@ -291,6 +300,7 @@ impl Hello {
             shard,
             lane: fields.lane.get(),
             address,
+            job,
             tasks: names,
         })
     }
@@ -310,9 +320,11 @@ impl Hello {
             lane: U32::new(self.lane),
             tasks: U16::new(self.tasks.len() as u16),
             address_bytes: U16::new(self.address.len() as u16),
+            job_bytes: U16::new(self.job.as_ref().map_or(0, |job| job.as_str().len() as u16)),
         };
         let mut body = fields.as_bytes().to_vec();
         body.extend_from_slice(self.address.as_bytes());
+        body.extend_from_slice(self.job.as_ref().map_or("", JobName::as_str).as_bytes());
         for task in &self.tasks {
             body.extend_from_slice(&(task.len() as u16).to_le_bytes());
             body.extend_from_slice(task.as_bytes());
@@ -320,6 +332,21 @@ impl Hello {
         assert!(body.len() <= HELLO_BYTES_MAX, "the engine checks its task names at start");
         body
     }
+}
+
+/// The sender's job; an empty name stands for none.
+fn job(rest: &mut &[u8], length: u16) -> Result<Option<JobName>, WireError> {
+    let bytes = usize::from(length);
+    if bytes > JOB_NAME_BYTES_MAX {
+        let (found, limit) = (length.into(), JOB_NAME_BYTES_MAX as u64);
+        return Err(WireError::TooLong { what: "job's name", found, limit });
+    }
+    let name = name(rest, length)?;
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let is_malformed = |_| WireError::BadValue { what: "length of a malformed job's name", found: length.into() };
+    name.parse().map(Some).map_err(is_malformed)
 }
 
 fn name(rest: &mut &[u8], length: u16) -> Result<String, WireError> {
@@ -349,6 +376,7 @@ mod tests {
             shard: 3,
             lane: 9,
             address: "10.0.0.1:7000".into(),
+            job: Some("train-7".parse().unwrap()),
             tasks: vec!["10.0.0.1:2222".into(), "10.0.0.1:2223".into()],
         }
     }
@@ -379,6 +407,23 @@ mod tests {
             Greeting::parse(&Greeting::Hello(long).to_bytes()),
             Err(WireError::TooLong { what: "name", .. })
         ));
+    }
+
+    #[test]
+    fn job_name_is_checked_when_read() {
+        let with = |place: usize, byte: u8| {
+            let mut bytes = Greeting::Hello(hello()).to_bytes();
+            bytes[place] = byte;
+            Greeting::parse(&bytes)
+        };
+        let (job_bytes, job) = (PREFACE_BYTES + 48, PREFACE_BYTES + 50 + "10.0.0.1:7000".len());
+        let Ok(Some((Greeting::Hello(same), _))) = with(job, b't') else { panic!("it is a hello") };
+        assert_eq!(same, hello());
+        for byte in [b' ', b'\n', 0x7f] {
+            let found = with(job, byte);
+            assert!(matches!(found, Err(WireError::BadValue { what: "length of a malformed job's name", .. })));
+        }
+        assert!(matches!(with(job_bytes + 1, 1), Err(WireError::TooLong { what: "job's name", found: 263, .. })));
     }
 
     #[test]

@@ -125,6 +125,7 @@ fn hello(peer: usize, visit: u64) -> Hello {
         shard: 0,
         lane: lane(&task, &ps_task(0)),
         address: address(peer),
+        job: None,
         tasks: vec![task],
     }
 }

@@ -86,6 +86,13 @@ impl Connections {
         self.by_number.remove(&number)
     }
 
+    /// The client that is attached as `task`, or whose welcome is being sent: its connection's number, its process and user.
+    pub(super) fn holder(&self, task: &str) -> Option<(u64, Credentials)> {
+        let is_holder = |connection: &Connection| matches!(&connection.stage, Stage::Welcoming(client, _) | Stage::Attached(client) if client.task == task);
+        let found = self.by_number.iter().find(|(_, connection)| is_holder(connection));
+        found.map(|(number, connection)| (*number, connection.peer))
+    }
+
     /// Number of clients, including those whose welcome is being sent.
     pub(super) fn clients(&self) -> usize {
         let is_client =

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sealane_fusion::{Engine, LaneEnd, Portion};
 use sealane_transport::Error;
-use sealane_transport::shm::ShmError;
-use sealane_transport::shm::attach::{self, Attach, Request, RequestError};
+use sealane_transport::job::describe;
+use sealane_transport::shm::attach::{self, Attach, Credentials, Request, RequestError};
+use sealane_transport::shm::{ClientBell, ShmError};
 
 use super::connecting;
 use super::connections::{Client, Connections, Stage};
 use super::drain::{Drain, Progress};
-use super::gate::Gate;
+use super::gate::{Gate, Rejection};
 use super::hand_over::Heir;
 use super::instruments::Instruments;
 use super::metrics::{Metrics, MetricsListener};
@@ -315,14 +316,21 @@ impl Control {
             return true;
         }
         let answered = match request {
-            Request::Attach(wish) => self.attach(now, number, &wish),
+            Request::Attach(wish) => match self.attach(now, number, &wish) {
+                Ok(()) => Ok(()),
+                Err(Rejection::OtherJob) => {
+                    self.refuse_for_job(number, &wish);
+                    return true;
+                }
+                Err(Rejection::Refused(error)) => Err(error),
+            },
             Request::Drain { .. } => self.drain_for(now, number),
             Request::Arena { arena, .. } => self.show_arena(number, arena),
             Request::Lane { task, peer, .. } => self.give_lane(number, &task, &peer),
             Request::Connect { task, peer, .. } => self.connect_for_stream(number, task, peer),
             Request::Connection { task, peer, number: which, .. } => self.give_connection(number, &task, &peer, which),
             Request::Show { .. } => self.show(number),
-            Request::TakeOver { .. } => self.show_estate(now, number),
+            Request::TakeOver { job, .. } => self.show_estate(now, number, job.as_ref()),
             Request::HandOver { .. } => self.begin_hand_over(now, number),
             Request::Taken { .. } => return !self.let_go(number),
         };
@@ -332,14 +340,18 @@ impl Control {
         true
     }
 
-    fn attach(&mut self, now: Instant, number: u64, wish: &Attach) -> Result<(), Error> {
+    fn attach(&mut self, now: Instant, number: u64, wish: &Attach) -> Result<(), Rejection> {
         if self.drain.is_some() {
-            return Err(Error::unavailable("this daemon", "it is draining; attach again after its restart"));
+            return Err(Error::unavailable("this daemon", "it is draining; attach again after its restart").into());
         }
-        let clients = self.connections.clients();
-        let connection = self.connections.get_mut(number).expect("it asks");
-        let peer = connection.peer;
+        let holder = if wish.replace { self.connections.holder(&wish.task) } else { None };
+        let clients = self.connections.clients() - usize::from(holder.is_some());
+        let peer = self.connections.get_mut(number).expect("it asks").peer;
         self.gate.may_attach(wish, clients)?;
+        if let Some(holder) = holder {
+            self.detach_holder(&wish.task, holder, peer)?;
+        }
+        let connection = self.connections.get_mut(number).expect("it asks");
         tasks::must_be_free(&wish.task, &self.engine.tasks(), self.engine.attached(&wish.task))?;
         let failed = |error: ShmError| Error::full("memory of this host", error.to_string());
         let wish = &Attach { arena_bytes: self.gate.arena_bytes(wish), ..wish.clone() };
@@ -356,6 +368,29 @@ impl Control {
         (connection.stage, connection.since) = (Stage::Welcoming(client, welcoming), now);
         self.readiness.change(&*connection.socket, For::Writing, Ready::Connection(number));
         let _goes_on = self.serve(now, number);
+        Ok(())
+    }
+
+    /// Detaches the process that is attached as `task` over a connection, for another process of its user.
+    ///
+    /// # Errors
+    /// PermissionDenied if it is another user's.
+    fn detach_holder(
+        &mut self,
+        task: &str,
+        (number, holder): (u64, Credentials),
+        by: Credentials,
+    ) -> Result<(), Error> {
+        self.gate.may_replace(by.uid, (holder.pid, holder.uid), task)?;
+        let connection = self.connections.get_mut(number).expect("just found");
+        ClientBell::new(Arc::clone(&connection.socket)).announce_successor(by.pid);
+        tracing::warn!(
+            task,
+            pid = by.pid,
+            replaced_pid = holder.pid,
+            "a process replaced the one attached as its task"
+        );
+        self.hang_up(number, &format!("process {} replaced it", by.pid));
         Ok(())
     }
 
@@ -462,21 +497,35 @@ impl Control {
         Ok(())
     }
 
+    /// Tells a client that it belongs to another job, and ends its connection.
+    fn refuse_for_job(&mut self, number: u64, wish: &Attach) {
+        let (ours, theirs) = (describe(self.portion.job.as_ref()), describe(wish.job.name()));
+        let reason = format!("this daemon serves {ours}, and the client that wants to be {} {theirs}", wish.task);
+        let Some(socket) = self.remove_refused(number, &reason) else { return };
+        // It does not matter if the process no longer listens.
+        let _ = attach::refuse_for_job(&socket, self.portion.job.as_ref());
+    }
+
     /// Tells a connection why its request is refused, and ends it.
     pub(super) fn refuse(&mut self, number: u64, error: &Error) {
-        let Some(connection) = self.connections.remove(number) else { return };
+        let Some(socket) = self.remove_refused(number, &error.to_string()) else { return };
+        // It does not matter if the process no longer listens.
+        let _ = attach::refuse(&socket, error);
+    }
+
+    /// Removes a connection whose request is refused, logs the refusal, and returns the socket for the answer.
+    fn remove_refused(&mut self, number: u64, error: &str) -> Option<Arc<OwnedFd>> {
+        let connection = self.connections.remove(number)?;
         if self.is_heir(number) {
             self.serve_again("it asked for something else");
         }
-        let peer = connection.peer;
-        if let Some((error, unlogged)) = self.refusals.add(Instant::now(), &error.to_string()) {
+        if let Some((error, unlogged)) = self.refusals.add(Instant::now(), error) {
             if unlogged > 0 {
                 tracing::warn!(unlogged, "more clients were refused within a minute than the log says");
             }
-            tracing::warn!(pid = peer.pid, uid = peer.uid, %error, "a client was refused");
+            tracing::warn!(pid = connection.peer.pid, uid = connection.peer.uid, %error, "a client was refused");
         }
-        // It does not matter if the process no longer listens.
-        let _ = attach::refuse(&connection.socket, error);
+        Some(connection.socket)
     }
 
     fn drop_overdue(&mut self, now: Instant) {

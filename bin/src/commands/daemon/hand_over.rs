@@ -5,9 +5,9 @@ use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use sealane_transport::Error;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::shm::attach::{self, Bequest, Estate};
+use sealane_transport::{Error, JobName};
 
 use super::connections::Stage;
 use super::control::Control;
@@ -38,9 +38,10 @@ struct Sent {
 }
 
 impl Control {
-    /// Tells the next daemon what this one has.
-    pub(super) fn show_estate(&mut self, now: Instant, number: u64) -> Result<(), Error> {
+    /// Tells the next daemon, of `job`, what this one has.
+    pub(super) fn show_estate(&mut self, now: Instant, number: u64, job: Option<&JobName>) -> Result<(), Error> {
         let connection = self.connections.get_mut(number).expect("it asks");
+        self.gate.check_successor(job)?;
         if self.drain.is_some() {
             return Err(Error::unavailable("this daemon", "it is draining; start the next one once it has exited"));
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use sealane_fusion::Engine;
+use sealane_transport::JobName;
 
 use crate::figures::{Credentials, Figures, SCHEMA, State, days_left, unix_ms};
 
@@ -12,6 +13,7 @@ use crate::figures::{Credentials, Figures, SCHEMA, State, days_left, unix_ms};
 #[derive(Clone)]
 pub(super) struct Instruments {
     engine: Engine,
+    job: Option<JobName>,
     began: Instant,
     drains: Arc<AtomicBool>,
     credentials: Arc<CredentialCounts>,
@@ -25,8 +27,8 @@ struct CredentialCounts {
 }
 
 impl Instruments {
-    pub(super) fn new(engine: Engine) -> Self {
-        Self { engine, began: Instant::now(), drains: Arc::default(), credentials: Arc::default() }
+    pub(super) fn new(engine: Engine, job: Option<JobName>) -> Self {
+        Self { engine, job, began: Instant::now(), drains: Arc::default(), credentials: Arc::default() }
     }
 
     pub(super) fn drains(&self) {
@@ -71,6 +73,7 @@ impl Instruments {
             taken_unix_ms: unix_ms(SystemTime::now()),
             uptime_ms: self.began.elapsed().as_millis() as u64,
             state: self.state(),
+            job: self.job.clone().map(String::from),
             executor: self.engine.executor().to_string(),
             addresses: self.engine.addresses().iter().map(ToString::to_string).collect(),
             tasks: self.engine.tasks().iter().map(ToString::to_string).collect(),

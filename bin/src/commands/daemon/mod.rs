@@ -33,6 +33,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{Pid, geteuid, getppid};
 use sealane_fusion::{Engine, EngineSettings, Portion};
+use sealane_transport::JobName;
 use sealane_transport::endpoint_map::TaskName;
 
 use self::connections::Connections;
@@ -97,6 +98,10 @@ pub(crate) struct PlacesFlags {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
+    /// Name of the job: clients and peers of another job are refused
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+
     /// Address to serve metrics on over HTTP, such as 127.0.0.1:9490, or off
     #[arg(long, value_name = "ADDR")]
     metrics: Option<String>,
@@ -105,7 +110,8 @@ pub(crate) struct PlacesFlags {
 impl PlacesFlags {
     pub(crate) fn overrides(&self) -> Result<impl Iterator<Item = Override>, Failure> {
         let metrics = self.metrics.as_ref().map(|address| Override::new("--metrics", "daemon.metrics", address));
-        Ok(socket_override(self.socket.as_ref())?.into_iter().chain(metrics))
+        let job = self.job.as_ref().map(|name| Override::new("--job", "daemon.job", name));
+        Ok(socket_override(self.socket.as_ref())?.into_iter().chain(job).chain(metrics))
     }
 }
 
@@ -143,7 +149,8 @@ pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Fail
     let open_to_others = gate.is_open_to_others();
     // Before the engine starts: a second daemon should report the first one, not a port that is in use.
     let path = &settings.daemon.socket.value;
-    let found = if args.take_over { Predecessor::find(path)? } else { Err(Claim::take(path)?) };
+    let job = settings.daemon.job.value.as_ref();
+    let found = if args.take_over { Predecessor::find(path, job)? } else { Err(Claim::take(path)?) };
     let serving = match found {
         Err(claim) => {
             let metrics = MetricsListener::bind(&settings.daemon.metrics)?;
@@ -207,9 +214,9 @@ fn serve(
     signals: Signals,
     log_is_json: bool,
 ) -> Result<Control, Failure> {
-    let instruments = Instruments::new(engine.clone());
+    let instruments = Instruments::new(engine.clone(), settings.daemon.job.value.clone());
     let metrics = metrics.map(|listener| listener.serve(instruments.clone())).transpose()?;
-    announce(&engine, &map, &socket, metrics.as_ref(), log_is_json);
+    announce((&engine, settings.daemon.job.value.as_ref()), &map, &socket, metrics.as_ref(), log_is_json);
     let mut control = Control {
         portion: Portion {
             shards: engine.shards(),
@@ -218,6 +225,7 @@ fn serve(
             tensor_bytes_max: settings.transport.tensor_bytes_max.value,
             views: settings.daemon.views.value,
             direct_lanes: settings.daemon.direct_lanes.value,
+            job: settings.daemon.job.value.clone(),
         },
         engine,
         instruments,
@@ -258,12 +266,19 @@ fn watch(settings: &Settings) -> Option<Watch> {
 }
 
 /// Announces the start: one line for people who start the daemon by hand, and for programs in the log's own form.
-fn announce(engine: &Engine, map: &MapInUse, socket: &ClientSocket, metrics: Option<&Metrics>, is_json: bool) {
+fn announce(
+    (engine, job): (&Engine, Option<&JobName>),
+    map: &MapInUse,
+    socket: &ClientSocket,
+    metrics: Option<&Metrics>,
+    is_json: bool,
+) {
     let serves = tasks::by_address(&map.snapshot(), &engine.tasks());
     let path = socket.path().display();
+    let job = job.map_or_else(String::new, |job| format!(" of job '{job}'"));
     let metrics =
         metrics.map_or_else(String::new, |metrics| format!("; metrics at http://{}/metrics", metrics.address()));
-    let line = format!("{ANNOUNCEMENT}{serves}; clients attach at {path}{metrics}");
+    let line = format!("{ANNOUNCEMENT}{serves}{job}; clients attach at {path}{metrics}");
     if is_json {
         tracing::info!("{line}");
     } else {

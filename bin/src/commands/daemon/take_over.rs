@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use sealane_fusion::{Engine, EngineSettings, Prepared};
 use sealane_runtime::CpuClaim;
+use sealane_transport::JobName;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::shm::attach::{AttachError, Estate, Inheritance, Shown, Successor};
 
@@ -46,18 +47,18 @@ pub(super) struct Predecessor {
 }
 
 impl Predecessor {
-    /// The daemon that serves at the path, or the right to serve there if none does.
+    /// The daemon that serves `job` at the path, or the right to serve there if none does.
     ///
     /// # Errors
     /// The daemon that serves there does not hand over to this one, or the path cannot be used.
-    pub(super) fn find(path: &Path) -> Result<Result<Predecessor, Claim>, Failure> {
+    pub(super) fn find(path: &Path, job: Option<&JobName>) -> Result<Result<Predecessor, Claim>, Failure> {
         let until = Instant::now() + SHOWING_TIME;
         let announced = loop {
             if let Ok(claim) = Claim::take_if_free(path)? {
                 tracing::info!(socket = %path.display(), "no daemon serves here, so there is none to take over from");
                 return Ok(Err(claim));
             }
-            match Successor::announce(path, until) {
+            match Successor::announce(path, job.cloned(), until) {
                 // It is starting, or about to end.
                 Err(AttachError::Connect { .. } | AttachError::HungUp) if Instant::now() < until => {
                     std::thread::sleep(LOCK_LOOK);

@@ -61,8 +61,8 @@ pub(super) fn must_be_free(task: &str, served: &[TaskName], taken: Option<i32>) 
         Some(pid) => Err(Error::unavailable(
             task,
             format!(
-                "process {pid} is already attached as this task; only one \
-                 process may be"
+                "process {pid} is already attached as this task, and only one process may be; if it is left over, end it, \
+                 or attach with replace=True"
             ),
         )),
     }
@@ -159,7 +159,11 @@ mod tests {
         let unknown = must_be_free("b:1", &served, None).unwrap_err().to_string();
         assert!(unknown.starts_with("task b:1 is not known: this daemon serves a:1; "), "{unknown}");
         let taken = must_be_free("a:1", &served, Some(7)).unwrap_err().to_string();
-        assert_eq!(taken, "a:1 is unavailable: process 7 is already attached as this task; only one process may be");
+        assert_eq!(
+            taken,
+            "a:1 is unavailable: process 7 is already attached as this task, and only one process may be; \
+                    if it is left over, end it, or attach with replace=True"
+        );
     }
 
     #[test]

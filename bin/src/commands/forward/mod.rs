@@ -82,7 +82,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
         Source::Default => Attach::new(&args.task),
         _ => Attach::new(&args.task).socket(&settings.daemon.socket.value),
     };
-    let task = attach.attach().map_err(Failure::work)?;
+    let task = settings.daemon.for_client(attach).attach().map_err(Failure::work)?;
     let streams = Streams::of(&task);
     let name: Arc<str> = args.name.as_str().into();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -39,8 +39,9 @@ fn head(now: &Figures) -> [String; 3] {
     };
     let (tasks, shards) = (counted(now.tasks.len(), "task"), counted(now.shards.len(), "shard"));
     let clients = counted(clients, "client");
+    let job = now.job.as_ref().map_or_else(String::new, |job| format!(" job '{job}'"));
     [
-        format!("sealane {}, process {}, {} for {uptime}", now.version, now.pid, now.state),
+        format!("sealane {}, process {}, {}{job} for {uptime}", now.version, now.pid, now.state),
         format!("{tasks} at {}; {shards} on {}; {clients}{failed}", now.addresses.join(", "), now.executor),
         credentials(&now.credentials),
     ]

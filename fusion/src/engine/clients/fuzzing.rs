@@ -186,6 +186,7 @@ fn client(task: u16, number: u64, [arena_bytes, area_bytes]: [u64; 2]) -> Result
             request_timeout_ms: TIMEOUT_MS,
             tensor_bytes_max: arena_bytes,
             daemon_pid: std::process::id(),
+            job: None,
             neighbours: Vec::new(),
         },
         arena: theirs,

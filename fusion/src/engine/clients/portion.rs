@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sealane_transport::JobName;
 use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::shm::attach::{Attach, Credentials, ShardDescriptors, VERSION, Welcome, Welcoming};
 use sealane_transport::shm::limits::MESSAGE_BYTES_MAX;
@@ -34,6 +35,8 @@ pub struct Portion {
     pub views: bool,
     /// Clients of one user may send each other small tensors through a lane of their own.
     pub direct_lanes: bool,
+    /// The job that clients are told.
+    pub job: Option<JobName>,
 }
 
 fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
@@ -79,6 +82,7 @@ impl Portion {
             request_timeout_ms: u64::try_from(self.request_timeout.as_millis()).unwrap_or(u64::MAX),
             tensor_bytes_max: self.tensor_bytes_max,
             daemon_pid: std::process::id(),
+            job: self.job.clone(),
             neighbours: self.neighbours(&wish.task, tasks),
         };
         let bell = ClientBell::new(Arc::clone(socket));

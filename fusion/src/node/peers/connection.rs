@@ -75,6 +75,7 @@ impl Peers {
             shard: settings.shard,
             lane: peer.lane,
             address: settings.addresses[usize::from(peer.via)].to_string(),
+            job: settings.job.clone(),
             tasks: pairs.tasks().map(TaskName::to_string).collect(),
         }
     }

@@ -23,6 +23,7 @@ use nix::{
 use super::{Answer, Attach, Request, VERSION, Welcome, encode};
 use crate::{
     error::Error,
+    job::{JobName, describe},
     shm::{
         bell::{ClientBell, ClientEar, Doorbell},
         descriptors::{self, Message},
@@ -42,6 +43,9 @@ pub enum AttachError {
     Connect { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Refused(Error),
+    /// The daemon serves `job`, and not the one that was required.
+    #[error("the daemon serves {}", describe(job.as_ref()))]
+    OtherJob { job: Option<JobName> },
     #[error("the daemon did not answer in time")]
     TimedOut,
     /// The daemon closed the socket without an answer.
@@ -83,6 +87,7 @@ pub fn attach(path: &Path, wish: &Attach, populate: bool, deadline: Instant) -> 
     let welcome = match answer {
         Answer::Welcome(welcome) => welcome,
         Answer::Refused(refused) => return Err(refusal(refused)),
+        Answer::OtherJob { job } => return Err(AttachError::OtherJob { job }),
         _ => return Err(AttachError::answer("it is not a welcome")),
     };
     let (Some(arena), None) = (arena.pop(), arena.pop()) else {

@@ -23,6 +23,7 @@ use nix::{
 use super::{Answer, HAND_OVER_VERSION, Request, VERSION, Versioned, Welcome, encode};
 use crate::{
     error::Error,
+    job::JobName,
     shm::{
         bell::{ClientBell, ClientEar},
         descriptors,
@@ -212,6 +213,14 @@ impl Welcoming {
 /// [`ShmError::System`] if the client is gone or does not read.
 pub fn refuse(socket: &OwnedFd, error: &Error) -> Result<(), ShmError> {
     answer(socket, &Answer::Refused(error.into()))
+}
+
+/// Tells a client that this daemon serves `job`, and not the one that the client requires; the daemon disconnects afterwards.
+///
+/// # Errors
+/// [`ShmError::System`] if the client is gone or does not read.
+pub fn refuse_for_job(socket: &OwnedFd, job: Option<&JobName>) -> Result<(), ShmError> {
+    answer(socket, &Answer::OtherJob { job: job.cloned() })
 }
 
 /// Tells a client that the daemon has begun to drain.

@@ -25,13 +25,13 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::{failure::Failure, fields::Malformed};
-use crate::error::Error;
+use crate::{error::Error, job::JobName};
 
 pub use self::{
     client::{AttachError, Attached, GivenLane, attach, connect, connection, drain, lane, map_arena, show},
     daemon::{
         Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, give_connection,
-        give_lane, listen, listen_again, read_request, refuse, show_arena, show_figures,
+        give_lane, listen, listen_again, read_request, refuse, refuse_for_job, show_arena, show_figures,
     },
     predecessor::{Bequest, bequeath, let_go, show_estate},
     successor::{Inheritance, Shown, Successor},
@@ -39,7 +39,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon
 /// must have the same.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 /// Version of the conversation by which one daemon takes the place of another. It changes independently of [`VERSION`], so
 /// that a daemon can hand over to another release.
@@ -55,12 +55,51 @@ pub struct Attach {
     pub arena_bytes: u64,
     /// The daemon may grant less than that.
     pub or_less: bool,
+    pub job: RequiredJob,
+    /// The daemon is to detach another process of the same user that is attached as the task.
+    pub replace: bool,
+}
+
+/// The job that a client requires its daemon to serve.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequiredJob {
+    /// Any: the client joins the daemon's job.
+    Any,
+    /// None: the client was attached to a daemon without a job's name.
+    Unnamed,
+    Named(JobName),
+}
+
+impl RequiredJob {
+    /// The requirement of a client that belongs to `job`.
+    pub fn exactly(job: Option<JobName>) -> Self {
+        job.map_or(Self::Unnamed, Self::Named)
+    }
+
+    /// True if a daemon of `job` will do.
+    pub fn allows(&self, job: Option<&JobName>) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Unnamed => job.is_none(),
+            Self::Named(name) => job == Some(name),
+        }
+    }
+
+    /// The required job's name, if it has one.
+    pub fn name(&self) -> Option<&JobName> {
+        match self {
+            Self::Any | Self::Unnamed => None,
+            Self::Named(name) => Some(name),
+        }
+    }
 }
 
 impl Attach {
     /// A request with this version.
     pub fn new(task: impl Into<String>, arena_bytes: u64) -> Self {
-        Self { version: VERSION, task: task.into(), arena_bytes, or_less: false }
+        let (job, replace) = (RequiredJob::Any, false);
+        Self { version: VERSION, task: task.into(), arena_bytes, or_less: false, job, replace }
     }
 }
 
@@ -79,6 +118,8 @@ pub struct Welcome {
     pub request_timeout_ms: u64,
     pub tensor_bytes_max: u64,
     pub daemon_pid: u32,
+    /// The daemon's job.
+    pub job: Option<JobName>,
     /// Tasks of this host with whose clients this one may have a direct lane.
     pub neighbours: Vec<String>,
 }
@@ -134,6 +175,9 @@ pub enum Request {
     TakeOver {
         /// The successor's [`HAND_OVER_VERSION`].
         version: u32,
+        /// The successor's job.
+        #[serde(default)]
+        job: Option<JobName>,
     },
     /// To drain and hand over its sockets: its successor is prepared.
     HandOver {
@@ -217,6 +261,10 @@ enum Answer {
         index: u32,
     },
     Refused(Refused),
+    /// The daemon serves this job, and the client requires another one.
+    OtherJob {
+        job: Option<JobName>,
+    },
     Draining,
     /// Comes with an arena of `bytes` bytes, read-only.
     Arena {

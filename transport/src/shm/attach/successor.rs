@@ -7,6 +7,7 @@ use super::{
     client::{Conversation, read_text, refusal},
     credentials,
 };
+use crate::job::JobName;
 use crate::shm::limits::{ESTATE_BYTES_MAX, LISTENERS_MAX, SHARDS_MAX};
 
 /// A daemon that is about to take the place of the one at the other end. If this is dropped before [`taken`](Self::taken),
@@ -37,12 +38,12 @@ pub struct Inheritance {
 }
 
 impl Successor {
-    /// Asks the daemon at `path` for its state.
+    /// Asks the daemon at `path` for its state, on behalf of a daemon of `job`.
     ///
     /// # Errors
     /// [`AttachError`]; the daemon there keeps serving.
-    pub fn announce(path: &Path, deadline: Instant) -> Result<(Successor, Shown), AttachError> {
-        let request = Request::TakeOver { version: HAND_OVER_VERSION };
+    pub fn announce(path: &Path, job: Option<JobName>, deadline: Instant) -> Result<(Successor, Shown), AttachError> {
+        let request = Request::TakeOver { version: HAND_OVER_VERSION, job };
         let mut talk = Conversation::begin(path, &request, deadline)?;
         let predecessor = credentials(&talk.socket)?;
         let (answer, memory) = talk.next()?;

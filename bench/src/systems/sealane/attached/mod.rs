@@ -188,6 +188,7 @@ fn admit(
         tensor_bytes_max: SIZE_BYTES_MAX as u64,
         views: past_the_engine,
         direct_lanes: past_the_engine,
+        job: None,
     };
     let peer = attach::credentials(socket).map_err(failed)?;
     let made = portion.make(wish, peer, socket, &engine.tasks());

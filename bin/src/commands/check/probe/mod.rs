@@ -7,9 +7,11 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use sealane_transport::JobName;
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, Host, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
+use sealane_transport::job::describe;
 use sealane_transport::limits::INTRODUCTION_NAMES_BYTES_MAX;
 use sealane_transport::tcp::{DialError, TcpSettings, resolve};
 use sealane_transport::wire::{FEATURE_VERBS, Hello, RejectCode, VERSION_MAX, WireError};
@@ -39,6 +41,8 @@ struct Peer {
     wire_version: u16,
     /// `loopback`, `verbs` or `tcp`: the link that tensors would take.
     link: &'static str,
+    /// The peer's job.
+    job: Option<JobName>,
     shards: u16,
     tasks: Vec<String>,
     /// Time until the connection was established: one round trip.
@@ -57,6 +61,8 @@ pub(super) struct Prober<'a> {
     /// The transport addresses that this host serves.
     pub(super) ours: &'a HashSet<TransportAddress>,
     pub(super) has_verbs: bool,
+    /// The job of this host's daemon.
+    pub(super) job: Option<&'a JobName>,
     /// True if it would rather have no link than one without verbs.
     pub(super) requires_verbs: bool,
 }
@@ -101,6 +107,12 @@ impl Prober<'_> {
                 impostor,
                 advice("create its certificate with the task's name (sealane keys tls --help)"),
             )
+        } else if welcome.job.as_ref() != self.job {
+            let (theirs, ours) = (describe(welcome.job.as_ref()), describe(self.job));
+            let says = format!("it serves {theirs}, and this host {ours}");
+            let remedy =
+                advice("start both daemons with the same --job, or give the jobs different addresses in the map");
+            Finding::fails(NAME, says, remedy)
         } else if self.requires_verbs && !is_ours && !both_have_verbs {
             let says = "verbs are required (transport.require), and it offers none";
             Finding::fails(NAME, says, advice("run `sealane check` there: it says what is missing"))
@@ -113,6 +125,7 @@ impl Prober<'_> {
         let peer = Peer {
             wire_version: VERSION_MAX,
             link,
+            job: welcome.job,
             shards: welcome.shards,
             tasks: welcome.tasks,
             connect_us: microseconds(connected_in),

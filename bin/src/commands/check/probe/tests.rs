@@ -23,6 +23,7 @@ fn prober(ours: &HashSet<TransportAddress>, patience: Duration) -> Prober<'_> {
         authentication: Authentication::default(),
         patience,
         ours,
+        job: None,
         has_verbs: false,
         requires_verbs: false,
     }

@@ -71,9 +71,11 @@ impl Collector for Shown {
 
 /// Metrics of the daemon as a whole.
 fn daemon(figures: &Figures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-    encoder
-        .encode_descriptor("build", "The daemon's program", None, MetricType::Info)?
-        .encode_info(&[("version", figures.version.as_str()), ("executor", figures.executor.as_str())])?;
+    encoder.encode_descriptor("build", "The daemon's program", None, MetricType::Info)?.encode_info(&[
+        ("version", figures.version.as_str()),
+        ("executor", figures.executor.as_str()),
+        ("job", figures.job.as_deref().unwrap_or_default()),
+    ])?;
     let mut gauge =
         |name, help, value: f64| encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value);
     gauge("uptime_seconds", "Seconds since the daemon began to serve", figures.uptime_ms as f64 / 1e3)?;

@@ -5,13 +5,14 @@
 mod fixture;
 
 use std::fs::{self, DirBuilder, Permissions};
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Trial};
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         trial("a_stranger_is_told_what_to_do", a_stranger_is_told_what_to_do),
         trial("another_users_memory_is_not_shown", another_users_memory_is_not_shown),
         trial("process_of_another_user_is_not_replaced", process_of_another_user_is_not_replaced),
+        trial("user_without_a_runtime_directory_has_a_socket", user_without_a_runtime_directory_has_a_socket),
         trial("check_fails_where_a_socket_is_not_ours_to_use", check_fails_where_a_socket_is_not_ours_to_use),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -145,7 +147,16 @@ fn a_stranger_is_told_what_to_do() {
     let error = refused(place.socket());
     assert_eq!(error.code(), Code::PermissionDenied);
     let text = error.to_string();
-    assert!(text.contains("belongs to another user: run as the user of the daemon"), "{text}");
+    let remedy =
+        format!("belongs to another user: run as the daemon's user, or add user id {STRANGER} to daemon.allowed_uids");
+    assert!(text.contains(&remedy), "{text}");
+    let program = Program::of(&place);
+    let socket = place.socket();
+    for command in [&["stat"][..], &["forward", "--task", WORKER, "--to", PS, "--listen", "127.0.0.1:0"]] {
+        let output = program.run(STRANGER, &[command, &["--socket", socket.to_str().unwrap()]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&remedy) && !said.contains("start one"), "{said}");
+    }
     daemon.stop();
 
     // Where some other users are allowed, the daemon itself checks who connects.
@@ -166,7 +177,10 @@ fn process_of_another_user_is_not_replaced() {
     let first = attach(FRIEND).unwrap();
     let error = attach(0).unwrap_err();
     assert_eq!(error.code(), Code::PermissionDenied);
-    assert!(error.to_string().contains(&format!("of user id {FRIEND} is attached as {PS}; only a process of that user")), "{error}");
+    assert!(
+        error.to_string().contains(&format!("of user id {FRIEND} is attached as {PS}; only a process of that user")),
+        "{error}"
+    );
     first.publish("w", 1, Tensor::from_elements(&[1], &[7_u8]).unwrap()).wait().unwrap();
     let _second = attach(FRIEND).unwrap();
 }
@@ -199,6 +213,83 @@ fn another_users_memory_is_not_shown() {
     assert!(views(&consumer, FRIEND));
 }
 
+/// The program, where other users may execute it.
+struct Program<'a> {
+    place: &'a Place,
+    path: PathBuf,
+}
+
+impl Program<'_> {
+    fn of(place: &Place) -> Program<'_> {
+        // Another process makes the copy: if this one wrote it, a child might still have it open for writing when it is executed.
+        let path = place.path("sealane");
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sealane")).arg(&path).status();
+        assert!(copied.unwrap().success());
+        Program { place, path }
+    }
+
+    /// The program run by a user whose environment is empty.
+    fn command(&self, uid: u32, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.path);
+        command.current_dir(&self.place.directory).env_clear().stdin(Stdio::null()).uid(uid).args(arguments);
+        command
+    }
+
+    fn run(&self, uid: u32, arguments: &[&str]) -> Output {
+        self.command(uid, arguments).output().unwrap()
+    }
+}
+
+fn user_without_a_runtime_directory_has_a_socket() {
+    /// Removed with all that is in it.
+    struct Directory(PathBuf);
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+    // The directory's path follows from the user id, so no other test may use the same.
+    let uid = 1_000_000 + std::process::id();
+    let directory = Directory(format!("/tmp/sealane-{uid}").into());
+    let socket = directory.0.join("sealane.sock");
+    let find = || as_user(uid, || sealane::default_socket().ok());
+    let place = Place::new();
+    let program = Program::of(&place);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    place.replace_map(&format!("{PS}={}\n", listener.local_addr().unwrap()));
+    let arguments =
+        ["daemon", "--task", PS, "--metrics", "off", "--set", "runtime.pin=false", "--set", "runtime.shards=1"];
+    // Another user has made the directory first.
+    DirBuilder::new().mode(0o777).create(&directory.0).unwrap();
+    let planted = UnixListener::bind(&socket).unwrap();
+    fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
+    fs::set_permissions(&directory.0, Permissions::from_mode(0o777)).unwrap();
+    assert_ne!(find().as_deref(), Some(&*socket), "it would attach to another user's program");
+    drop(planted);
+    fs::remove_file(&socket).unwrap();
+    let output = program.run(uid, &arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("is a directory, of user id 0 and mode 777, but must be a directory of user id"), "{said}");
+    fs::remove_dir(&directory.0).unwrap();
+
+    let mut command = program.command(uid, &arguments);
+    // The daemon gets the port as a socket, so that no other program can take it first.
+    let command = command.arg("--listener-on-stdin").stdin(OwnedFd::from(listener));
+    let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
+    let begins = format!("clients attach at {}", socket.display());
+    assert!(lines.any(|line| line.unwrap().contains(&begins)), "it does not serve there");
+    assert_eq!(fs::metadata(&directory.0).unwrap().permissions().mode() & 0o7777, 0o700);
+    assert_eq!(find().as_deref(), Some(&*socket));
+    as_user(uid, || sealane::Attach::new(PS).attach()).unwrap();
+    let shown = program.run(uid, &["stat"]);
+    assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
+    let drained = program.run(uid, &["drain"]);
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+    daemon.wait().unwrap();
+}
+
 fn check_fails_where_a_socket_is_not_ours_to_use() {
     let place = Place::new();
     let closed = place.path("closed");
@@ -206,16 +297,8 @@ fn check_fails_where_a_socket_is_not_ours_to_use() {
     let stale = place.path("stale");
     drop(UnixListener::bind(&stale).unwrap());
     fs::set_permissions(&stale, Permissions::from_mode(0o600)).unwrap();
-    // Outside the build directory, where the stranger may execute it. Another process makes the copy: if this one wrote it, a child
-    // might still have it open for writing when it is executed.
-    let program = place.path("sealane");
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sealane")).arg(&program).status();
-    assert!(copied.unwrap().success());
-    let run = |arguments: &[&str]| {
-        let mut command = Command::new(&program);
-        command.current_dir(&place.directory).env_clear().stdin(Stdio::null()).uid(STRANGER);
-        command.args(arguments).output().unwrap()
-    };
+    let program = Program::of(&place);
+    let run = |arguments: &[&str]| program.run(STRANGER, arguments);
     // Whatever is wrong with the socket, the ports are checked too.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let metrics = taken.local_addr().unwrap().to_string();

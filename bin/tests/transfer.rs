@@ -72,8 +72,16 @@ impl Place {
 
     /// What a command prints when it finds no daemon.
     fn alone(&self) -> String {
-        let own = self.path(SOCKET);
-        format!("no daemon at {} or /run/sealane/sealane.sock: engine in this process\n", own.display())
+        let (own, host, uid) = (self.path(SOCKET), "/run/sealane/sealane.sock", nix::unistd::geteuid());
+        let user = format!("/tmp/sealane-{uid}/sealane.sock");
+        let others = if uid.is_root() {
+            format!(" or {host}")
+        } else if sealane::daemon_socket(None).starts_with("/tmp") {
+            format!(", {user} or {host}")
+        } else {
+            format!(", {host} or {user}")
+        };
+        format!("no daemon at {}{others}: engine in this process\n", own.display())
     }
 
     /// Standard error of a command that must end with that code and print nothing on standard output.

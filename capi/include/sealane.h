@@ -326,8 +326,8 @@ typedef struct {
    */
   size_t size;
   /**
-   * The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set and a daemon listens
-   * there, else the one in /run/sealane, or if the variable is unset in /run/user/UID.
+   * The daemon's socket, a NUL-terminated path. Default: the first sealane.sock at which a daemon listens, of those in
+   * $XDG_RUNTIME_DIR, in /tmp/sealane-UID (this user's alone), in /run/user/UID and in /run/sealane.
    */
   const char *socket;
   /**

@@ -27,8 +27,8 @@ pub const SEALANE_DO_NOT_WAIT: i64 = -1;
 pub struct sealane_attach_options {
     /// sizeof(sealane_attach_options), so that later headers can add fields.
     pub size: usize,
-    /// The daemon's socket, a NUL-terminated path. Default: sealane.sock in $XDG_RUNTIME_DIR if that is set and a daemon listens
-    /// there, else the one in /run/sealane, or if the variable is unset in /run/user/UID.
+    /// The daemon's socket, a NUL-terminated path. Default: the first sealane.sock at which a daemon listens, of those in
+    /// $XDG_RUNTIME_DIR, in /tmp/sealane-UID (this user's alone), in /run/user/UID and in /run/sealane.
     pub socket: *const c_char,
     /// Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 512 MiB, or less where the
     /// daemon grants less. The first 8 MiB are allocated when the client attaches, the rest on first use.

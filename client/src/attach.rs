@@ -2,13 +2,12 @@
 
 use std::{
     io,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
-use nix::unistd::geteuid;
 use sealane_runtime::Polling;
 use sealane_transport::{
     Error, JobName,
@@ -22,62 +21,19 @@ use sealane_transport::{
 use crate::{
     Task,
     attachment::Attachment,
+    default_socket::{default_sockets, first_served, foreign_socket},
     limits::{
         ARENA_BYTES, ATTACH_RETRY_INTERVAL, ATTACH_TIMEOUT, BACKLOG_BYTES, BACKLOG_CALLS, LANE_TIMEOUT, NO_LIMIT,
         RESTART_TIMEOUT, RESTART_TIMEOUT_MAX, SOCKET_TIMEOUT, VIEW_TIMEOUT,
     },
 };
 
-/// Where a client attaches by default: at the default socket of `sealane daemon`, `$XDG_RUNTIME_DIR/sealane.sock` if that variable
-/// is set and else `/run/sealane/sealane.sock`; but if no program listens there, at the socket of a daemon that was started with
-/// the variable unset, or set.
-///
-/// The crate reads nothing else from the environment but `SEALANE_JOB`: see [`Attach::job`].
-///
-/// # Errors
-/// No program listens at either of these.
-pub fn default_socket() -> Result<PathBuf, [PathBuf; 2]> {
-    first_served(default_sockets())
-}
-
-fn default_sockets() -> [PathBuf; 2] {
-    let session = std::env::var_os("XDG_RUNTIME_DIR");
-    default_sockets_in(session.as_deref().map(Path::new), geteuid().as_raw())
-}
-
-/// The default socket with `XDG_RUNTIME_DIR` as `session`, and that with it unset, or set as for a login session.
-fn default_sockets_in(session: Option<&Path>, uid: u32) -> [PathBuf; 2] {
-    let (own, hosts) = (socket_in(session), socket_in(None));
-    let other = if own == hosts { socket_in(Some(&Path::new("/run/user").join(uid.to_string()))) } else { hosts };
-    [own, other]
-}
-
-fn first_served([first, second]: [PathBuf; 2]) -> Result<PathBuf, [PathBuf; 2]> {
-    // A daemon refuses a stream socket, since it listens for another kind, and does not notice this.
-    let is_served = |path: &Path| {
-        let refused = UnixStream::connect(path).map_err(|error| error.kind());
-        !matches!(refused, Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
-    };
-    match (is_served(&first), is_served(&second)) {
-        (true, _) => Ok(first),
-        (false, true) => Ok(second),
-        (false, false) => Err([first, second]),
-    }
-}
-
-/// The default socket if `XDG_RUNTIME_DIR` is `runtime_directory`. A relative one is ignored, as the XDG Base Directory
-/// Specification says.
-pub fn socket_in(runtime_directory: Option<&Path>) -> PathBuf {
-    let directory = runtime_directory.filter(|directory| directory.is_absolute());
-    directory.unwrap_or(Path::new("/run/sealane")).join("sealane.sock")
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) task: Box<str>,
     pub(crate) socket: PathBuf,
     /// Where a daemon may listen instead, if the caller named no socket.
-    pub(crate) other_socket: Option<PathBuf>,
+    pub(crate) other_sockets: Vec<PathBuf>,
     pub(crate) job: RequiredJob,
     /// True if the daemon is to detach another process of this user that is attached as the task.
     pub(crate) replace: bool,
@@ -134,11 +90,12 @@ impl Attach {
 
     /// The defaults for a task, named as in the endpoint map.
     pub fn new(task: &str) -> Attach {
-        let [socket, other] = default_sockets();
+        let mut others = default_sockets();
+        let socket = others.remove(0);
         Attach(Settings {
             task: task.into(),
             socket,
-            other_socket: Some(other),
+            other_sockets: others,
             job: RequiredJob::Any,
             replace: false,
             arena_bytes: None,
@@ -149,10 +106,10 @@ impl Attach {
         })
     }
 
-    /// The daemon's socket. Default [`default_socket`].
+    /// The daemon's socket. Default [`default_socket`](crate::default_socket).
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Attach {
         self.0.socket = path.into();
-        self.0.other_socket = None;
+        self.0.other_sockets.clear();
         self
     }
 
@@ -227,10 +184,10 @@ impl Attach {
     /// process that the error names, or this user is not allowed.
     pub fn attach(mut self) -> Result<Task, Error> {
         // Decided once: attaching again must find this daemon's successor, and not another daemon.
-        if let Some(other) = self.0.other_socket.take() {
-            match first_served([self.0.socket, other]) {
-                Ok(found) => self.0.socket = found,
-                Err([first, other]) => (self.0.socket, self.0.other_socket) = (first, Some(other)),
+        if !self.0.other_sockets.is_empty() {
+            let all = std::iter::once(self.0.socket.clone()).chain(self.0.other_sockets.clone()).collect();
+            if let Ok(found) = first_served(all) {
+                (self.0.socket, self.0.other_sockets) = (found, Vec::new());
             }
         }
         if self.0.job == RequiredJob::Any {
@@ -358,17 +315,14 @@ pub(crate) fn told(settings: &Settings, error: AttachError) -> Error {
         }
         AttachError::Connect { source, .. } => match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                let other = settings.other_socket.as_ref();
-                let other = other.map_or_else(String::new, |path| format!(", and none is at {}", path.display()));
-                unavailable(format!("{source}{other}; is the daemon running? start `sealane daemon`"))
+                let others: Vec<_> = settings.other_sockets.iter().map(|path| path.display().to_string()).collect();
+                let others =
+                    if others.is_empty() { String::new() } else { format!(", and none is at {}", others.join(" or ")) };
+                unavailable(format!("{source}{others}; is the daemon running? start `sealane daemon`"))
             }
-            io::ErrorKind::PermissionDenied => Error::PermissionDenied {
-                reason: format!(
-                    "the socket {} belongs to another user: run as the user of the daemon, or as one that it allows",
-                    settings.socket.display()
-                )
-                .into(),
-            },
+            io::ErrorKind::PermissionDenied => {
+                Error::PermissionDenied { reason: foreign_socket(settings.socket.display()).into() }
+            }
             _ => unavailable(source.to_string()),
         },
         AttachError::TimedOut => unavailable(format!("it did not answer within {:?}", settings.timeout)),
@@ -390,43 +344,11 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_lies_in_the_users_session_or_in_the_hosts_directory() {
-        let of = |directory: Option<&str>| socket_in(directory.map(Path::new));
-        assert_eq!(of(Some("/run/user/7")), Path::new("/run/user/7/sealane.sock"));
-        for ignored in [Some(""), Some("run/user/7"), None] {
-            assert_eq!(of(ignored), Path::new("/run/sealane/sealane.sock"));
-        }
-    }
-
-    #[test]
-    fn a_daemon_is_found_at_either_of_the_default_sockets() {
-        let (session, hosts) = (Path::new("/run/user/7/sealane.sock"), Path::new("/run/sealane/sealane.sock"));
-        assert_eq!(default_sockets_in(Some(Path::new("/run/user/7")), 7), [session, hosts]);
-        assert_eq!(default_sockets_in(None, 7), [hosts, session]);
-        let directory = tempfile::tempdir().unwrap();
-        let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
-        let both = [one.clone(), other.clone()];
-        let found = || first_served(both.clone());
-        assert_eq!(found(), Err(both.clone()));
-        // The socket of a daemon that was killed.
-        drop(conversation::listen(&one).unwrap());
-        assert!(one.exists());
-        assert_eq!(found(), Err(both.clone()));
-        let second = conversation::listen(&other).unwrap();
-        assert_eq!(found(), Ok(other.clone()));
-        std::fs::remove_file(&one).unwrap();
-        let _first = conversation::listen(&one).unwrap();
-        assert_eq!(found(), Ok(one.clone()));
-        drop(second);
-        assert_eq!(found(), Ok(one.clone()));
-    }
-
-    #[test]
     fn where_no_socket_is_named_and_no_daemon_is_both_are() {
         let directory = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
         let mut attach = Attach::new("a:1");
-        (attach.0.socket, attach.0.other_socket) = (one.clone(), Some(other.clone()));
+        (attach.0.socket, attach.0.other_sockets) = (one.clone(), vec![other.clone()]);
         let told = attach.clone().attach().unwrap_err().to_string();
         assert!(told.contains(one.to_str().unwrap()) && told.contains(other.to_str().unwrap()), "{told}");
         let told = attach.socket(&one).attach().unwrap_err().to_string();

@@ -61,6 +61,7 @@ pub mod by_hand;
 mod clock;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod default_socket;
 #[cfg(feature = "embedded")]
 mod embedded;
 #[cfg(feature = "group")]
@@ -87,7 +88,10 @@ pub use self::group::{CallFigures, Group, GroupOptions, Message, RankFigures, Re
 pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{
     acceptor::{AcceptOptions, Accepted, Accepting, AcceptingMany, Acceptor},
-    attach::{Attach, Backlog, default_socket, environment_job, socket_in},
+    attach::{Attach, Backlog, environment_job},
+    default_socket::{
+        USER_DIRECTORY_MODE, check_directory, daemon_socket, default_socket, foreign_socket, is_in_user_directory,
+    },
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,

@@ -24,7 +24,8 @@ fn seconds(value: Option<f64>, default: Duration) -> Result<Duration, Error> {
 
 /// Attaches this process to the host's daemon, as the task of that name in the endpoint map.
 ///
-/// ``socket`` is the daemon's, unless given ``$XDG_RUNTIME_DIR/sealane.sock`` or ``/run/sealane/sealane.sock``, wherever one listens.
+/// ``socket`` is the daemon's; unless given, the first ``sealane.sock`` at which one listens, of those in ``$XDG_RUNTIME_DIR``,
+/// ``/tmp/sealane-UID`` (this user's alone), ``/run/user/UID`` and ``/run/sealane``.
 /// ``arena_bytes`` is the memory that is shared with it, in which tensors are sent and of which ``Task.empty`` gives; 512 MiB unless
 /// given, or less where the daemon grants less. It is allocated on first use, but for the first 64 MiB. ``timeout`` says how many seconds attaching may take, 5 unless given. A thread that waits looks for ``idle_spin`` seconds before it
 /// sleeps, ``math.inf`` for no sleep. Unless given it looks for 50 microseconds where that pays, and sleeps at once where it does not:

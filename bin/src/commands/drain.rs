@@ -63,6 +63,9 @@ fn open_lock(socket: &Path) -> Result<File, Failure> {
 
 fn refused(socket: &Path, error: AttachError) -> Failure {
     match error {
+        AttachError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+            Failure::work(format!("the daemon at {} is another user's; run as that user or as root", socket.display()))
+        }
         AttachError::Connect { source, .. } => no_daemon(socket, &source.to_string()),
         AttachError::HungUp => no_daemon(socket, "the daemon is already stopping"),
         AttachError::Refused(error) => Failure::work(error),

@@ -11,7 +11,7 @@ use sealane_runtime::Pin;
 
 pub(super) use self::carrier::{Carrier, Wanted};
 
-use self::carrier::{Daemon, Through};
+use self::carrier::{Daemon, NoDaemon, Through};
 use super::daemon::socket_override;
 use crate::commands::map::unknown_task;
 use crate::engine_settings::short_lived_engine_settings;
@@ -105,12 +105,10 @@ impl Ends {
         let named = matches!(source, Source::Flag(_));
         let daemon = match carrier::find(&socket) {
             Ok(daemon) => daemon,
-            Err(reason) if named => {
-                return Err(Failure::work(format!(
-                    "{reason}; start `sealane daemon` there, or omit {source} to run without it"
-                )));
+            Err(NoDaemon { reason, remedy }) if named => {
+                return Err(Failure::work(format!("{reason}; {remedy}, or omit {source} to run without it")));
             }
-            Err(reason) => return Ok(Err(reason)),
+            Err(NoDaemon { reason, .. }) => return Ok(Err(reason)),
         };
         let wish = Attach::new(task).socket(&socket.path).arena_bytes(arena_bytes).timeout(self.timeout());
         let wish = settings.daemon.for_client(wish);

@@ -68,33 +68,35 @@ impl Tcp {
     }
 }
 
-/// Where a client looks for the daemon; as text, it also names the other place if no daemon is found.
+/// Where a client looks for the daemon; as text, it also names the other places if no daemon is found.
 #[derive(Debug)]
 pub struct ClientsSocket {
     pub path: PathBuf,
-    other: Option<PathBuf>,
+    others: Vec<PathBuf>,
 }
 
 impl ClientsSocket {
     pub(crate) fn at(path: &Path) -> ClientsSocket {
-        ClientsSocket { path: path.to_owned(), other: None }
+        ClientsSocket { path: path.to_owned(), others: Vec::new() }
     }
 }
 
 impl fmt::Display for ClientsSocket {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.path.display().fmt(out)?;
-        self.other.as_ref().map_or(Ok(()), |other| write!(out, " or {}", other.display()))
+        let Some((last, middle)) = self.others.split_last() else { return Ok(()) };
+        middle.iter().try_for_each(|other| write!(out, ", {}", other.display()))?;
+        write!(out, " or {}", last.display())
     }
 }
 
 impl Daemon {
-    /// Where a client looks for the daemon: at either default socket if no setting gives one.
+    /// Where a client looks for the daemon: at any default socket if no setting gives one.
     pub fn clients_socket(&self) -> ClientsSocket {
         match self.socket.source {
             Source::Default => match sealane::default_socket() {
                 Ok(found) => ClientsSocket::at(&found),
-                Err([first, other]) => ClientsSocket { path: first, other: Some(other) },
+                Err(mut others) => ClientsSocket { path: others.remove(0), others },
             },
             _ => ClientsSocket::at(&self.socket.value),
         }
@@ -113,7 +115,7 @@ impl Daemon {
         let Sourced { value, source }: Sourced<Option<PathBuf>> = from.get("daemon.socket");
         let value = match value {
             Some(socket) => socket,
-            None => sealane::socket_in(environment.get("XDG_RUNTIME_DIR")?.map(Path::new)),
+            None => sealane::daemon_socket(environment.get("XDG_RUNTIME_DIR")?.map(Path::new)),
         };
         Ok(Daemon::of(from, Sourced { value, source }))
     }

@@ -312,7 +312,7 @@ settings! {
     /// `[daemon]`: attaching to the daemon, and its stop.
     Daemon(socket: Sourced<PathBuf>) for EngineSettings {
         => with_flag("--socket", "daemon.socket", Nothing,
-            Kind::Path, Unset("$XDG_RUNTIME_DIR/sealane.sock, else /run/sealane/sealane.sock"),
+            Kind::Path, Unset("`sealane.sock` in $XDG_RUNTIME_DIR, else in /run/sealane if this user may write there, else in /tmp/sealane-UID"),
             "Where clients attach to the daemon."),
         job: Option<JobName> as job => with_flag("--job", "daemon.job", OneNotEmpty("SEALANE_JOB"),
             Kind::JobName, Unset("no named job"),

@@ -93,7 +93,7 @@ fn defaults() {
     assert_eq!(settings.tcp.send_buffer_bytes.value, 0);
     assert_eq!(settings.fusion.fuse.value, Fuse::Turn);
     let daemon = &settings.daemon;
-    assert_eq!(daemon.socket.value, Path::new("/run/sealane/sealane.sock"));
+    assert_eq!(daemon.socket.value, sealane::daemon_socket(None));
     assert_eq!(daemon.allowed_uids.value, [0; 0]);
     assert_eq!((daemon.clients_max.value, daemon.drain_timeout.value), (1024, Duration::from_secs(10)));
     assert_eq!((daemon.arena_bytes_max.value, daemon.area_bytes.value), (16 << 30, 64 << 20));

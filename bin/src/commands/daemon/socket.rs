@@ -71,6 +71,9 @@ pub(super) fn look(path: &Path) -> Result<Option<Holder>, Failure> {
         Err(_) => {}
     }
     let directory = directory_of(path);
+    if directory.symlink_metadata().is_ok() {
+        check_directory(path)?;
+    }
     // If only this directory is missing, it will be made.
     let made_in = if directory.exists() { directory } else { directory_of(directory) };
     may_create_in(made_in).map_err(|error| unusable(directory, &error))?;
@@ -298,13 +301,20 @@ fn name_holder(lock: &mut File) -> io::Result<()> {
     writeln!(lock, "{}", std::process::id())
 }
 
-/// Makes the last directory of the path, as a service manager would (`RuntimeDirectory=`).
+/// Makes the last directory of the path, as a service manager would (`RuntimeDirectory=`); the user's own in `/tmp` is closed to others.
 fn make_directory(path: &Path) -> Result<(), Failure> {
     let directory = directory_of(path);
-    match DirBuilder::new().mode(0o755).create(directory) {
+    let mode = if sealane::is_in_user_directory(path) { sealane::USER_DIRECTORY_MODE } else { 0o755 };
+    match DirBuilder::new().mode(mode).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(unusable(directory, &error)),
-        _ => Ok(()),
+        _ => check_directory(path),
     }
+}
+
+/// Checks the user's own directory in `/tmp`, which another user may have made.
+fn check_directory(path: &Path) -> Result<(), Failure> {
+    sealane::check_directory(path)
+        .map_err(|problem| Failure::work(format!("{problem}, or name another path with --socket")))
 }
 
 fn lock(socket: &Path) -> Result<Result<File, Holder>, Failure> {

@@ -4,6 +4,7 @@ mod groups;
 mod rows;
 mod watch;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -118,6 +119,9 @@ pub(crate) fn look(socket: &ClientsSocket) -> Result<Figures, Failure> {
 
 fn unseen(socket: &ClientsSocket, error: &AttachError) -> Failure {
     match error {
+        AttachError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+            Failure::work(sealane::foreign_socket(socket))
+        }
         AttachError::Connect { source, .. } => Failure::work(format!(
             "no daemon can be reached at {socket} ({source}); start one with `sealane daemon`, or name its socket \
              with --socket{}",

@@ -33,15 +33,28 @@ impl fmt::Display for Daemon {
     }
 }
 
-/// Checks who listens at a socket: connects, and hangs up without sending anything. An error says why there is no daemon that this
-/// process can use.
-pub(super) fn find(shown: &ClientsSocket) -> Result<Daemon, String> {
-    let pid = listener(&shown.path).map_err(|error| match error {
-        Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED => format!("no daemon at {shown}"),
-        Errno::EACCES => format!("the daemon at {shown} belongs to another user"),
-        Errno::EAGAIN => format!("the daemon at {shown} answers nobody, and too many wait"),
-        Errno::EPROTOTYPE => format!("a program that is not a daemon listens on {shown}"),
-        error => format!("no daemon can be reached at {shown} ({error})"),
+/// Why there is no daemon that this process can use, and what to do about it.
+#[derive(Debug)]
+pub(super) struct NoDaemon {
+    pub(super) reason: String,
+    pub(super) remedy: &'static str,
+}
+
+/// Checks who listens at a socket: connects, and hangs up without sending anything.
+pub(super) fn find(shown: &ClientsSocket) -> Result<Daemon, NoDaemon> {
+    let pid = listener(&shown.path).map_err(|error| {
+        let remedy = match error {
+            Errno::EACCES => "run as that user, or add this user's id to daemon.allowed_uids there",
+            _ => "start `sealane daemon` there",
+        };
+        let reason = match error {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED => format!("no daemon at {shown}"),
+            Errno::EACCES => format!("the daemon at {shown} belongs to another user"),
+            Errno::EAGAIN => format!("the daemon at {shown} answers nobody, and too many wait"),
+            Errno::EPROTOTYPE => format!("a program that is not a daemon listens on {shown}"),
+            error => format!("no daemon can be reached at {shown} ({error})"),
+        };
+        NoDaemon { reason, remedy }
     })?;
     Ok(Daemon { socket: shown.path.clone(), pid })
 }
@@ -166,12 +179,12 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
-    fn at(path: &Path) -> Result<Daemon, String> {
+    fn at(path: &Path) -> Result<Daemon, NoDaemon> {
         find(&ClientsSocket::at(path))
     }
 
     fn none(path: &Path) -> String {
-        at(path).unwrap_err()
+        at(path).unwrap_err().reason
     }
 
     #[test]

@@ -8,6 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::Failure;
 use crate::flags::{LogFlags, LogFormat, SettingsFlags};
+use crate::log::LogWriter;
 use crate::settings::{Environment, Override, Settings, Sources};
 
 /// The variable that sets what is logged, in the syntax of `tracing-subscriber`'s filter.
@@ -97,7 +98,7 @@ impl Context {
             ))
         })?;
         // A second start in one process (a test) keeps the first.
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter);
         let _ = match flags.format {
             LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),
             LogFormat::Json => log.json().flatten_event(true).try_init(),

@@ -16,6 +16,7 @@ mod host;
 mod links;
 mod local_host;
 mod locked_memory;
+mod log;
 pub mod machine;
 pub mod output_file;
 pub mod programs;

@@ -1,14 +1,15 @@
-//! Users other than the daemon's. Only root can act as them: for anybody else these tests are listed as ignored, with the reason.
+//! Users other than the daemon's, and a file system that does not respond. Only root can act as these users and mount: for anybody
+//! else these tests are listed as ignored, with the reason.
 
 #[path = "daemon/fixture.rs"]
 #[expect(dead_code, reason = "the tests of daemons use the rest")]
 mod fixture;
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -18,10 +19,12 @@ use std::time::Instant;
 use libtest_mimic::{Arguments, Trial};
 use nix::errno::Errno;
 use nix::libc;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{MsgFlags, recv, send};
 use sealane::{Keys, Payload, Task, Tensor};
 use sealane_transport::Code;
-use sealane_transport::shm::attach::{Attach, AttachError, HAND_OVER_VERSION, Request, VERSION, attach, drain};
+use sealane_transport::shm::attach::{Attach, AttachError, HAND_OVER_VERSION, Request, VERSION, attach, drain, show};
 
 use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, Place, STUCK, WORKER, connection};
 
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         trial("another_users_memory_is_not_shown", another_users_memory_is_not_shown),
         trial("process_of_another_user_is_not_replaced", process_of_another_user_is_not_replaced),
         trial("user_without_a_runtime_directory_has_a_socket", user_without_a_runtime_directory_has_a_socket),
+        trial("daemon_serves_while_a_file_system_hangs", daemon_serves_while_a_file_system_hangs),
         trial("check_fails_where_a_socket_is_not_ours_to_use", check_fails_where_a_socket_is_not_ours_to_use),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -113,7 +117,13 @@ fn answer_to(uid: u32, path: &Path, request: &Request) -> String {
     // A refused connection may be closed before the request is sent.
     let _ = send(socket.as_raw_fd(), &serde_json::to_vec(request).unwrap(), MsgFlags::MSG_NOSIGNAL);
     let mut answer = vec![0; 1 << 16];
-    let bytes = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
+    let mut receive = || recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty());
+    // An answer that was sent before the daemon closed the connection can be read after this error.
+    let bytes = match receive() {
+        Err(Errno::ECONNRESET) => receive(),
+        received => received,
+    };
+    let bytes = bytes.unwrap();
     String::from_utf8(answer[..bytes].to_vec()).unwrap()
 }
 
@@ -288,6 +298,55 @@ fn user_without_a_runtime_directory_has_a_socket() {
     let drained = program.run(uid, &["drain"]);
     assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
     daemon.wait().unwrap();
+}
+
+/// A directory whose file system never answers, as that of a server that is gone. Unmounted when dropped.
+struct HungDirectory {
+    path: PathBuf,
+    /// Accesses fail once this is closed.
+    _server: File,
+}
+
+impl HungDirectory {
+    /// Mounts at `path`, for this thread and for processes that it starts.
+    fn mount(path: &Path) -> HungDirectory {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+        let server = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        mount(Some("hung"), path, Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        HungDirectory { path: path.to_owned(), _server: server }
+    }
+}
+
+impl Drop for HungDirectory {
+    fn drop(&mut self) {
+        let _ = umount2(&self.path, MntFlags::MNT_DETACH);
+    }
+}
+
+fn daemon_serves_while_a_file_system_hangs() {
+    // A thread of its own, which alone is in the mount namespace.
+    let test = || {
+        let make = || {
+            let place = Place::new();
+            fs::create_dir(place.path("hung")).unwrap();
+            let hung = HungDirectory::mount(&place.path("hung"));
+            (place, hung)
+        };
+        let ((place, _hung), mut daemon) = Daemon::start_in(make, |(place, _)| Daemon::start_at(place, &[]));
+        symlink("hung/map", place.path("new")).unwrap();
+        fs::rename(place.path("new"), place.path(".endpoint_map")).unwrap();
+        daemon.wait_for("RELOADING=1");
+        place.attach(PS).unwrap();
+        assert!(!show(&place.socket(), Instant::now() + STUCK).unwrap().is_empty());
+        // The daemon is ready again although the files are not read, and says so.
+        daemon.wait_for("READY=1");
+        assert!(daemon.log().contains("does their file system respond?"), "{}", daemon.log());
+        assert_eq!(daemon.stop().code, Some(0));
+    };
+    std::thread::scope(|scope| scope.spawn(test).join().unwrap());
 }
 
 fn check_fails_where_a_socket_is_not_ours_to_use() {

@@ -8,8 +8,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use sealane_transport::trace::{TraceReceiver, TraceSender, trace};
@@ -21,6 +20,8 @@ use timeline::Timeline;
 const TRACE_BYTES_MAX: u64 = 1 << 30;
 /// How often new events are written, and the end is checked for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long the end of a trace may take to be written: a file system may not answer.
+const END_TIME: Duration = Duration::from_secs(5);
 
 /// How the files that this program writes begin and end.
 const BEGINNING: &str = "[\n";
@@ -28,7 +29,9 @@ const END: &str = "\n]\n";
 /// A trace being written; it is complete when this is finished or dropped.
 pub(crate) struct TraceFile {
     over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread has written the end.
+    ended: Receiver<()>,
+    shown: PathBuf,
 }
 
 impl TraceFile {
@@ -47,19 +50,21 @@ impl TraceFile {
         let (sender, receiver) = trace();
         let over = Arc::new(AtomicBool::new(false));
         let seen = over.clone();
-        let thread =
-            std::thread::Builder::new().name("sealane-trace".into()).spawn(move || writer.run(&receiver, &seen));
-        let thread = Some(thread.map_err(failed)?);
-        Ok((sender, TraceFile { over, thread }))
+        let (ends, ended) = channel();
+        let run = move || {
+            let _ends: Sender<()> = ends;
+            writer.run(&receiver, &seen);
+        };
+        std::thread::Builder::new().name("sealane-trace".into()).spawn(run).map_err(failed)?;
+        Ok((sender, TraceFile { over, ended, shown: path.to_owned() }))
     }
 }
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // A panic was reported when it happened.
-            let _ = thread.join();
+        if self.ended.recv_timeout(END_TIME) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(trace = %self.shown.display(), after = ?END_TIME, "the end of the trace is not written; does its file system respond?");
         }
     }
 }

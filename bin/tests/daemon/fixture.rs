@@ -149,6 +149,12 @@ impl Daemon {
 
     /// Starts a daemon beside others, with its own service manager and log; it may not serve yet.
     pub fn spawn_at(place: &Place, name: &str, arguments: &[&str]) -> Daemon {
+        let log = fs::File::create(place.path(&format!("{name}.log"))).unwrap();
+        Daemon::spawn_with_log(place, name, arguments, log.into())
+    }
+
+    /// Like [`Daemon::spawn_at`], with another file or pipe as standard error.
+    pub fn spawn_with_log(place: &Place, name: &str, arguments: &[&str], stderr: OwnedFd) -> Daemon {
         let (manager, log) = (place.path(&format!("{name}.manager")), place.path(&format!("{name}.log")));
         let _ = fs::remove_file(&manager);
         let mut command = place.command(&["daemon", "--set", "runtime.shards=1", "--set", "runtime.idle_spin_us=0"]);
@@ -160,7 +166,6 @@ impl Daemon {
         command.args(arguments).env("NOTIFY_SOCKET", &manager);
         let manager = UnixDatagram::bind(manager).unwrap();
         manager.set_read_timeout(Some(LOOK_EVERY)).unwrap();
-        let stderr = fs::File::create(&log).unwrap();
         let process = command.stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
         Daemon { process, manager, log }
     }
@@ -200,7 +205,7 @@ impl Daemon {
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     pub fn pid(&self) -> Pid {

@@ -1,8 +1,10 @@
 //! Start, stop, drain, and what is left behind.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
 
 use sealane_transport::Code;
@@ -31,6 +33,20 @@ fn a_daemon_serves_until_a_signal_and_leaves_no_socket() {
         // A log for people has no colours here, and names no part of the program.
         assert!(!["\u{1b}", "::"].iter().any(|part| ended.stderr.contains(part)), "{}", ended.stderr);
     }
+}
+
+#[test]
+fn daemon_serves_while_nobody_reads_its_log() {
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    let room = fcntl(&writer, FcntlArg::F_GETPIPE_SZ).unwrap() as usize;
+    writer.write_all(&vec![b'.'; room]).unwrap();
+    let (place, daemon) = Daemon::start_in(Place::new, |place| {
+        let log = writer.try_clone().unwrap().into();
+        Daemon::spawn_with_log(place, "first", &["--log", "trace"], log).serving()
+    });
+    let attached = place.attach(PS).unwrap();
+    drop((attached, place.attach(WORKER).unwrap()));
+    assert_eq!(daemon.stop().code, Some(0));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The endpoint map of a running daemon.
 
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use crate::fixture::{Daemon, PS, free_address};
 
@@ -50,6 +52,19 @@ fn a_bad_map_is_shown_and_the_old_one_stays() {
         assert!(line.contains(why), "{line}");
     }
     assert_eq!(lines.len(), 2, "{}", ended.stderr);
+}
+
+#[test]
+fn named_pipe_in_place_of_the_map_is_refused() {
+    let (place, mut daemon) = Daemon::start(&[]);
+    mkfifo(&place.path("pipe"), Mode::S_IRWXU).unwrap();
+    std::fs::rename(place.path("pipe"), place.path(".endpoint_map")).unwrap();
+    daemon.wait_for("RELOADING=1");
+    let ready = daemon.wait_for("READY=1");
+    assert!(ready.contains("; 2 tasks in the endpoint map"), "{ready}");
+    assert!(daemon.log().contains("it is not a regular file"), "{}", daemon.log());
+    place.attach(PS).unwrap();
+    assert_eq!(daemon.stop().code, Some(0));
 }
 
 #[test]

@@ -24,8 +24,9 @@ pub use shared::{Changed, SharedEndpointMap};
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hashbrown::HashMap;
@@ -93,10 +94,15 @@ impl EndpointMap {
             ErrorKind::NotFound => EndpointMapError::Missing { file: file_name.clone() },
             _ => EndpointMapError::Read { file: file_name.clone(), error },
         };
+        // O_NONBLOCK: a named pipe must not wait for a writer before it is refused.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unreadable)?;
+        if !file.metadata().map_err(unreadable)?.is_file() {
+            return Err(unreadable(std::io::Error::other("it is not a regular file")));
+        }
         let mut bytes = Vec::new();
         // One byte more than the limit distinguishes "too large" from "exactly full", and does not rely on the length that the
         // file system reports.
-        File::open(path).map_err(unreadable)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(EndpointMapError::TooLarge { file: file_name });
         }
@@ -248,10 +254,14 @@ mod tests {
         let text = EndpointMap::load(&path).unwrap_err().to_string();
         assert!(text.starts_with(&format!("{shown}:2:3: ")), "{text}");
 
+        let pipe = directory.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let pipe = EndpointMap::load(&pipe).unwrap_err().to_string();
+        assert!(pipe.contains("it is not a regular file"), "{pipe}");
         let unreadable = EndpointMap::load(directory.path()).unwrap_err();
         assert!(matches!(unreadable, EndpointMapError::Read { .. }));
 
-        let file = File::create(&path).unwrap();
+        let file = std::fs::File::create(&path).unwrap();
         file.set_len(FILE_BYTES_MAX + 1).unwrap();
         let large = EndpointMap::load(&path).unwrap_err();
         assert!(matches!(large, EndpointMapError::TooLarge { .. }));

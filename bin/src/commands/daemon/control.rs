@@ -22,14 +22,12 @@ use super::metrics::{Metrics, MetricsListener};
 use super::next::NextDaemon;
 use super::readiness::{For, Readiness, Ready};
 use super::refusals::Refusals;
-use super::reload::{MapInUse, reload_credentials};
+use super::reload::{Files, Rereading};
 use super::service_manager;
 use super::signals::{Signals, Wish};
 use super::socket::ClientSocket;
 use super::tasks::{self, list};
-use super::watch::{Unwatched, Watch};
-use crate::settings::Security;
-use crate::{Failure, counted};
+use crate::{Failure, counted, log};
 
 /// How often the engine is checked, which stops if a part fails that it needs.
 const ENGINE_LOOK: Duration = Duration::from_secs(1);
@@ -51,13 +49,12 @@ pub(super) struct Control {
     pub(super) metrics_listener: Option<MetricsListener>,
     pub(super) gate: Gate,
     pub(super) portion: Portion,
-    pub(super) map: MapInUse,
-    pub(super) security: Security,
+    pub(super) files: Files,
+    /// The thread that rereads the files, while it runs.
+    pub(super) rereading: Option<Rereading>,
     pub(super) drain_timeout: Duration,
     pub(super) socket: ClientSocket,
     pub(super) signals: Signals,
-    /// `None` if the system has no watches left: then files are reread only on a signal.
-    pub(super) watch: Option<Watch>,
     pub(super) readiness: Readiness,
     pub(super) connections: Connections,
     pub(super) refusals: Refusals,
@@ -77,18 +74,28 @@ impl Control {
     /// # Errors
     /// The system cannot wait for descriptors.
     pub(super) fn run(&mut self) -> Result<(), Failure> {
+        let ended = self.turn_until_end();
+        // The engine stops next, which takes the time that it takes.
+        self.instruments.control_ends();
+        ended
+    }
+
+    fn turn_until_end(&mut self) -> Result<(), Failure> {
         let refused = |error| Failure::work(format!("the daemon's descriptors cannot be waited for ({error})"));
         self.readiness.add(&self.socket, For::Reading, Ready::Listener).map_err(refused)?;
         self.readiness.add(&self.signals, For::Reading, Ready::Signals).map_err(refused)?;
-        if let Some(watch) = &self.watch {
-            self.readiness.add(watch, For::Reading, Ready::Files).map_err(refused)?;
+        if let Some(watch) = &self.files.watch {
+            self.readiness.add(&**watch, For::Reading, Ready::Files).map_err(refused)?;
         }
-        // The files were read before they were watched, and may have changed in between.
-        self.map.reload(&self.engine);
-        reload_credentials(&self.security, &self.engine, &self.instruments);
-        service_manager::ready(&self.status());
+        // The files were read before they were watched, and may have changed in between. The daemon is ready once they are read.
+        self.reread(Instant::now());
         loop {
             let now = Instant::now();
+            self.instruments.control_turns();
+            log::report_lost();
+            if self.rereading.as_mut().is_some_and(|rereading| rereading.is_newly_overdue(now)) {
+                self.report_ready();
+            }
             self.drop_overdue(now);
             self.next.look();
             self.listen_if_there_is_room(now);
@@ -99,14 +106,21 @@ impl Control {
             if self.engine.has_stopped() {
                 return Err(Failure::work("the engine has stopped because a part of it failed; the log says which"));
             }
-            let wake_ups = [Some(now + ENGINE_LOOK), look_again, self.connections.next_overdue(), self.accept_from];
+            let wake_ups = [
+                Some(now + ENGINE_LOOK),
+                look_again,
+                self.connections.next_overdue(),
+                self.accept_from,
+                self.rereading.as_ref().and_then(|rereading| rereading.overdue_at),
+            ];
             for ready in self.readiness.wait(wake_ups.into_iter().flatten().min())? {
                 let now = Instant::now();
                 match ready {
                     Ready::Listener => self.accept(now),
                     Ready::Signals if self.obey_signals(now) => {}
                     Ready::Signals => return Ok(()),
-                    Ready::Files => self.look_at_files(),
+                    Ready::Files => self.look_at_files(now),
+                    Ready::Reread => self.reread_ended(now),
                     Ready::Connection(number) if self.serve(now, number) => {}
                     Ready::Connection(_) => return Ok(()),
                     Ready::Process(number) => self.hang_up(number, "its process is gone"),
@@ -120,7 +134,7 @@ impl Control {
         let (tasks, addresses) =
             (counted(self.engine.tasks().len(), "task"), list(self.engine.addresses(), "no address"));
         let clients = counted(self.connections.clients(), "client");
-        let known = counted(self.map.snapshot().len(), "task");
+        let known = counted(self.files.map.snapshot().len(), "task");
         let doing = match (&self.drain, &self.heir) {
             (None, _) => "serves",
             (Some(_), None) => "drains",
@@ -142,10 +156,7 @@ impl Control {
                     }
                 }
                 Wish::Stop => self.begin_drain(now, "a signal"),
-                Wish::Reload => {
-                    self.watch.iter().flat_map(Watch::renew).for_each(Unwatched::warn);
-                    self.reload();
-                }
+                Wish::Reload => self.reload(now),
                 Wish::Replace if self.drain.is_some() => {
                     tracing::warn!("the daemon drains: no other is started to take over");
                 }
@@ -155,13 +166,13 @@ impl Control {
         true
     }
 
-    fn look_at_files(&mut self) {
-        if self.watch.as_ref().is_some_and(Watch::changed) {
-            self.reload();
+    fn look_at_files(&mut self, now: Instant) {
+        if self.files.watch.as_ref().is_some_and(|watch| watch.changed()) {
+            self.reload(now);
         }
     }
 
-    pub(super) fn reload(&mut self) {
+    pub(super) fn reload(&mut self, now: Instant) {
         if let Some(heir) = &mut self.heir {
             heir.reload_asked = true;
         }
@@ -169,9 +180,43 @@ impl Control {
             return;
         }
         service_manager::reloading();
-        self.map.reload(&self.engine);
-        reload_credentials(&self.security, &self.engine, &self.instruments);
-        service_manager::ready(&self.status());
+        self.reread(now);
+    }
+
+    /// Has a thread reread the files; [`reread_ended`](Self::reread_ended) follows.
+    fn reread(&mut self, now: Instant) {
+        if let Some(rereading) = &mut self.rereading {
+            rereading.again = true;
+            return;
+        }
+        let begun = Rereading::begin(now, self.files.clone()).and_then(|rereading| {
+            self.readiness.add(&rereading, For::Reading, Ready::Reread)?;
+            Ok(rereading)
+        });
+        match begun {
+            Ok(rereading) => self.rereading = Some(rereading),
+            Err(error) => {
+                tracing::error!(%error, "no thread can reread the endpoint map and credentials, and the previous ones stay in use");
+                self.report_ready();
+            }
+        }
+    }
+
+    /// Called when the thread that rereads the files has finished.
+    fn reread_ended(&mut self, now: Instant) {
+        let Some(rereading) = self.rereading.take() else { return };
+        self.readiness.remove(&rereading);
+        if rereading.again {
+            self.reload(now);
+        } else {
+            self.report_ready();
+        }
+    }
+
+    fn report_ready(&self) {
+        if self.drain.is_none() {
+            service_manager::ready(&self.status());
+        }
     }
 
     pub(super) fn begin_drain(&mut self, now: Instant, asked_by: &str) {

@@ -151,7 +151,7 @@ impl Control {
         );
         service_manager::ready(&self.status());
         if reload_asked {
-            self.reload();
+            self.reload(Instant::now());
         }
         if stop_asked.is_some() {
             self.begin_drain(Instant::now(), "somebody, while another daemon was to take over");

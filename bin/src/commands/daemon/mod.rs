@@ -21,10 +21,11 @@ mod take_over;
 mod tasks;
 mod watch;
 
-use std::io::{Write, stdin};
+use std::io::stdin;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -44,7 +45,7 @@ use self::metrics::{Metrics, MetricsListener};
 use self::next::NextDaemon;
 use self::readiness::Readiness;
 pub(crate) use self::rehearsal::{Rehearsal, rehearse};
-use self::reload::MapInUse;
+use self::reload::{Files, MapInUse};
 use self::signals::Signals;
 use self::socket::{Claim, ClientSocket};
 use self::take_over::{Predecessor, Serving};
@@ -52,7 +53,7 @@ use self::watch::{Unwatched, Watch};
 use crate::flags::{SettingsFlags, path_override};
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
-use crate::{Context, Failure};
+use crate::{Context, Failure, log};
 
 /// Run the daemon that carries the tensors of this host's tasks
 #[derive(Debug, clap::Args)]
@@ -227,17 +228,22 @@ fn serve(
             direct_lanes: settings.daemon.direct_lanes.value,
             job: settings.daemon.job.value.clone(),
         },
-        engine,
-        instruments,
         metrics,
         metrics_listener: None,
         gate,
-        map,
-        security: settings.security.clone(),
+        files: Files {
+            map,
+            security: settings.security.clone(),
+            watch: watch(settings).map(Arc::new),
+            engine: engine.clone(),
+            instruments: instruments.clone(),
+        },
+        rereading: None,
+        engine,
+        instruments,
         drain_timeout: settings.daemon.drain_timeout.value,
         socket,
         signals,
-        watch: watch(settings),
         readiness: Readiness::new()?,
         connections: Connections::default(),
         refusals: refusals::Refusals::default(),
@@ -282,8 +288,7 @@ fn announce(
     if is_json {
         tracing::info!("{line}");
     } else {
-        // Without standard error nobody could read it.
-        let _ = writeln!(std::io::stderr(), "{line}");
+        log::write_line(&line);
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) enum Ready {
     Signals,
     /// The directory of the endpoint map or of credentials changed.
     Files,
+    /// The thread that rereads files has finished.
+    Reread,
     /// A connection, by its number, can proceed or is broken.
     Connection(u64),
     /// The process of a connection is gone.
@@ -25,7 +27,7 @@ pub(super) enum Ready {
 }
 
 /// The fixed descriptors, in contrast to connections and processes.
-const FIXED: [Ready; 3] = [Ready::Listener, Ready::Signals, Ready::Files];
+const FIXED: [Ready; 4] = [Ready::Listener, Ready::Signals, Ready::Files, Ready::Reread];
 
 impl Ready {
     fn token(self) -> u64 {
@@ -33,6 +35,7 @@ impl Ready {
             Ready::Listener => 0,
             Ready::Signals => 1,
             Ready::Files => 2,
+            Ready::Reread => 3,
             Ready::Connection(number) => FIXED.len() as u64 + 2 * number,
             Ready::Process(number) => FIXED.len() as u64 + 2 * number + 1,
         }
@@ -129,8 +132,8 @@ mod tests {
 
     #[test]
     fn tokens_name_their_descriptors() {
-        let all = [Ready::Listener, Ready::Signals, Ready::Files, Ready::Connection(0), Ready::Process(0)];
-        for ready in all.into_iter().chain([Ready::Connection(9), Ready::Process(1 << 60)]) {
+        let all = [Ready::Connection(0), Ready::Process(0)];
+        for ready in FIXED.into_iter().chain(all).chain([Ready::Connection(9), Ready::Process(1 << 60)]) {
             assert_eq!(Ready::of(ready.token()), ready);
         }
     }

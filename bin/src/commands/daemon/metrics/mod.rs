@@ -192,16 +192,22 @@ fn path(path: &str, instruments: &Instruments) -> Page {
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },
         // Alive as long as it does its work, or is about to end in good order.
-        "/healthz" => state(instruments.state(), |state| state != State::Failed),
-        "/readyz" => state(instruments.state(), |state| state == State::Serving),
+        "/healthz" => health(instruments, |state| state != State::Failed),
+        "/readyz" => health(instruments, |state| state == State::Serving),
         "/" => (StatusCode::OK, TEXT, "A Sealane daemon. See /metrics, /healthz and /readyz.\n".into()),
         _ => (StatusCode::NOT_FOUND, TEXT, "see /metrics, /healthz and /readyz\n".into()),
     }
 }
 
-fn state(state: State, is_well: impl Fn(State) -> bool) -> Page {
-    let status = if is_well(state) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, TEXT, format!("{state}\n"))
+fn health(instruments: &Instruments, is_well: impl Fn(State) -> bool) -> Page {
+    judged(instruments.state(), instruments.control_fault(), is_well)
+}
+
+/// The answer about a daemon in a state, and with a fault of its control thread if it has one.
+fn judged(state: State, fault: Option<String>, is_well: impl Fn(State) -> bool) -> Page {
+    let status = if is_well(state) && fault.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let fault = fault.map_or_else(String::new, |fault| format!("; {fault}"));
+    (status, TEXT, format!("{state}{fault}\n"))
 }
 
 fn page((status, media_type, text): Page) -> Response<Full<Bytes>> {

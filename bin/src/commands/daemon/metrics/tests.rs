@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use hyper::StatusCode;
+
 use super::exposition::exposition;
-use crate::figures::example;
+use super::{TEXT, judged};
+use crate::figures::{State, example};
 
 const DASHBOARD: &str = include_str!("../../../../../deploy/grafana/sealane.json");
 
@@ -64,6 +67,15 @@ fn every_metric_and_label_of_the_dashboard_is_exported() {
             );
         }
     }
+}
+
+#[test]
+fn stalled_control_thread_is_unhealthy_with_its_reason() {
+    let page = |state, fault: Option<&str>| judged(state, fault.map(str::to_owned), |state| state != State::Failed);
+    assert_eq!(page(State::Serving, None), (StatusCode::OK, TEXT, "serving\n".into()));
+    assert_eq!(page(State::Failed, None).0, StatusCode::SERVICE_UNAVAILABLE);
+    let stalled = page(State::Serving, Some("it hangs"));
+    assert_eq!(stalled, (StatusCode::SERVICE_UNAVAILABLE, TEXT, "serving; it hangs\n".into()));
 }
 
 #[test]

@@ -113,7 +113,8 @@ pub(crate) fn end_callbacks(py: Python<'_>) {
 /// One rank of a group; ``sealane.Group`` and ``sealane.torch`` call it with addresses of memory.
 #[pyclass(frozen, module = "sealane._sealane")]
 pub(crate) struct Group {
-    inner: Mutex<Option<Arc<sealane::Group>>>,
+    /// The error of later calls once this rank has left or has aborted the group.
+    inner: Mutex<Result<Arc<sealane::Group>, Error>>,
     /// Collectives that have not ended, of the group's threads or of callers'.
     pending: Arc<AtomicUsize>,
     queue: Mutex<Option<mpsc::Sender<Job>>>,
@@ -283,8 +284,7 @@ fn ranges(py: Python<'_>, parts: Vec<usize>) -> PyResult<Vec<Range<usize>>> {
 impl Group {
     fn get(&self, py: Python<'_>) -> PyResult<Arc<sealane::Group>> {
         check_fork(self.made).or_raise(py)?;
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        inner.ok_or_else(|| invalid(py, "this rank has left the group"))
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone().or_raise(py)
     }
 
     /// Runs a collective; returns the call if it is still in progress.
@@ -362,7 +362,7 @@ impl Group {
         let options = GroupOptions { limit, interface, host, authentication };
         let inner = py.detach(|| sealane::Group::new(&InPython(store), rank, size, &options)).or_raise(py)?;
         Ok(Group {
-            inner: Mutex::new(Some(Arc::new(inner))),
+            inner: Mutex::new(Ok(Arc::new(inner))),
             pending: Arc::default(),
             queue: Mutex::default(),
             made: Generation::now(),
@@ -379,10 +379,12 @@ impl Group {
         self.get(py)?.error().map_or(Ok(()), Err).or_raise(py)
     }
 
-    /// Ends the group for all ranks.
+    /// Ends the group for all ranks, and returns this rank's descriptors and memory once calls of other threads have ended. Later calls
+    /// raise the error of the group.
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let group = self.get(py)?;
-        py.detach(|| group.abort(reason));
+        py.detach(move || group.abort(reason));
+        self.leave(py);
         Ok(())
     }
 
@@ -391,11 +393,16 @@ impl Group {
         if self.made.is_over() {
             return;
         }
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(move || {
-            drop(queue);
+        py.detach(|| {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            let error = match &*inner {
+                Ok(group) => group.error().unwrap_or_else(|| Error::invalid("this rank has left the group")),
+                Err(_) => return,
+            };
+            let group = mem::replace(&mut *inner, Err(error));
             drop(inner);
+            drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(group);
         });
     }
 

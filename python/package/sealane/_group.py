@@ -162,7 +162,8 @@ class Group:
         return Message(self._group.recv(self._into(out), source, tag), out)
 
     def abort(self, reason: str) -> None:
-        """Ends the group for all ranks, also for calls that wait at this moment."""
+        """Ends the group for all ranks, also for calls that wait at this moment, and closes it here. Later calls of this rank raise
+        Unavailable, with the reason."""
         self._group.abort(reason)
 
     def close(self) -> None:

@@ -441,6 +441,8 @@ class Backend(dist._Backend):
         return Backend(store, list(ranks).index(self.rank()), len(ranks), opts._timeout)
 
     def abort(self) -> None:
+        # PyTorch does not call `shutdown` after this.
+        _open.discard(self)
         # There is nothing to end once it has left, nor in a forked child.
         with contextlib.suppress(Error):
             self._group.abort(f"rank {self.rank()} said so")

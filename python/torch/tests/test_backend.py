@@ -474,7 +474,7 @@ def test_errors_say_what_is_wrong(tmp_path):
     assert run(tmp_path / "store", 2, wrong) == {0: "done", 1: "done"}
 
 
-def many_groups():
+def many_groups(end):
     def open_files():
         return len(os.listdir("/proc/self/fd"))
 
@@ -483,15 +483,45 @@ def many_groups():
     for _ in range(100):
         group = dist.new_group(backend="sealane")
         dist.all_reduce(torch.ones(10), group=group)
-        dist.destroy_process_group(group)
+        # A rank that aborts first ends a later call of another.
+        dist.barrier()
+        end(group)
     assert open_files() <= before + 20, (before, open_files())
     with open("/proc/self/maps") as maps:
         assert maps.read().count("sealane-group") < 20
     return "done"
 
 
-def test_groups_that_are_destroyed_leave_nothing_behind(tmp_path):
-    assert run(tmp_path / "store", 2, many_groups) == {0: "done", 1: "done"}
+def abort(group):
+    dist.distributed_c10d._abort_process_group(group)
+
+
+@pytest.mark.parametrize("hosts", [None, (0, 1)], ids=["one host", "two hosts"])
+@pytest.mark.parametrize("end", [dist.destroy_process_group, abort])
+def test_groups_that_end_leave_nothing_behind(tmp_path, end, hosts):
+    assert run(tmp_path / "store", 2, many_groups, end, hosts=hosts) == {0: "done", 1: "done"}
+
+
+def aborted():
+    group = dist.new_group(backend="sealane")
+    if dist.get_rank() == 0:
+        own = group._get_backend(torch.device("cpu"))
+        work = dist.irecv(torch.ones(3), 1, group=group)
+        abort(group)
+        with pytest.raises(dist.DistBackendError, match="it was aborted: rank 0 said so"):
+            work.wait()
+        with pytest.raises(dist.DistBackendError, match="it was aborted: rank 0 said so"):
+            own.barrier(dist.BarrierOptions())
+    else:
+        with pytest.raises(dist.DistBackendError, match="rank 0 is unavailable: .*it was aborted: rank 0 said so"):
+            dist.barrier(group)
+    dist.barrier()
+    return "done"
+
+
+@pytest.mark.parametrize("hosts", [None, (0, 1)], ids=["one host", "two hosts"])
+def test_aborting_rank_tells_others_its_reason(tmp_path, hosts):
+    assert run(tmp_path / "store", 2, aborted, hosts=hosts) == {0: "done", 1: "done"}
 
 
 def test_what_the_environment_says_of_other_hosts_is_checked(tmp_path, monkeypatch):

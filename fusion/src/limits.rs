@@ -83,8 +83,9 @@ pub(crate) const REDIAL_WAIT_MAX: Duration = Duration::from_millis(400);
 /// A process resets its sessions fewer times than this, so incarnations that differ by less are of the same process.
 pub(crate) const LIVES_MAX: u64 = 1 << 20;
 
-/// How long calls to a peer must fail before the log says that it is unreachable: jobs start in no order.
-pub(crate) const OUTAGE_TIME_MIN: Duration = Duration::from_secs(1);
+/// How long dials to a peer must fail before the log says that it is unreachable. If it was connected before and refuses connections,
+/// calls to it fail from then on. Jobs start in no order, and a supervisor needs some time to restart a process.
+pub(crate) const OUTAGE_TIME_MIN: Duration = Duration::from_millis(600);
 
 /// Peers for which an engine remembers whether the log has reported them; further ones are not logged.
 pub(crate) const OUTAGES_MAX: usize = 65_536;
@@ -332,6 +333,10 @@ const _: () = {
     assert!(BLOCKED_TURNS < HOT_IDLE_TURNS, "a link would no longer be read while it is tried again");
     assert!(CREDIT_MESSAGES_MAX <= QUEUE_TENSORS_MAX, "one stream could fill a queue by its credit");
     assert!(REDIAL_WAIT_MIN.as_millis() < REDIAL_WAIT_MAX.as_millis(), "waits would not grow");
+    assert!(
+        OUTAGE_TIME_MIN.as_millis() + REDIAL_WAIT_MAX.as_millis() <= 1000,
+        "calls to a dead peer would wait for too long"
+    );
     assert!(ROW_RETRIES_PER_TURN <= ROW_RETRIES_AT_ONCE, "a turn that comes anyway would try more than one for that");
     assert!(HANDED_AT_ONCE <= HANDED_PER_TURN, "a turn would hand over more than it may");
 };

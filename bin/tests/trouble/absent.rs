@@ -64,3 +64,28 @@ fn a_peer_that_is_absent_is_named_by_every_call_and_once_by_the_log() {
     drop((ps, worker));
     hosts.drain();
 }
+
+#[test]
+fn recvs_from_a_killed_daemon_end_and_its_successor_serves() {
+    let mut hosts = Hosts::start(&[&[PS], &[WORKER]]);
+    let (ps, worker) = (hosts.attach(PS), hosts.attach(WORKER));
+    let sending = ps.send(WORKER, STEP, "linked", tensor(1, 64));
+    verify(&worker.recv(PS, STEP, "linked").wait().unwrap(), 1, 64);
+    sending.wait().unwrap();
+    let waits = |key| worker.recv_with(PS, STEP, key, RecvOptions { timeout: Some(STUCK), ..RecvOptions::default() });
+    let before = waits("before");
+    hosts.kill(PS);
+    for receiving in [before, waits("after")] {
+        let error = receiving.wait().unwrap_err().error;
+        let told = error.to_string();
+        assert_eq!(error.code(), Code::Unavailable, "{told}");
+        assert!(told.contains("it was connected") && told.contains("Connection refused"), "{told}");
+    }
+    eventually("the outage is logged", || hosts.daemon(WORKER).log().contains("a peer cannot be reached"));
+    hosts.restart(PS);
+    let sending = ps.send(WORKER, STEP, "later", tensor(2, 64));
+    verify(&waits("later").wait().unwrap(), 2, 64);
+    sending.wait().unwrap();
+    drop((ps, worker));
+    hosts.drain();
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::limits::{REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
+use crate::limits::{OUTAGE_TIME_MIN, REDIAL_WAIT_MAX, REDIAL_WAIT_MIN};
 
 /// The dials of one session; see the module.
 #[derive(Default)]
@@ -15,6 +15,8 @@ pub(super) struct Calls {
     pub(super) resolving: bool,
     /// Since when every dial has failed, whether a link was wanted or not.
     pub(super) failing_since: Option<Instant>,
+    /// Since when the peer has refused every dial, whether a link was wanted or not.
+    refused_since: Option<Instant>,
     /// Why there is no link: how the last dial failed, or how the last link was lost.
     pub(super) last_error: String,
 }
@@ -36,15 +38,21 @@ impl Calls {
     }
 
     /// A dial has failed; returns since when all have.
-    pub(super) fn fail(&mut self, now: Instant, reason: String) -> Instant {
+    pub(super) fn fail(&mut self, now: Instant, reason: String, is_refused: bool) -> Instant {
         (self.last_error, self.resolving) = (reason, false);
+        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
         *self.failing_since.get_or_insert(now)
+    }
+
+    /// True if the peer has refused all dials for [`OUTAGE_TIME_MIN`], and the last one just now.
+    pub(super) fn are_refused(&self, now: Instant) -> bool {
+        self.refused_since.is_some_and(|since| since + OUTAGE_TIME_MIN <= now)
     }
 
     /// There is a link now.
     pub(super) fn succeed(&mut self) {
         self.stop();
-        self.failing_since = None;
+        (self.failing_since, self.refused_since) = (None, None);
     }
 
     /// The wait before the next dial: doubled each time, and spread by up to a half so that a thousand workers do not dial a restarted ps

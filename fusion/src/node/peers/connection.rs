@@ -90,7 +90,7 @@ impl Peers {
     ) -> Option<bool> {
         let peer = self.arena.get_mut(handle).filter(|peer| peer.connection == Connection::Dialing)?;
         peer.connection = Connection::Idle;
-        let since = peer.calls.fail(now, failure.reason);
+        let since = peer.calls.fail(now, failure.reason, failure.kind == DialFailureKind::Refused);
         let reason = &peer.calls.last_error;
         tracing::debug!(peer = peer.session.peer(), reason, "a call failed");
         if failure.kind != DialFailureKind::Crossed && self.outages.failed(&peer.address, since, now) {
@@ -111,6 +111,11 @@ impl Peers {
             }
             // It was connected before: the process that had our requests has exited.
             DialFailureKind::Refused if peer.session.epoch() > 0 => return Some(true),
+            DialFailureKind::Refused if peer.is_gone(now) => {
+                let reason = format!("it was connected, and refuses connections now: {}", peer.calls.last_error);
+                let error = Error::unavailable(peer.session.peer(), reason);
+                peer.session.end_all_requests(&error);
+            }
             DialFailureKind::Refused | DialFailureKind::Crossed | DialFailureKind::Transient => {}
         }
         Some(false)
@@ -128,10 +133,11 @@ impl Peers {
         self.arena.get(handle).map_or("", |peer| &peer.calls.last_error)
     }
 
-    /// After a failed dial: dials again later, if something still wants a link.
+    /// After a failed dial: dials again later, if something still wants a link. A peer that is gone is not dialed earlier if calls that
+    /// ended are repeated.
     pub(in crate::node) fn call_again(&mut self, now: Instant, handle: Handle, settings: &NodeSettings) {
         let peer = self.arena.get_mut(handle).expect("its call has just failed");
-        if peer.session.wants_link() {
+        if peer.session.wants_link() || peer.is_gone(now) {
             self.wait_to_dial(now, handle, settings);
         } else {
             peer.connection = Connection::Idle;
@@ -268,6 +274,7 @@ impl Peers {
         peer.calls.last_error = error.to_string();
         // Since when it has had no open link.
         peer.lost_at.get_or_insert(now);
+        peer.is_expected_back = matches!(error, LinkError::WentAway(_));
         (peer.connection, peer.blocked, peer.stuck) = (Connection::Idle, false, false);
         peer.counters.links_lost += 1;
         peer.metrics.change(PathState::Idle, |path| path.last_error.clone_from(&peer.calls.last_error));

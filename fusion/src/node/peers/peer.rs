@@ -47,6 +47,8 @@ pub(in crate::node) struct Peer {
     pub(super) is_negotiating: bool,
     pub(in crate::node) connection: Connection,
     pub(super) calls: Calls,
+    /// The peer announced that it stops, and the next process at its address is waited for.
+    pub(super) is_expected_back: bool,
     /// When the last link was lost.
     pub(super) lost_at: Option<Instant>,
     pub(super) in_dirty: bool,
@@ -103,6 +105,7 @@ impl Peer {
             is_negotiating: false,
             connection: Connection::Idle,
             calls: Calls::default(),
+            is_expected_back: false,
             lost_at: None,
             in_dirty: false,
             in_hot: false,
@@ -159,6 +162,12 @@ impl Peer {
         self.counters.in_flight = self.session.requests() as u64;
         self.counters.unreleased = self.session.unreleased() as u64;
         self.metrics.counters.write(&self.counters);
+    }
+
+    /// True if the peer was connected, ended without an announcement, and has refused connections since, for
+    /// [`OUTAGE_TIME_MIN`](crate::limits::OUTAGE_TIME_MIN) or longer.
+    pub(super) fn is_gone(&self, now: Instant) -> bool {
+        self.incarnation.is_some() && !self.is_expected_back && self.calls.are_refused(now)
     }
 
     /// The state of its connection, in words.

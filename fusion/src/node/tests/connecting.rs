@@ -2,6 +2,7 @@
 
 use super::pushing::push_to;
 use super::*;
+use crate::limits::{OUTAGE_TIME_MIN, REDIAL_WAIT_MAX};
 
 const PS: (usize, &str) = (0, "ps:1");
 const WORKER: (usize, &str) = (1, "worker:1");
@@ -151,6 +152,86 @@ fn a_peer_that_was_connected_and_refuses_calls_is_gone() {
     net.rest();
     let error = asked.error();
     assert!(error.to_string().contains("it was connected, and the link was lost"), "{error}");
+}
+
+/// A worker whose ps, with which it was connected, refuses connections from now on; `announced`: it has said so.
+fn left_alone(announced: bool) -> Net {
+    let mut net = Net::pair();
+    let asked = net.recv(WORKER, "ps:1", "w");
+    net.rest();
+    if announced {
+        net.nodes[0].shut_down(net.now, "it drains");
+    }
+    net.nodes.remove(0);
+    net.failure = DialFailureKind::Refused;
+    net.rest();
+    assert_eq!(asked.error().code(), Code::Unavailable);
+    net
+}
+
+/// Lets time pass in small steps, as dials become due.
+fn pass_slowly(net: &mut Net, time: Duration) {
+    let step = Duration::from_millis(10);
+    (0..time.as_millis() / step.as_millis()).for_each(|_| net.pass(step));
+}
+
+#[test]
+fn later_calls_to_a_dead_peer_end_within_a_second() {
+    let mut net = left_alone(false);
+    let (worker, soon) = ((0, "worker:1"), OUTAGE_TIME_MIN + REDIAL_WAIT_MAX);
+    let first = net.recv(worker, "ps:1", "v");
+    pass_slowly(&mut net, OUTAGE_TIME_MIN / 2);
+    assert!(first.waits(), "its successor may come");
+    pass_slowly(&mut net, soon / 2);
+    let error = first.error();
+    assert!(error.to_string().contains("it was connected, and refuses connections now: nobody is there"), "{error}");
+    assert_eq!(error.code(), Code::Unavailable);
+    // However much later: it is dialed once more.
+    net.pass(SOON * 10);
+    let second = net.recv(worker, "ps:1", "u");
+    net.rest();
+    assert_eq!(second.error().code(), Code::Unavailable);
+    // Calls that are repeated at once do not have it dialed more often.
+    let third = net.recv(worker, "ps:1", "t");
+    net.rest();
+    assert!(third.waits() && net.nodes[0].next_timeout().is_some());
+    pass_slowly(&mut net, REDIAL_WAIT_MAX);
+    assert_eq!(third.error().code(), Code::Unavailable);
+    net.pass(SOON);
+    net.pass(SOON);
+    assert_eq!(net.nodes[0].next_timeout(), None, "no call waits, so the peer is not dialed");
+}
+
+#[test]
+fn calls_to_a_dead_peer_reach_its_successor() {
+    let mut net = left_alone(false);
+    let asked = net.recv((0, "worker:1"), "ps:1", "v");
+    pass_slowly(&mut net, OUTAGE_TIME_MIN / 2);
+    net.nodes.insert(0, node(NodeSettings { incarnation: 2000, ..ps() }));
+    net.send(PS, "worker:1", "v", &[3]);
+    pass_slowly(&mut net, REDIAL_WAIT_MAX);
+    assert_eq!(asked.bytes(), [3]);
+}
+
+#[test]
+fn peer_that_announced_its_stop_is_waited_for() {
+    let mut net = left_alone(true);
+    let asked = net.recv((0, "worker:1"), "ps:1", "v");
+    pass_slowly(&mut net, OUTAGE_TIME_MIN * 4);
+    assert!(asked.waits());
+    net.nodes.insert(0, node(NodeSettings { incarnation: 2000, ..ps() }));
+    net.send(PS, "worker:1", "v", &[3]);
+    pass_slowly(&mut net, REDIAL_WAIT_MAX);
+    assert_eq!(asked.bytes(), [3]);
+}
+
+#[test]
+fn peer_that_never_came_is_waited_for_if_it_refuses() {
+    let mut net = Net::new([worker()]);
+    net.failure = DialFailureKind::Refused;
+    let asked = net.recv((0, "worker:1"), "ps:1", "w");
+    pass_slowly(&mut net, OUTAGE_TIME_MIN * 4);
+    assert!(asked.waits());
 }
 
 #[test]

@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <utility>
 
 namespace sealane_tensorflow {
 
+using Clock = std::chrono::steady_clock;
 using tensorflow::Env;
 
 Keeper* Keeper::Get() {
@@ -23,7 +23,7 @@ Keeper* Keeper::Get() {
 
 void Keeper::After(int64_t milliseconds, std::function<void()> what) {
   std::lock_guard lock(mu_);
-  due_.emplace(Env::Default()->NowMicros() + milliseconds * 1000, std::move(what));
+  due_.emplace(Clock::now() + std::chrono::milliseconds(milliseconds), std::move(what));
   if (thread_ == nullptr) {
     thread_.reset(Env::Default()->StartThread({}, "sealane_keeper", [this] { Run(); }));
   }
@@ -36,9 +36,9 @@ void Keeper::Run() {
     {
       std::unique_lock lock(mu_);
       while (due_.empty()) changed_.wait(lock);
-      uint64_t now = Env::Default()->NowMicros(), first = due_.begin()->first;
-      if (first > now) {
-        changed_.wait_for(lock, std::chrono::microseconds(first - now));
+      const Clock::time_point first = due_.begin()->first;
+      if (first > Clock::now()) {
+        changed_.wait_until(lock, first);
         continue;
       }
       what = std::move(due_.begin()->second);

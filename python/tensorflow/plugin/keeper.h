@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -31,7 +32,7 @@ class Keeper {
   const pid_t process_ = getpid();
   std::mutex mu_;
   std::condition_variable changed_;
-  std::multimap<uint64_t, std::function<void()>> due_ ABSL_GUARDED_BY(mu_);  // By Env time in microseconds.
+  std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> due_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<tensorflow::Thread> thread_ ABSL_GUARDED_BY(mu_);
 };
 

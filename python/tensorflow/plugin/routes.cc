@@ -3,12 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/random.h"
 
 namespace sealane_tensorflow {
 
-using tensorflow::Env;
+using Clock = std::chrono::steady_clock;
 
 absl::string_view PairOf(const tensorflow::Rendezvous::ParsedKey& key) {
   return key.FullKey().substr(0, static_cast<size_t>(key.edge_name.data() - key.FullKey().data()));
@@ -49,7 +48,7 @@ Way Routes::Ask(AskRoute* route, bool wait, std::function<void(Way)> later) {
         route->waiting.push_back(std::move(later));
         return Way::kUnsettled;
       case AskRoute::State::kGrpc:
-        if (Env::Default()->NowMicros() < route->next_hello) return Way::kGrpc;
+        if (Clock::now() < route->next_hello) return Way::kGrpc;
         if (!before) route->waiting.push_back(std::move(later));
         break;
       case AskRoute::State::kNone:
@@ -169,7 +168,7 @@ void Routes::Lost(AskRoute* route, absl::string_view why) {
 
 void Routes::TryAgain() {
   std::lock_guard lock(mu_);
-  for (auto& [pair, route] : asks_) route->next_hello = 0;
+  for (auto& [pair, route] : asks_) route->next_hello = {};
 }
 
 void Routes::Settle(AskRoute* route, AskRoute::State state, absl::string_view why) {
@@ -179,7 +178,7 @@ void Routes::Settle(AskRoute* route, AskRoute::State state, absl::string_view wh
     std::lock_guard lock(mu_);
     route->state = state;
     route->before = true;
-    route->next_hello = Env::Default()->NowMicros() + kRetryMs * 1000;
+    route->next_hello = Clock::now() + std::chrono::milliseconds(kRetryMs);
     waiting.swap(route->waiting);
   }
   if (changed) changed(route->peer, way, why);

@@ -9,6 +9,7 @@
 #define SEALANE_TENSORFLOW_ROUTES_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -69,7 +70,7 @@ struct AskRoute {
   uint64_t hello = 0;       // Number of the last one, unique to this process.
   std::atomic<bool> said{false};  // A hello was pushed: the producer may hand over to Sealane.
   std::string producer;     // The task it was sent to.
-  uint64_t next_hello = 0;  // When to try again, in microseconds.
+  std::chrono::steady_clock::time_point next_hello;  // When to try again.
   std::vector<std::function<void(Way)>> waiting;
   Locked<AloneAsks> alone;
 };

@@ -1,8 +1,14 @@
 """Tasks and daemons that are killed or stopped under a job: steps end with an error that users of gRPC know, and new sessions go on."""
 
+import ctypes
+import os
 import pathlib
+import shlex
+import shutil
+import subprocess
 
 import pytest
+import sealane.tensorflow  # noqa: F401
 import steps
 import tensorflow as tf
 from test_cluster import assert_by_sealane, assert_trains, by_sealane
@@ -137,6 +143,34 @@ def test_steps_that_begin_after_their_daemon_died_go_by_grpc(job):
     assert by_sealane(pair) == before and pair["grpc"]["received_tensors"] > 0, pair
     for node in (ps, worker):
         assert "has no room" not in node.log()  # Which would be another reason, and is no advice.
+
+
+def set_clock_back(seconds):
+    """Sets back the wall clock of this process, in which set_back.cc was loaded first."""
+    ctypes.CDLL(None).set_clock_back(ctypes.c_long(seconds))
+
+
+def make_server(task):
+    """In a process that has not loaded the plugin before; loading this module does."""
+    cluster.make_server(task)
+
+
+def test_retries_go_on_when_the_clock_is_set_back(make_job, tmp_path_factory, monkeypatch):
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"there is no {compiler[0]} to build the clock with")
+    clock = tmp_path_factory.mktemp("clock") / "set_back.so"
+    source = pathlib.Path(__file__).with_name("set_back.cc")
+    subprocess.run([*compiler, "-shared", "-fPIC", "-Wall", "-Wextra", source, "-o", clock], check=True)
+    job = make_job(ps=1, worker=1)
+    with monkeypatch.context() as patched:
+        patched.setenv("LD_PRELOAD", str(clock))
+        worker = job.start("worker", server=False, plugin=False)
+    worker.call(make_server, (job.cluster, "worker", 0, "grpc+sealane"))
+    worker.wait_for_line("tried again until the daemon is there")
+    worker.call(set_clock_back, 3600)
+    job.start_daemons()
+    worker.wait_for_line("is attached as")
 
 
 def test_a_worker_that_is_killed_and_comes_back(job):

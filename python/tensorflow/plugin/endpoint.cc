@@ -27,6 +27,8 @@ constexpr int kTries = 60;
 constexpr size_t kMessages = 64;
 // Longest message; longer ones are ignored.
 constexpr size_t kMessageBytes = 16 << 10;
+// Longest watch of a producer; the next one follows. A daemon that drains waits for a watch of its clients as for any recv.
+constexpr int64_t kWatchMs = 1000;
 // Retry interval for what needs the daemon.
 constexpr int64_t kAgainMs = 2000;
 // Retry interval for attaching while the endpoint map does not name the task: someone would have to change the map.
@@ -275,6 +277,58 @@ void Endpoint::SayHello(AskRoute* route) {
   Push(to, absl::StrCat(kHello, "\n", route->pair, "\n", absl::Hex(hello)), [refused](const absl::Status& status) { refused(status.message()); });
 }
 
+namespace {
+
+struct Watching {
+  std::weak_ptr<Endpoint> endpoint;
+  std::string producer;
+};
+
+// Not the step of a rendezvous or of collectives, which are cleaned up.
+constexpr int64_t kWatchStep = INT64_MIN;
+
+}  // namespace
+
+void Endpoint::Watch(const std::string& producer) {
+  if (!routes_.UsesSealane(producer)) return;
+  {
+    std::lock_guard lock(mu_);
+    if (is_mine_ == nullptr) return;  // The server has ended.
+    if (!watched_.insert(producer).second) return;
+  }
+  auto watching = std::make_unique<Watching>(Watching{weak_from_this(), producer});
+  absl::Status status =
+      Take(sealane_recv_fail_if_gone(task(), TextOf(producer), kWatchStep, TextOf(kQueue), nullptr, kWatchMs, Watched, watching.get(), nullptr));
+  if (status.ok()) {
+    watching.release();
+  } else {  // No callback comes.
+    WatchEnded(producer, status);
+  }
+}
+
+void Endpoint::Watched(void* context, const sealane_error* error, sealane_tensor* came) {
+  std::unique_ptr<Watching> watching(static_cast<Watching*>(context));
+  sealane_tensor_free(came);
+  if (auto endpoint = watching->endpoint.lock()) endpoint->WatchEnded(watching->producer, StatusOf(error));
+}
+
+void Endpoint::WatchEnded(const std::string& producer, const absl::Status& status) {
+  {
+    std::lock_guard lock(mu_);
+    watched_.erase(producer);
+  }
+  if (absl::IsDeadlineExceeded(status)) return Watch(producer);
+  if (!absl::IsUnavailable(status)) return TryAgain(kWatchMs, [producer](Endpoint* endpoint) { endpoint->Watch(producer); });
+  const std::vector<std::string> lost = routes_.Lost(producer, status.message());
+  // Recvs that were in flight at the loss have failed by then, as their tensors may be lost. Recvs that were requested just after the loss
+  // may wait for the next daemon.
+  TryAgain(Routes::kSettleMs, [producer, lost](Endpoint* endpoint) {
+    if (endpoint->routes_.UsesSealane(producer)) return;
+    for (const std::string& pair : lost)
+      for (auto& step : endpoint->AllSteps()) step->Refused(pair);
+  });
+}
+
 void Endpoint::HeardHello(absl::string_view from, absl::string_view pair, absl::string_view number) {
   std::string before, why;
   SendRoute* route = nullptr;
@@ -307,7 +361,10 @@ void Endpoint::Heard(absl::string_view from, absl::string_view message) {
   std::pair<absl::string_view, absl::string_view> kind = absl::StrSplit(message, absl::MaxSplits('\n', 1));
   std::pair<absl::string_view, absl::string_view> rest = absl::StrSplit(kind.second, absl::MaxSplits('\n', 1));
   if (kind.first == kHello) return HeardHello(from, rest.first, rest.second);
-  if (kind.first == kWelcome) return routes_.Welcome(kind.second, from);
+  if (kind.first == kWelcome) {
+    routes_.Welcome(kind.second, from);
+    return Watch(std::string(from));
+  }
   if (kind.first == kRefuse) {
     if (!routes_.Refused(rest.first, from, absl::CHexEscape(rest.second))) return;
     for (auto& step : AllSteps()) step->Refused(rest.first);

@@ -97,6 +97,10 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   std::vector<tensorflow::core::RefCountPtr<Step>> AllSteps();
 
   void SayHello(AskRoute* route);
+  // Requests a tensor that a producer never sends, so that this task is notified when Sealane loses the producer between two steps.
+  void Watch(const std::string& producer);
+  static void Watched(void* context, const sealane_error* error, sealane_tensor* came);
+  void WatchEnded(const std::string& producer, const absl::Status& status);
   // Pushes a message into the queue of another task's server. `failed` is called, on another thread, if it is not taken in time.
   void Push(const std::string& to, std::string message, std::function<void(const absl::Status&)> failed);
   // The same, up to `tries` times until it is taken, while `still` holds.
@@ -126,6 +130,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   absl::flat_hash_map<int64_t, UnderWay> steps_ ABSL_GUARDED_BY(mu_);
   // Who has said hello, and how often. Bounded by the endpoint map, which names them all.
   absl::flat_hash_map<std::string, int> consumers_ ABSL_GUARDED_BY(mu_);
+  // Producers that are watched. Bounded by the endpoint map.
+  absl::flat_hash_set<std::string> watched_ ABSL_GUARDED_BY(mu_);
   Unsent unsent_;
 
   Burst soon_;

@@ -166,6 +166,28 @@ void Routes::Lost(AskRoute* route, absl::string_view why) {
   Settle(route, AskRoute::State::kGrpc, why);
 }
 
+std::vector<std::string> Routes::Lost(absl::string_view producer, absl::string_view why) {
+  std::vector<std::string> pairs;
+  std::vector<AskRoute*> lost;
+  {
+    std::shared_lock lock(mu_);
+    for (const auto& [pair, route] : asks_) {
+      if (route->producer != producer || route->state != AskRoute::State::kSealane) continue;
+      pairs.push_back(pair);
+      lost.push_back(route.get());
+    }
+  }
+  for (AskRoute* route : lost) Settle(route, AskRoute::State::kGrpc, why);
+  return pairs;
+}
+
+bool Routes::UsesSealane(absl::string_view producer) {
+  std::shared_lock lock(mu_);
+  for (const auto& [pair, route] : asks_)
+    if (route->producer == producer && route->state == AskRoute::State::kSealane) return true;
+  return false;
+}
+
 void Routes::TryAgain() {
   std::lock_guard lock(mu_);
   for (auto& [pair, route] : asks_) route->next_hello = {};

@@ -93,6 +93,11 @@ class Daemon:
             self.process.kill()
             self.process.wait()
 
+    def drain(self):
+        """Has the daemon finish what it carries, and waits until it has exited."""
+        subprocess.run([binary(), "drain", "--socket", self.socket], capture_output=True, timeout=STUCK, cwd=self.directory, check=True)
+        self.process.wait(STUCK)
+
 
 class Failed(Exception):
     """What a call in another process raised: the class's name, the message, and where."""

@@ -145,6 +145,46 @@ def test_steps_that_begin_after_their_daemon_died_go_by_grpc(job):
         assert "has no room" not in node.log()  # Which would be another reason, and is no advice.
 
 
+@pytest.mark.parametrize("end", ["kill", "drain"])
+def test_steps_use_grpc_while_another_hosts_daemon_is_away(make_job, end):
+    job = make_job(ps=1, worker=1, daemons=2).start_daemons()
+    ps, worker = job.start_all(("ps", 0), ("worker", 0))
+    assert_trains(worker)
+    assert_by_sealane(ps, "worker/0")
+    getattr(job.daemons[1], end)()
+    # The ps has its daemon, and learns of the loss between two steps.
+    wait_until("the ps uses gRPC", lambda: ps.pairs()["worker/0"]["route"] == "grpc")
+    wait_until("the worker uses gRPC", lambda: worker.pairs()["ps/0"]["route"] == "grpc")
+    before = by_sealane(ps.pairs()["worker/0"])
+    assert_trains(worker)
+    assert by_sealane(ps.pairs()["worker/0"]) == before
+
+    def returned():
+        assert_trains(worker)
+        return all(later > earlier for earlier, later in zip(before, by_sealane(ps.pairs()["worker/0"])))
+
+    job.daemons[1].start()
+    wait_until("tensors by Sealane both ways", returned)
+
+
+def test_steps_begun_when_another_hosts_daemon_dies_do_not_hang(make_job):
+    job = make_job(ps=1, worker=1, daemons=2).start_daemons()
+    _, worker = job.start_all(("ps", 0), ("worker", 0))
+    assert_trains(worker)
+    job.daemons[1].kill()
+
+    def trained():
+        """A step whose tensor the daemon had may fail, as over gRPC."""
+        try:
+            assert_trains(worker)
+        except Failed as failed:
+            assert str(failed).startswith(("UnavailableError", "AbortedError")), failed
+            return False
+        return True
+
+    wait_until("steps that succeed", trained)
+
+
 def set_clock_back(seconds):
     """Sets back the wall clock of this process, in which set_back.cc was loaded first."""
     ctypes.CDLL(None).set_clock_back(ctypes.c_long(seconds))

@@ -167,7 +167,7 @@ fn a_target_that_is_not_there_breaks_connections_off() {
 fn what_is_not_said_is_asked_for() {
     let place = Place::new();
     for (arguments, said) in [
-        (&["--task", PS][..], "--listen"),
+        (&["--task", PS][..], "<--listen <ADDRESS>|--map|--target <ADDRESS>>"),
         (&["--task", PS, "--listen", "127.0.0.1:0"], "--to"),
         (&["--task", PS, "--to", WORKER, "--target", "127.0.0.1:1"], "--listen"),
         (&["--task", PS, "--map", "--listen", "127.0.0.1:0", "--to", WORKER], "--map"),

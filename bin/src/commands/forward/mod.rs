@@ -24,6 +24,7 @@ use entrance::{Address, Entrance, FileMode, listen};
 /// for every other task of the endpoint map. With --target, connects to that address for each connection that another forwarder
 /// carries here. Runs until it is stopped.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("ways").args(["listen", "map", "target"]).required(true).multiple(true))]
 #[command(after_help = "Example:\n  sealane forward --task ps0:2222 --target 127.0.0.1:50051\n  \
     sealane forward --task worker0:2222 --listen 127.0.0.1:50051 --to ps0:2222\n  \
     sealane forward --task worker0:2222 --target 127.0.0.1:2222 --map")]
@@ -36,7 +37,7 @@ pub struct Args {
     task: String,
 
     /// Accept connections here: IP:PORT, with port 0 for a free one, which is printed; or unix:PATH
-    #[arg(long, value_name = "ADDRESS", requires = "to", required_unless_present_any = ["target", "map"])]
+    #[arg(long, value_name = "ADDRESS", requires = "to")]
     listen: Option<Address>,
 
     /// The mode of the socket of --listen unix:PATH: who may connect [default: 0600, this user]

@@ -2,6 +2,7 @@
 
 use sealane_cli::settings::TABLE;
 use sealane_cli::settings::markdown::reference;
+use sealane_cli::workload::{TensorSpec, Workload};
 
 const README: &str = include_str!("../../README.md");
 
@@ -37,6 +38,18 @@ fn the_quick_starts_are_the_examples() {
         let block = format!("```{language}\n{code}```\n");
         assert!(text.contains(&block), "{page} does not show the example:\n{block}");
     }
+}
+
+#[test]
+fn workload_file_of_the_guide_is_read() {
+    let guide = include_str!("../../docs/guide.md");
+    let (_, example) = guide.split_once("```json\n").expect("an example");
+    let (example, _) = example.split_once("```").expect("its end");
+    let workload = Workload::parse(example, "guide.json").unwrap();
+    let names = |specs: &[TensorSpec]| specs.iter().map(|spec| spec.name().to_string()).collect::<Vec<_>>();
+    assert_eq!(names(&workload.pull), ["dense/kernel", "step"]);
+    assert_eq!(names(&workload.push), ["dense/kernel:gradient"]);
+    assert_eq!((workload.pull_bytes(), workload.push_bytes()), (256 * 128 * 4 + 8, 256 * 128 * 4));
 }
 
 /// Every row of the tables of failures names a test that exists.

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "keeper.h"
 #include "step.h"
 #include "tensorflow/core/platform/logging.h"
@@ -84,6 +85,7 @@ Endpoint::Endpoint(std::string name, std::string address, std::function<bool(uin
       is_mine_(std::move(is_mine)),
       routes_([this](AskRoute* route) { SayHello(route); }) {
   routes_.changed = [this](Peer* peer, Way way, absl::string_view why) {
+    absl::ConsumePrefix(&why, "Sealane: ");  // The log's line begins with it.
     peer->SetRoute(name_, way == Way::kSealane ? "sealane" : "grpc", why);
   };
 }
@@ -270,7 +272,7 @@ void Endpoint::SayHello(AskRoute* route) {
     return refused(why);
   }
   if (to.empty()) return refused("its address is not known");
-  Keeper::Get()->After(Routes::kSettleMs, [refused] { refused("no answer in a second"); });
+  Keeper::Get()->After(Routes::kAnswerMs, [refused] { refused("no answer in two seconds"); });
   route->said = true;
   route->alone([&](AloneAsks& alone) { alone.Doubt(hello); });
   for (auto& step : AllSteps()) step->AwaitAll(route->pair);

@@ -2,7 +2,8 @@
 //
 // The consumer decides, as it is the one that asks. Before it first asks a producer by Sealane it pushes a hello, which names both devices
 // and the incarnation of the producer's. The producer then gives Sealane what that consumer has yet to get and all that comes later, and
-// answers with a welcome. Until then, and if no welcome comes within kSettleMs, the consumer asks by gRPC, which a producer always answers.
+// answers with a welcome. Until then, and if the hello is not taken within kSettleMs or not answered within kAnswerMs, the consumer asks by
+// gRPC, which a producer always answers.
 // So a producer needs to know nothing of the job's tasks; a restarted task is another one, as its devices have other incarnations; and no
 // tensor is given to one transport and asked for by the other.
 #ifndef SEALANE_TENSORFLOW_ROUTES_H_
@@ -77,8 +78,10 @@ struct AskRoute {
 
 class Routes {
  public:
-  // How long to wait for an answer.
+  // Timeout of a message. If it passes, the error says why.
   static constexpr int64_t kSettleMs = 1000;
+  // How long to wait for the answer to a hello. Longer, so that the reason is known of a hello that is not taken.
+  static constexpr int64_t kAnswerMs = 2 * kSettleMs;
   // How long a pair goes by gRPC before Sealane is tried again.
   static constexpr int64_t kRetryMs = 10000;
   // Most pairs of devices known; further ones go by gRPC.

@@ -1,8 +1,13 @@
 """Which way pairs of tasks go: hosts, maps and plugins of all kinds. Nothing waits for what does not come."""
 
+import pathlib
+import re
+
 import pytest
 import steps
 from cluster import wait_until
+
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "tensorflow.md"
 
 # A pair is settled within a second; a first step that takes so many more than that has waited for something else.
 SETTLED = 60
@@ -65,6 +70,11 @@ def test_a_partitioned_variable_of_which_one_part_is_not_in_the_map(make_job):
     assert_by_grpc(ps1, "worker/0")
     assert worker.pairs()["ps/1"]["route"] == "grpc" and "endpoint map" in worker.pairs()["ps/1"]["why"]
     assert worker.log().count("/job:ps/replica:0/task:1 go by gRPC") == 1
+    # These are the lines that the page shows.
+    [shown] = re.findall(r"```text\n(  Sealane: .*?)```", PAGE.read_text(), re.DOTALL)
+    for task, address in {"worker0:2222": job.cluster["worker"][0], "ps1:2222": job.cluster["ps"][1]}.items():
+        shown = shown.replace(task, address)
+    assert [line for line in shown.splitlines() if line.strip() not in worker.log()] == []
 
 
 def test_a_worker_that_is_not_in_the_map(make_job):
@@ -119,6 +129,25 @@ def test_a_daemon_that_comes_later(make_job):
     grpc = by_grpc(worker.pairs()["ps/0"])
     assert_trains(worker)
     assert by_grpc(worker.pairs()["ps/0"]) == grpc
+
+
+def test_a_peers_daemon_that_is_away_is_named_as_the_reason(make_job):
+    job = make_job(ps=1, worker=1, daemons=2)
+    job.daemons[1].start()
+    _, worker = job.start_all(("ps", 0), ("worker", 0))
+    assert_trains(worker)
+    why = worker.pairs()["ps/0"]["why"]
+    assert "Connection refused" in why and job.cluster["ps"][0] in why, why
+    assert why in worker.log()
+
+
+def test_a_task_without_the_plugin_is_named_as_the_reason(make_job):
+    job = make_job(ps=1, worker=1, daemons=2).start_daemons()
+    job.start("ps", SEALANE_TF="off")
+    worker = job.start("worker")
+    assert_trains(worker)
+    why = worker.pairs()["ps/0"]["why"]
+    assert "nobody takes from it" in why, why
 
 
 def test_a_task_that_is_reached_by_another_name(make_job):

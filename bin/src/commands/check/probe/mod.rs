@@ -18,7 +18,7 @@ use sealane_transport::wire::{FEATURE_VERBS, Hello, RejectCode, VERSION_MAX, Wir
 use serde::Serialize;
 
 use self::calls::{Answered, Callee, Unanswered, call_all};
-use super::verdict::{Finding, advice};
+use super::verdict::{Finding, Remedy, advice};
 use crate::counted;
 use crate::local_host::{LOOK_UP_TIME, look_up};
 use crate::progress::Bar;
@@ -137,7 +137,12 @@ impl Prober<'_> {
     fn unanswered(&self, address: &TransportAddress, unanswered: Unanswered) -> Probe {
         let within = self.patience;
         let (host, port) = (&address.host, address.port);
-        let reach = || format!("nc -vz {} {port}", bare(host));
+        let reach = || {
+            let host = bare(host);
+            advice(format!(
+                "check that no firewall blocks TCP port {port} of {host}, and the route: `nc -vz {host} {port}`"
+            ))
+        };
         let finding = match unanswered {
             Unanswered::NoAddress => {
                 let says = format!("the name {host} was not resolved within {LOOK_UP_TIME:?}");
@@ -163,17 +168,18 @@ impl Prober<'_> {
 const NAME: &str = "peer";
 
 /// A peer that could be reached but did not welcome the probe.
-fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> String) -> Probe {
+fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> Remedy) -> Probe {
     let secrets = || advice("give both hosts the same secret, or certificates of one authority (sealane keys --help)");
     let version = || advice("install the same version of sealane on both hosts");
     let remedy = match &error {
         DialError::Link(LinkError::Io { refused: true, .. }) => {
-            let remedy = advice("start `sealane daemon` there, with this map");
+            let remedy =
+                advice("start `sealane daemon` there, with this map; if one runs, correct its port in the map");
             return Probe::of(address, Finding::fails(NAME, "nothing listens there (connection refused)", remedy));
         }
         DialError::Link(LinkError::Protocol(WireError::Version { .. })) => version(),
         DialError::Link(LinkError::Protocol(_)) => advice("correct the map: another program uses that port"),
-        DialError::Link(_) => reach().into(),
+        DialError::Link(_) => reach(),
         DialError::Unauthenticated(_) => secrets(),
         DialError::Rejected(reject) => match reject.code {
             // It does not know the probe, and so found no address in it.

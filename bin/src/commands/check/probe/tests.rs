@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, getsockname, listen, socket};
 use sealane_transport::authentication::Authority;
 use sealane_transport::tcp::{Answering, Progress};
 use sealane_transport::wire::{FEATURE_PROBE, Greeting, Reject};
@@ -208,6 +208,24 @@ fn nobody_there_is_said_and_our_own_may_start_later() {
     let nowhere = EndpointMap::parse("ps0:2222=sealane.invalid:7000\n", "test").unwrap();
     let probe = prober(&HashSet::new(), LONG).probe(&nowhere).remove(0);
     assert_eq!(probe.finding.remedy(), "getent hosts sealane.invalid");
+}
+
+#[test]
+fn dropped_packets_are_blamed_on_a_firewall() {
+    // The kernel drops further connection requests while the only place in the queue is taken, as a firewall does.
+    let full = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    bind(full.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    listen(&full, Backlog::new(0).unwrap()).unwrap();
+    let port = getsockname::<SockaddrIn>(full.as_raw_fd()).unwrap().port();
+    let _first = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let probe = prober(&HashSet::new(), Duration::from_millis(20)).probe(&map_of(port)).remove(0);
+    assert_eq!(
+        (probe.finding.verdict, probe.finding.says.as_str()),
+        (Verdict::WillNotWork, "no connection within 20ms")
+    );
+    let expected =
+        format!("check that no firewall blocks TCP port {port} of 127.0.0.1, and the route: `nc -vz 127.0.0.1 {port}`");
+    assert_eq!(probe.finding.remedy, Some(Remedy::Advice(expected)));
 }
 
 #[test]

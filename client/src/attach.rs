@@ -11,6 +11,7 @@ use std::{
 use sealane_runtime::Polling;
 use sealane_transport::{
     Error, JobName,
+    interrupt::is_interrupted,
     job::describe,
     shm::{
         ReadOnlyMemory,
@@ -251,7 +252,7 @@ pub(crate) fn connect(settings: &Settings, populate: bool) -> Result<(Attached, 
     let deadline = deadline(Instant::now(), settings.timeout);
     let attached = loop {
         match conversation::attach(&settings.socket, &wish, populate, deadline) {
-            Err(AttachError::HungUp) if Instant::now() + ATTACH_RETRY_INTERVAL < deadline => {
+            Err(AttachError::HungUp) if Instant::now() + ATTACH_RETRY_INTERVAL < deadline && !is_interrupted() => {
                 thread::sleep(ATTACH_RETRY_INTERVAL);
             }
             outcome => break outcome?,

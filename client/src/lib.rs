@@ -113,6 +113,7 @@ pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
 pub use sealane_runtime::{Buffer, Polling};
 #[cfg(any(feature = "embedded", feature = "group"))]
 pub use sealane_transport::authentication::{Authentication, TlsFiles};
+pub use sealane_transport::interrupt::{interruptible, is_interrupted};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
     BadJobName, Code, Error, JobName, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions, RecvOutcome,

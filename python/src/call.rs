@@ -18,7 +18,7 @@ use crate::{
     bell::{Bell, Wakeups},
     errors::{OrRaise, exception, invalid},
     fork::Generation,
-    wait::{SIGNALS_EVERY, UnderWay, Valueless},
+    wait::{SIGNALS_EVERY, UnderWay, Valueless, on_main_thread},
 };
 
 struct Call<C: UnderWay> {
@@ -192,10 +192,6 @@ impl<C: UnderWay> Drop for Call<C> {
             Python::attach(|py| py.detach(|| drop(given_up)));
         }
     }
-}
-
-fn on_main_thread() -> bool {
-    nix::unistd::gettid() == nix::unistd::getpid()
 }
 
 /// The exception that `concurrent.futures` raises for cancelled calls.

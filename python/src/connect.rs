@@ -8,7 +8,11 @@ use sealane::{
     TlsFiles, Waiter, environment_job,
 };
 
-use crate::{errors::OrRaise, task::Task, wait::timeout};
+use crate::{
+    errors::OrRaise,
+    task::Task,
+    wait::{blocking, timeout},
+};
 
 fn job_name(text: &str) -> Result<JobName, Error> {
     text.parse().map_err(|error: BadJobName| Error::invalid(error.to_string()))
@@ -64,7 +68,7 @@ pub(crate) fn attach(
     if let Some(bytes) = arena_bytes {
         attach = attach.arena_bytes(bytes);
     }
-    let task = py.detach(|| attach.attach()).or_raise(py)?;
+    let task = blocking(py, || attach.attach())?;
     let waiter = task.waiter();
     Ok(Task::new(task, None, waiter))
 }
@@ -113,7 +117,7 @@ pub(crate) fn embedded(
         let task = engine.task(task)?;
         Ok((sealane::Task::from(task), engine))
     };
-    let (task, engine) = py.detach(start).or_raise(py)?;
+    let (task, engine) = blocking(py, start)?;
     Ok(Task::new(task, Some(engine), Waiter::embedded(Polling::idle(idle_spin))))
 }
 

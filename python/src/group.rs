@@ -17,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pyo3::{prelude::*, types::PyBytes};
-use sealane::{DType, Error, GroupOptions, Message, ReduceOp, Store};
+use pyo3::{exceptions::PyException, prelude::*, types::PyBytes};
+use sealane::{DType, Error, GroupOptions, Message, ReduceOp, Store, is_interrupted};
 
 use crate::{
     connect::authentication,
@@ -26,6 +26,7 @@ use crate::{
     errors::{OrRaise, exception, invalid},
     fork::Generation,
     memory::{Raw, apart},
+    wait::{SIGNALS_EVERY, blocking, raise},
 };
 
 type Outcome = Result<usize, Error>;
@@ -88,26 +89,36 @@ struct InPython(Py<PyAny>);
 impl Store for InPython {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
         let set = |py: Python<'_>| self.0.call_method1(py, "set", (key, PyBytes::new(py, value))).map(drop);
-        Python::attach(set).map_err(|error| Error::unavailable("the store", error.to_string()))
+        Python::attach(|py| set(py).map_err(|error| store_error(py, error)))
     }
 
     fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
         let get = |py: Python<'_>| self.0.call_method1(py, "get", (key, limit.as_secs_f64()))?.extract::<Vec<u8>>(py);
-        Python::attach(get).map_err(|error| Error::unavailable("the store", error.to_string()))
+        Python::attach(|py| get(py).map_err(|error| store_error(py, error)))
     }
+}
+
+/// The error of a call of the store; an exception that is no error, such as KeyboardInterrupt, is raised as it is.
+fn store_error(py: Python<'_>, error: PyErr) -> Error {
+    let told = Error::unavailable("the store", error.to_string());
+    if !error.is_instance_of::<PyException>(py) {
+        raise(error);
+    }
+    told
 }
 
 /// Called when the interpreter is about to end. It ends other threads where they take its lock, also within C++ code, for which that is the
 /// end of the process: so callbacks under way are waited for, for a while.
 #[pyfunction]
-pub(crate) fn end_callbacks(py: Python<'_>) {
-    py.detach(|| {
+pub(crate) fn end_callbacks(py: Python<'_>) -> PyResult<()> {
+    blocking(py, || {
         UNDER_WAY.fetch_or(CLOSED, Ordering::SeqCst);
         let (own, until) = (u64::from(std::process::id()), Instant::now() + CALLBACKS_END);
-        while are_under_way(UNDER_WAY.load(Ordering::SeqCst), own) && Instant::now() < until {
+        while are_under_way(UNDER_WAY.load(Ordering::SeqCst), own) && Instant::now() < until && !is_interrupted() {
             thread::sleep(CALLBACKS_LOOK);
         }
-    });
+        Ok(())
+    })
 }
 
 /// One rank of a group; ``sealane.Group`` and ``sealane.torch`` call it with addresses of memory.
@@ -228,6 +239,34 @@ struct Ending {
 }
 
 impl Ending {
+    /// Waits for the outcome.
+    ///
+    /// # Errors
+    /// The error of the call, or TimedOut if `limit` has passed or a signal interrupts this thread.
+    fn wait(&self, limit: Option<Duration>) -> Outcome {
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(outcome) = &state.0 {
+                return outcome.clone();
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                let limit = limit.unwrap_or_default();
+                let reason = format!("the wait has Timed out after {limit:?}, and the call goes on");
+                return Err(Error::TimedOut { reason: reason.into() });
+            }
+            let slice = left.unwrap_or(SIGNALS_EVERY).min(SIGNALS_EVERY);
+            state = self.ended.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            // The end of the call takes the lock, and signal handlers may wait for that.
+            drop(state);
+            if is_interrupted() {
+                return Err(Error::TimedOut { reason: "a signal interrupted the wait, and the call goes on".into() });
+            }
+            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Notifies waiting threads; returns the callbacks to run.
     fn end(&self, outcome: Outcome) -> Vec<Py<PyAny>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -297,9 +336,9 @@ impl Group {
         let group = self.get(py)?;
         let is_alone = self.pending.fetch_add(1, Ordering::SeqCst) == 0;
         if wait && is_alone {
-            let outcome = py.detach(|| guarded(|| run(&group)));
+            let outcome = blocking(py, || guarded(|| run(&group)));
             self.pending.fetch_sub(1, Ordering::SeqCst);
-            return outcome.or_raise(py).map(|()| None);
+            return outcome.map(|()| None);
         }
         let ending = Arc::new(Ending::default());
         let job = Job { run: Box::new(run), ending: ending.clone(), is_nested: CALLS_BACK.get() };
@@ -360,7 +399,7 @@ impl Group {
         let limit = seconds(Some(timeout)).unwrap_or(Duration::MAX);
         let authentication = authentication(secret_file, tls).or_raise(py)?;
         let options = GroupOptions { limit, interface, host, authentication };
-        let inner = py.detach(|| sealane::Group::new(&InPython(store), rank, size, &options)).or_raise(py)?;
+        let inner = blocking(py, || sealane::Group::new(&InPython(store), rank, size, &options))?;
         Ok(Group {
             inner: Mutex::new(Ok(Arc::new(inner))),
             pending: Arc::default(),
@@ -546,14 +585,14 @@ impl Group {
 
     fn send(&self, py: Python<'_>, data: Raw, to: usize, tag: i64) -> PyResult<GroupCall> {
         let group = self.get(py)?;
-        let message = py.detach(|| group.send(data, to, tag)).or_raise(py)?;
+        let message = blocking(py, || group.send(data, to, tag))?;
         Ok(self.message(message))
     }
 
     #[pyo3(signature = (data, source, tag))]
     fn recv(&self, py: Python<'_>, data: Raw, source: Option<usize>, tag: i64) -> PyResult<GroupCall> {
         let group = self.get(py)?;
-        let message = py.detach(|| group.recv(data, source, tag)).or_raise(py)?;
+        let message = blocking(py, || group.recv(data, source, tag))?;
         Ok(self.message(message))
     }
 }
@@ -573,24 +612,10 @@ impl GroupCall {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
         check_fork(self.made).or_raise(py)?;
         let limit = seconds(timeout);
-        let outcome = match &self.kind {
-            CallKind::Message(message) => py.detach(|| message.wait_on(limit)),
-            CallKind::Collective(ending) => py.detach(|| {
-                let state = ending.state.lock().unwrap_or_else(PoisonError::into_inner);
-                let waits = |state: &mut (Option<Outcome>, Vec<Py<PyAny>>)| state.0.is_none();
-                let state = match limit {
-                    Some(limit) => ending.ended.wait_timeout_while(state, limit, waits).map(|(state, _)| state).ok(),
-                    None => ending.ended.wait_while(state, waits).ok(),
-                };
-                let outcome = state.and_then(|state| state.0.clone());
-                outcome.unwrap_or_else(|| {
-                    let reason =
-                        format!("the wait has Timed out after {:?}, and the call goes on", limit.unwrap_or_default());
-                    Err(Error::TimedOut { reason: reason.into() })
-                })
-            }),
-        };
-        outcome.or_raise(py)
+        blocking(py, || match &self.kind {
+            CallKind::Message(message) => message.wait_on(limit),
+            CallKind::Collective(ending) => ending.wait(limit),
+        })
     }
 
     /// None while it goes on; then whether it succeeded.

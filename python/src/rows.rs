@@ -27,7 +27,7 @@ use crate::{
     numpy::Numpy,
     task::Task,
     tensor::handed_out,
-    wait::UnderWay,
+    wait::{UnderWay, blocking},
 };
 
 /// A table that one task has published, or several, each a part of it.
@@ -171,13 +171,13 @@ impl Table {
     /// faster.
     fn set_version(&self, py: Python<'_>, version: i64) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;
-        py.detach(|| self.table.set_version(version)).or_raise(py)
+        blocking(py, || self.table.set_version(version))
     }
 
     /// Withdraws the table; pulls of it wait for the next one.
     fn withdraw(&self, py: Python<'_>) -> PyResult<()> {
         self.made.check(self.task.get().name()).or_raise(py)?;
-        py.detach(|| self.table.withdraw()).or_raise(py)
+        blocking(py, || self.table.withdraw())
     }
 
     fn __repr__(&self) -> String {

@@ -13,7 +13,7 @@ use crate::{
     errors::{OrRaise, invalid},
     fork::Generation,
     task::Task,
-    wait::UnderWay,
+    wait::{UnderWay, blocking},
 };
 
 /// Most bytes of one read.
@@ -215,7 +215,7 @@ pub(crate) fn dial(
     window_bytes: Option<u64>,
 ) -> PyResult<Receiving> {
     let (task, options) = (task.get(), options(window_bytes));
-    let mut dialing = py.detach(|| Ok(Apart::new(task.streams()?.connect(to, name, options)))).or_raise(py)?;
+    let mut dialing = blocking(py, || Ok(Apart::new(task.streams()?.connect(to, name, options))))?;
     let poll = move |context: &mut Context<'_>| Future::poll(std::pin::Pin::new(dialing.get_mut()), context);
     let waiter = task.waiter();
     Ok(Receiving::new(task.waiter(), Polled(poll), move |py, stream| made(py, waiter, stream)))
@@ -231,6 +231,6 @@ pub(crate) fn listen(
     window_bytes: Option<u64>,
 ) -> PyResult<StreamListener> {
     let task = task.get();
-    let listener = py.detach(|| task.streams()?.listen(name, options(window_bytes))).or_raise(py)?;
+    let listener = blocking(py, || task.streams()?.listen(name, options(window_bytes)))?;
     Ok(StreamListener(Open::new(listener, task.waiter())))
 }

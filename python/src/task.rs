@@ -24,7 +24,7 @@ use crate::{
     input::{Destination, Outgoing, received},
     numpy::Numpy,
     tensor::Tensor,
-    wait::{All, UnderWay, timeout},
+    wait::{All, UnderWay, blocking, timeout},
 };
 
 use self::connected::Connected;
@@ -61,7 +61,7 @@ impl Task {
         py: Python<'_>,
         begin: impl FnOnce(Connected) -> Result<C, Error> + Send,
     ) -> PyResult<Sending> {
-        let call = begun(py, || begin(self.connected()?))?;
+        let call = blocking(py, || begin(self.connected()?))?;
         Ok(Sending::new(self.waiter(), call))
     }
 
@@ -76,7 +76,7 @@ impl Task {
         C: UnderWay<Value: 'static> + 'static,
         F: FnOnce(Python<'_>, C::Value) -> PyResult<Py<PyAny>> + Send + Unpin + 'static,
     {
-        let call = begun(py, || begin(self.connected()?))?;
+        let call = blocking(py, || begin(self.connected()?))?;
         Ok(Receiving::new(self.waiter(), call, make))
     }
 
@@ -130,18 +130,6 @@ impl Task {
     fn take(&self) -> Option<Connected> {
         self.connected.write().unwrap_or_else(PoisonError::into_inner).take()
     }
-}
-
-/// Makes a call, which may wait for room.
-///
-/// # Errors
-/// Those of the call, or what signal handlers raise that are pending.
-fn begun<C: Send>(py: Python<'_>, begin: impl FnOnce() -> Result<C, Error> + Send) -> PyResult<C> {
-    let begun = py.detach(begin);
-    if begun.is_err() {
-        py.check_signals()?;
-    }
-    begun.or_raise(py)
 }
 
 impl Drop for Task {
@@ -223,7 +211,7 @@ impl Task {
             let landing = |(call, place)| Landing::new(call, connected.landing(place));
             Ok(All::new(calls.into_iter().zip(places).map(landing).collect(), partial))
         };
-        let calls = begun(py, ask)?;
+        let calls = blocking(py, ask)?;
         let make = move |py: Python<'_>, outcomes| Ok(wanted.arrays(py, outcomes)?.unbind().into_any());
         Ok(Receiving::new(self.waiter(), calls, make))
     }
@@ -286,7 +274,7 @@ impl Task {
     /// the driver's reason if it does not; copies work all the same, but slowly.
     #[pyo3(signature = (device=0))]
     fn pin(&self, py: Python<'_>, device: usize) -> PyResult<()> {
-        py.detach(|| self.task()?.pin(device)).or_raise(py)
+        blocking(py, || self.task()?.pin(device))
     }
 
     /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. Its contents
@@ -321,19 +309,19 @@ impl Task {
 
     /// Tasks with which this one has a direct lane now.
     fn direct_peers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        py.detach(|| Ok(self.connected()?.task.direct_peers())).or_raise(py)
+        blocking(py, || Ok(self.connected()?.task.direct_peers()))
     }
 
     /// Ends a step, here and at its peers: calls that wait for one of its tensors raise ``Aborted`` with this reason, and so do
     /// later ones, until ``cleanup``.
     fn abort(&self, py: Python<'_>, step: i64, reason: &str) -> PyResult<()> {
-        py.detach(|| self.connected()?.task.abort(step, reason)).or_raise(py)
+        blocking(py, || self.connected()?.task.abort(step, reason))
     }
 
     /// Frees everything that is left of a step: waiting tensors, requests, and the record of an abort. A small tensor of it that has been
     /// sent already goes to a recv that the other side makes before it hears of this.
     fn cleanup(&self, py: Python<'_>, step: i64) -> PyResult<()> {
-        py.detach(|| self.connected()?.task.cleanup(step)).or_raise(py)
+        blocking(py, || self.connected()?.task.cleanup(step))
     }
 
     /// Replaces the secret or certificates of an embedded engine by those in these files, as for ``embedded``. New links use

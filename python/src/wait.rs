@@ -2,6 +2,7 @@
 //! own deadlines.
 
 use std::{
+    cell::RefCell,
     convert::identity,
     future::Future,
     pin::Pin,
@@ -10,10 +11,53 @@ use std::{
     vec,
 };
 
-use sealane::{Error, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor};
+use pyo3::prelude::*;
+use sealane::{
+    Error, Publishing, Pulled, PullingMany, Pushing, Receiving, RecvOutcome, Sending, Tensor, interruptible,
+};
+
+use crate::errors::OrRaise;
 
 /// How often a waiting thread lets Python's signal handlers run: often enough for control-C to feel immediate.
 pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// The exception of a signal handler, or of Python code that a call of this thread has called, which ends the call.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Runs a call that may block, without the GIL. On the main thread, signal handlers run while it waits.
+///
+/// # Errors
+/// The exception of a signal handler or that was [raised](raise) in the call; else the error of the call.
+pub(crate) fn blocking<T: Send>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
+    // A signal handler may have made this call while another one of its thread waits.
+    let outer = RAISED.take();
+    let outcome = py.detach(|| interruptible(signal_handler_raises, call));
+    if let Some(raised) = RAISED.replace(outer) {
+        return Err(raised);
+    }
+    if outcome.is_err() {
+        // A control-C may also end the peer: then the interrupt matters, not the call's error.
+        py.check_signals()?;
+    }
+    outcome.or_raise(py)
+}
+
+/// Makes this thread's call of [`blocking`] raise an exception.
+pub(crate) fn raise(exception: PyErr) {
+    RAISED.set(Some(exception));
+}
+
+/// Runs pending signal handlers; returns true if one raises.
+fn signal_handler_raises() -> bool {
+    // Python runs signal handlers only on the main thread.
+    on_main_thread() && Python::attach(|py| py.check_signals()).map_err(raise).is_err()
+}
+
+pub(crate) fn on_main_thread() -> bool {
+    nix::unistd::gettid() == nix::unistd::getpid()
+}
 
 /// A call in flight, or several as one.
 pub(crate) trait UnderWay: Send + Unpin {

@@ -28,6 +28,8 @@ pub mod gathered_rows;
 #[cfg(not(loom))]
 pub mod if_gone;
 #[cfg(not(loom))]
+pub mod interrupt;
+#[cfg(not(loom))]
 pub mod job;
 #[cfg(not(loom))]
 pub mod lane;

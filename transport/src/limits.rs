@@ -14,6 +14,9 @@ pub const RELEASES_PER_FRAME: usize = 1024;
 /// Longest text of an error or a goaway, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 
+/// Time between two checks whether a signal interrupts a call that waits: short enough for control-C to feel immediate.
+pub const INTERRUPT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Most figures that one kind of link counts on each shard.
 pub const FIGURES_MAX: usize = 16;
 

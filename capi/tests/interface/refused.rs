@@ -1,7 +1,7 @@
 //! Invalid arguments are refused at once, and then nothing is called back or released.
 
 use std::{
-    ffi::{CString, c_void},
+    ffi::{CStr, CString, c_void},
     ptr::{null, null_mut},
 };
 

@@ -14,6 +14,7 @@ use std::{
 
 use sealane_transport::{
     Code, Error,
+    interrupt::is_interrupted,
     shm::{Woken, attach::AttachError},
 };
 
@@ -102,7 +103,8 @@ impl Attachment {
                 Err(error) => error,
             };
             // Fail immediately if waiting for a restart cannot help, or none was announced.
-            if error.code() != Code::Unavailable || called.elapsed() >= patience || !self.awaits_restart() {
+            let may_wait = called.elapsed() < patience && self.awaits_restart() && !is_interrupted();
+            if error.code() != Code::Unavailable || !may_wait {
                 return Err(error);
             }
             self.pause(REATTACH_INTERVAL.min(patience.saturating_sub(called.elapsed())));

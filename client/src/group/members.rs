@@ -12,6 +12,7 @@ use std::{
 
 use sealane_transport::{
     Error, LinkError,
+    interrupt::is_interrupted,
     shm::group::{GroupWords, Joined, Mailboxes, OthersSegment, OwnSegment, OwnWords, PeerProcess, Slots, Word, state},
 };
 
@@ -139,6 +140,16 @@ impl Members {
         }
     }
 
+    /// # Errors
+    /// The error with which a signal to this thread ends the group.
+    pub(super) fn check_interrupt(&self) -> Result<(), Error> {
+        if is_interrupted() {
+            let reason = format!("a signal interrupted a call of rank {}", self.number());
+            return Err(self.fail(Error::unavailable("the group", reason)));
+        }
+        Ok(())
+    }
+
     pub(super) fn is_forked(&self) -> bool {
         self.mark.forked()
     }
@@ -191,6 +202,7 @@ impl Members {
             }
             self.push_out()?;
             self.check()?;
+            self.check_interrupt()?;
             self.check_others()?;
             self.check_far()?;
             if let Some(error) = self.has_gone(awaited.rank)
@@ -230,6 +242,7 @@ impl Members {
     /// A rank of this host whose process has ended, or a rank that has ended the group; while ranks still meet. One that has met all may
     /// have left already.
     pub(super) fn check_all(&self) -> Result<(), Error> {
+        self.check_interrupt()?;
         self.check_others()?;
         self.check_far()?;
         let has_left = |rank: usize| self.other(rank).words.load(Word::State) == state::LEFT;

@@ -12,6 +12,7 @@ use std::{
 
 use sealane_transport::{
     Error,
+    interrupt::is_interrupted,
     shm::group::{GroupWords, Mailboxes, Word},
 };
 
@@ -121,7 +122,7 @@ impl Post {
             mail.look_around();
             let over = is_over(&mail);
             Post::unlock(mail);
-            if over || left.is_zero() {
+            if over || left.is_zero() || is_interrupted() {
                 return over;
             }
         }
@@ -266,6 +267,10 @@ impl Message {
         let in_time = self.post.attend(|mail| mail.look(id).is_some(), until);
         drop(moves);
         let mut mail = self.post.lock();
+        if !in_time && is_interrupted() {
+            let reason = "a signal interrupted the wait for a message, which continues";
+            return Err(Error::TimedOut { reason: reason.into() });
+        }
         if !in_time {
             mail.give_up(id, timeout.unwrap_or_default());
         }

@@ -454,7 +454,10 @@ impl Group {
                     // Other ranks may already be in this call, and the next collective would meet them there.
                     return Err(self.members.fail(Error::TimedOut { reason: reason.into() }));
                 }
-                Err(TryLockError::WouldBlock) => thread::sleep(GROUP_LOCK_LOOK),
+                Err(TryLockError::WouldBlock) => {
+                    self.members.check_interrupt()?;
+                    thread::sleep(GROUP_LOCK_LOOK);
+                }
             }
         }
     }

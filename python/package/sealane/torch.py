@@ -40,6 +40,9 @@ _OPERATIONS = [
     (ReduceOp.BXOR, "xor"),
 ]
 
+# Longest interval in seconds at which a store is polled for a key.
+_STORE_POLL_MAX = 0.1
+
 # The tags of monitored_barrier's messages begin here, where no user's are.
 _BARRIER_TAG = -1 << 62
 
@@ -162,8 +165,13 @@ class _Store:
         self._store.set(key, value)
 
     def get(self, key: str, seconds: float) -> bytes:
-        # No time at all would be no limit.
-        self._store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
+        began = time.monotonic()
+        while not self._store.check([key]):
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise dist.DistStoreError(f"{key} was not set within {seconds:.3g} s")
+            # Signal handlers do not run in the store's own wait, which also logs each timeout.
+            time.sleep(min(max(waited / 8, 0.001), _STORE_POLL_MAX))
         return self._store.get(key)
 
 

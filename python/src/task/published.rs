@@ -15,7 +15,7 @@ use crate::{
     plan::Plan,
     pull::{Single, by_key, pulled},
     slicing::Slicing,
-    wait::{Begun, timeout},
+    wait::{Begun, blocking, timeout},
 };
 
 #[pymethods]
@@ -66,13 +66,13 @@ impl Task {
 
     /// Withdraws this task's slices of a tensor, as when its owners change.
     fn withdraw_slices(&self, py: Python<'_>, key: &str, slicing: &Slicing) -> PyResult<()> {
-        py.detach(|| self.connected()?.task.withdraw_slices(key, &slicing.0)).or_raise(py)
+        blocking(py, || self.connected()?.task.withdraw_slices(key, &slicing.0))
     }
 
     /// Withdraws a published tensor; pulls of it wait for the next one. A pull that another task asks for a moment later may still
     /// get it.
     fn withdraw(&self, py: Python<'_>, key: &str) -> PyResult<()> {
-        py.detach(|| self.connected()?.task.withdraw(key)).or_raise(py)
+        blocking(py, || self.connected()?.task.withdraw(key))
     }
 
     /// ``pull`` that does not wait: ``await`` the returned object, or call its ``result``.
@@ -136,7 +136,7 @@ impl Task {
         let (py, task) = (slf.py(), slf.get());
         let names = keys_of(keys)?;
         let keys = key_set(py, &names)?;
-        let plan = py.detach(|| task.connected().map(|connected| connected.task.plan(peer, keys))).or_raise(py)?;
+        let plan = blocking(py, || task.connected().map(|connected| connected.task.plan(peer, keys)))?;
         Ok(Plan::new(slf, peer, PyTuple::new(py, names)?.unbind(), plan))
     }
 
@@ -160,7 +160,7 @@ impl Task {
             names.push(name);
         }
         let versions = if any_versions { SliceVersions::Any } else { SliceVersions::Same };
-        let plan = py.detach(|| task.connected()?.task.sliced_plan(wanted, versions)).or_raise(py)?;
+        let plan = blocking(py, || task.connected()?.task.sliced_plan(wanted, versions))?;
         Ok(Plan::new(slf, "several tasks", PyTuple::new(py, names)?.unbind(), plan))
     }
 }

@@ -4,7 +4,14 @@ use pyo3::prelude::*;
 use sealane::{AcceptOptions, SendOptions};
 
 use super::Task;
-use crate::{acceptor::Acceptor, batch::arrays_of, call::Sending, errors::OrRaise, input::Outgoing, wait::timeout};
+use crate::{
+    acceptor::Acceptor,
+    batch::arrays_of,
+    call::Sending,
+    errors::OrRaise,
+    input::Outgoing,
+    wait::{blocking, timeout},
+};
 
 #[pymethods]
 impl Task {
@@ -70,6 +77,6 @@ impl Task {
         let (py, task) = (slf.py(), slf.get());
         let options = AcceptOptions { tensors_max, bytes_max };
         let open = || task.connected().map(|connected| connected.task.acceptor(queue, options));
-        Ok(Acceptor::new(slf, queue, py.detach(open).or_raise(py)?))
+        Ok(Acceptor::new(slf, queue, blocking(py, open)?))
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     errors::OrRaise,
     input::{Destination, Outgoing},
     rows::{OutgoingRows, ShardedTable, Table, WantedRows},
-    wait::timeout,
+    wait::{blocking, timeout},
 };
 
 #[pymethods]
@@ -43,13 +43,13 @@ impl Task {
             };
             connected.task.publish_table(key, tensor, options)
         };
-        Ok(Table::new(slf, py.detach(publish).or_raise(py)?))
+        Ok(Table::new(slf, blocking(py, publish)?))
     }
 
     /// ``Table.set_version`` of many tables of this task, in one round trip. After an error, each may have the version or not.
     fn set_versions<'py>(&self, py: Python<'py>, tables: Vec<PyRef<'py, Table>>, version: i64) -> PyResult<()> {
         let tables: Vec<&sealane::Table> = tables.iter().map(|table| table.inner()).collect();
-        py.detach(|| self.connected()?.task.set_versions(&tables, version)).or_raise(py)
+        blocking(py, || self.connected()?.task.set_versions(&tables, version))
     }
 
     /// ``pull_rows`` that does not wait: ``await`` the returned object, or call its ``result``.

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 import torch
@@ -522,6 +524,56 @@ def aborted():
 @pytest.mark.parametrize("hosts", [None, (0, 1)], ids=["one host", "two hosts"])
 def test_aborting_rank_tells_others_its_reason(tmp_path, hosts):
     assert run(tmp_path / "store", 2, aborted, hosts=hosts) == {0: "done", 1: "done"}
+
+
+def interrupted():
+    store, other = dist.distributed_c10d._get_default_store(), dist.new_group(backend="sealane")
+    if dist.get_rank() == 1:
+        store.wait(["interrupted"])
+        return "done"
+    place = torch.empty(3)
+    call = None
+
+    def wait():
+        call()
+
+    def where():
+        top = frame = sys._current_frames()[threading.main_thread().ident]
+        while frame is not None and frame.f_code is not wait.__code__:
+            frame = frame.f_back
+        return frame and (top.f_code, top.f_lasti)
+
+    def interrupt():
+        before = None
+        while before is None or where() != before:
+            before = where()
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    received = dist.irecv(place, 1)
+    reduced = dist.all_reduce(place, async_op=True)
+    for call in (
+        lambda: dist.barrier(other),
+        lambda: dist.recv(place, 1, tag=1),
+        received.wait,
+        reduced.wait,
+        lambda: dist.new_group(backend="sealane"),
+        # That of another thread is before this one.
+        dist.barrier,
+    ):
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        thread.join()
+    store.set("interrupted", "")
+    return "done"
+
+
+@pytest.mark.parametrize("hosts", [None, (0, 1)], ids=["one host", "two hosts"])
+def test_control_c_ends_every_wait(tmp_path, hosts):
+    assert run(tmp_path / "store", 2, interrupted, hosts=hosts) == {0: "done", 1: "done"}
 
 
 def test_what_the_environment_says_of_other_hosts_is_checked(tmp_path, monkeypatch):

@@ -159,6 +159,7 @@ impl Hosts {
         self.network.wait(Purpose::Collectives, left.min(GROUP_LOOK));
         self.network.accept();
         self.members.check()?;
+        self.members.check_interrupt()?;
         self.members.check_others()?;
         self.members.check_far()?;
         if awaited.is_none()

@@ -23,6 +23,7 @@ use nix::{
 use super::{Answer, Attach, Request, VERSION, Welcome, encode};
 use crate::{
     error::Error,
+    interrupt::{is_interrupted, sleep_limit},
     job::{JobName, describe},
     shm::{
         bell::{ClientBell, ClientEar, Doorbell},
@@ -334,11 +335,11 @@ impl Conversation {
 
     fn wait(&self) -> Result<(), AttachError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left.is_zero() || is_interrupted() {
             return Err(AttachError::TimedOut);
         }
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        match ppoll(&mut polled, Some(TimeSpec::from_duration(left)), None) {
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(sleep_limit(left))), None) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(errno) => Err(ShmError::system("waiting for the daemon")(errno).into()),
         }

@@ -19,7 +19,10 @@ use super::{
     PeerProcess, RANKS_MAX,
     memory::{OthersSegment, OwnSegment},
 };
-use crate::shm::{descriptors, error::ShmError};
+use crate::{
+    interrupt::{is_interrupted, sleep_limit},
+    shm::{descriptors, error::ShmError},
+};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -64,6 +67,12 @@ pub enum JoinError {
         /// The first rank that did not come.
         rank: usize,
         waited: Duration,
+    },
+    /// A signal interrupted this thread.
+    #[error("a signal interrupted the wait for rank {rank}")]
+    Interrupted {
+        /// The first rank that has not come.
+        rank: usize,
     },
     /// More ranks than may be on one host.
     #[error("a group has at most {RANKS_MAX} ranks on a host, and {0} are on this one")]
@@ -171,10 +180,13 @@ impl Meeting {
             let is_missing = |rank: &usize| *rank != self.own && self.others[*rank].is_none();
             let Some(rank) = (0..self.others.len()).find(is_missing) else { return Ok(()) };
             let waited = started.elapsed();
+            if is_interrupted() {
+                return Err(JoinError::Interrupted { rank: self.ranks[rank] });
+            }
             if waited >= limit {
                 return Err(JoinError::Late { rank: self.ranks[rank], waited: limit });
             }
-            self.wait((limit - waited).min(LOOK_MAX));
+            self.wait(sleep_limit((limit - waited).min(LOOK_MAX)));
         }
     }
 

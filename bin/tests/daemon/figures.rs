@@ -17,18 +17,23 @@ fn start() -> (Place, Daemon, String) {
 
 /// The status and the body of a response.
 pub fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
+    let (status, _, body) = ask_as(address, method, path, "");
+    (status, body)
+}
+
+/// The status, the head and the body of a response to a request with these further headers.
+fn ask_as(address: &str, method: &str, path: &str, headers: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(STUCK)).unwrap();
-    write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    write!(socket, "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{headers}Connection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     socket.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_owned(), body.to_owned())
 }
 
 /// The samples of a scrape by name and labels.
 pub fn samples(text: &str) -> BTreeMap<String, f64> {
-    assert!(text.ends_with("# EOF\n"), "{text}");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| line.rsplit_once(' ').unwrap())
@@ -119,6 +124,23 @@ fn what_went_another_way_is_shown_beside_what_sealane_carried() {
         )]
     };
     assert_eq!(["tensors", "bytes", "elsewhere_tensors", "elsewhere_bytes"].map(sample), [1.0, 4000.0, 3.0, 12_000.0]);
+    daemon.stop();
+}
+
+#[test]
+fn metrics_have_the_format_that_the_reader_accepts() {
+    // As Prometheus asks.
+    const OPEN_METRICS: &str =
+        "Accept: application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2\r\n";
+    let (_place, daemon, address) = start();
+    let (_, head, open) = ask_as(&address, "GET", "/metrics", OPEN_METRICS);
+    assert!(head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(open.ends_with("# EOF\n") && open.contains("# TYPE sealane_tensors counter\n"), "{open}");
+    let (_, head, text) = ask_as(&address, "GET", "/metrics", "Accept: */*\r\n");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(!text.contains("# EOF") && text.contains("# TYPE sealane_tensors_total counter\n"), "{text}");
+    let names = |page: &str| samples(page).into_keys().collect::<Vec<_>>();
+    assert_eq!(names(&open), names(&text));
     daemon.stop();
 }
 

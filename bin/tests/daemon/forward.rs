@@ -42,7 +42,6 @@ impl Forwarder {
         connection.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
         let mut page = String::new();
         connection.read_to_string(&mut page).unwrap();
-        assert!(page.ends_with("# EOF\n"), "{page}");
         let value = |name: &str| {
             let start = format!("sealane_forward_{name}{{peer=\"{peer}\"}} ");
             let line = page.lines().find_map(|line| line.strip_prefix(&start));

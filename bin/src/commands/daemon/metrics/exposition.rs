@@ -188,8 +188,8 @@ fn histogram(of: &HistogramSnapshot, mut metric: MetricEncoder<'_>) -> Result<()
     const LAST_POWER: u32 = 36;
     let bound = |power: u32| (1_u64 << power) as f64 / NANOSECONDS;
     let mut buckets: Vec<(f64, u64)> = (FIRST_POWER..=LAST_POWER).map(|power| (bound(power), 0)).collect();
-    // Values above all bounds.
-    buckets.push((f64::MAX, 0));
+    // Values above all bounds: readers require this bucket.
+    buckets.push((f64::INFINITY, 0));
     for (bound, count) in of.buckets() {
         let power = bound.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
         buckets[(power.clamp(FIRST_POWER, LAST_POWER + 1) - FIRST_POWER) as usize].1 += count;

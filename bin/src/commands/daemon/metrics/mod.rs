@@ -1,7 +1,8 @@
-//! The daemon's metrics over HTTP, for Prometheus and other readers of OpenMetrics, with `/healthz` and `/readyz` for
+//! The daemon's metrics over HTTP, for Prometheus and other readers of OpenMetrics or of the older text format, with `/healthz` and `/readyz` for
 //! orchestrators. Runs on its own thread, which reads what the shards publish and never asks them. Bounded in connections and in
 //! the time of each; only the path of a request is looked at.
 
+mod classic;
 mod exposition;
 mod families;
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -38,6 +39,9 @@ const HEAD_TIME: Duration = Duration::from_secs(5);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Pause after a connection could not be accepted, for example for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The name of OpenMetrics among media types.
+const OPEN_METRICS: &str = "application/openmetrics-text";
 
 pub(in crate::commands) const TEXT: &str = "text/plain; charset=utf-8";
 
@@ -160,7 +164,7 @@ pub(in crate::commands) async fn serve(
         let pages = pages.clone();
         tokio::spawn(async move {
             let answer = service_fn(move |request: Request<_>| {
-                let answer = answer(request.method(), request.uri().path(), &pages);
+                let answer = answer(request.method(), request.uri().path(), request.headers(), &pages);
                 async { Ok::<_, Infallible>(answer) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
@@ -176,13 +180,23 @@ pub(in crate::commands) async fn serve(
     }
 }
 
-fn answer(method: &Method, path: &str, pages: impl Fn(&str) -> Page) -> Response<Full<Bytes>> {
+fn answer(method: &Method, path: &str, headers: &HeaderMap, pages: impl Fn(&str) -> Page) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         let mut answer = page((StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD are supported\n".into()));
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return answer;
     }
-    page(pages(path))
+    page(match pages(path) {
+        (status, MEDIA_TYPE, text) if !accepts_open_metrics(headers) => {
+            (status, classic::MEDIA_TYPE, classic::from_open_metrics(&text))
+        }
+        answer => answer,
+    })
+}
+
+/// True for readers that name OpenMetrics among what they accept, as Prometheus does; others expect the older text format.
+fn accepts_open_metrics(headers: &HeaderMap) -> bool {
+    headers.get_all(ACCEPT).iter().any(|accepts| accepts.to_str().is_ok_and(|names| names.contains(OPEN_METRICS)))
 }
 
 fn path(path: &str, instruments: &Instruments) -> Page {

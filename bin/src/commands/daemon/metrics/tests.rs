@@ -15,6 +15,28 @@ const DASHBOARD: &str = include_str!("../../../../../deploy/grafana/sealane.json
 /// The labels that the scraper adds.
 const OF_SCRAPER: [&str; 2] = ["instance", "job"];
 
+#[test]
+fn every_histogram_ends_with_the_bucket_of_all_values() {
+    let text = exposition(example()).unwrap();
+    let value = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap();
+    let (mut last, mut ends) = (None, 0);
+    for line in text.lines() {
+        match (line.contains("_bucket{"), last.take()) {
+            (true, _) => last = Some(line),
+            (false, None) => {}
+            (false, Some(end)) => {
+                assert!(end.contains("le=\"+Inf\""), "{end}");
+                let name = end.split("_bucket{").next().unwrap();
+                let counts = text.lines().filter(|line| line.starts_with(&format!("{name}_count"))).map(value);
+                assert!(counts.into_iter().any(|count| count == value(end)), "{end}");
+                ends += 1;
+            }
+        }
+    }
+    assert_eq!(ends, text.lines().filter(|line| line.ends_with(" histogram")).count());
+    assert!(ends >= 2, "{text}");
+}
+
 /// The names of all samples, each with its label names.
 fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let text = exposition(example()).unwrap();

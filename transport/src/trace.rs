@@ -43,6 +43,10 @@ pub enum Moment {
     ResponseOnTheWire,
     /// The consumer has released the send's tensor.
     SendReleased,
+    /// The send ended without its tensor taken, or its tensor came back and waits again: then the send is queued a second time.
+    SendEnded,
+    /// A send whose recv waited already, in a task of its own shard, has ended at once.
+    SendInMemory { step: i64, key: Box<str>, bytes: u64 },
     /// A pull was made.
     PullQueued { tensors: u64 },
     /// The pull has got everything that will come.

@@ -74,6 +74,11 @@ impl Timeline {
 
     /// The end of the file, without a trailing comma.
     pub(super) fn end(&mut self, dropped: u64) -> String {
+        let mut open: Vec<(u64, Name)> = self.open.iter().map(|(name, open)| (open.id, *name)).collect();
+        open.sort_unstable();
+        for (_, name) in open {
+            self.finish(name, Instant::now(), json!({"ended": "with the trace"}));
+        }
         let (pid, untold) = (self.pid, self.untold);
         self.put(&json!({
             "ph": "M", "name": "process_labels", "pid": pid,
@@ -123,6 +128,13 @@ impl Timeline {
                 }
             }
             Moment::SendReleased => self.finish(name, at, json!({})),
+            Moment::SendEnded => self.finish(name, at, json!({"ended": "its tensor was not taken"})),
+            Moment::SendInMemory { step, key, bytes } => {
+                let name = (shard, u64::MAX, self.next_id);
+                let arguments = json!({"key": key, "step": step, "bytes": bytes, "link": "memory"});
+                self.begin(name, "send", format!("send {key}"), at, arguments);
+                self.finish(name, at, json!({}));
+            }
             Moment::PullQueued { tensors } => {
                 // Pulls and pushes have names distinct from sends.
                 let title = format!("pull of {tensors} tensors");
@@ -142,10 +154,11 @@ impl Timeline {
             self.untold += 1;
             return;
         }
+        // The event that ended the call of this name was dropped.
+        self.finish(name, at, json!({"ended": "earlier"}));
         let id = self.next_id;
         self.next_id += 1;
         self.span("b", (category, id), &title, (name.0, at), arguments);
-        // A send of that name may have ended in another way than by its release.
         self.open.insert(name, Open { category, title, id, stage: None });
     }
 
@@ -249,6 +262,26 @@ mod tests {
                 "e send w"
             ]
         );
+    }
+
+    #[test]
+    fn every_span_ends() {
+        let queued = |key: &str| Moment::SendQueued { step: 1, key: key.into(), bytes: 10 };
+        let events = told(vec![
+            event(0, 5, queued("unsent")),
+            event(0, 5, Moment::SendEnded),
+            event(0, 6, Moment::SendInMemory { step: 1, key: "at once".into(), bytes: 10 }),
+            event(0, 7, queued("dropped")),
+            event(0, 7, queued("open")),
+        ]);
+        let of = |phase: &str| {
+            let spans = events.iter().filter(|event| event["ph"] == phase);
+            let mut spans: Vec<_> = spans.map(|event| (event["id"].to_string(), event["name"].to_string())).collect();
+            spans.sort();
+            spans
+        };
+        assert_eq!(of("b"), of("e"));
+        assert_eq!(of("b").len(), 4 + 3, "{events:?}");
     }
 
     #[test]

@@ -67,14 +67,13 @@ impl Node {
         self.context.pairs[pair].mirror
     }
 
-    /// Counts tensors that went between tasks of this node and were matched outside: since when they were wanted, and, if they waited,
-    /// since when.
-    pub(crate) fn count_listed(&mut self, (tensors, bytes): (u32, usize), wanted: Instant, sent: Option<Instant>) {
+    /// Counts tensors that went between tasks of this node and were matched outside: since when they were wanted, and when they were sent.
+    pub(crate) fn count_listed(&mut self, (tensors, bytes): (u32, usize), wanted: Instant, sent: Instant) {
         let reporter = &mut self.context.reporter;
         reporter.count_sent(tensors, bytes);
         reporter.count_received(tensors, bytes);
         reporter.record_together(Operation::Recv, wanted, tensors);
-        sent.into_iter().for_each(|sent| reporter.record_together(Operation::Send, sent, tensors));
+        reporter.record_together(Operation::Send, sent, tensors);
     }
 
     /// Requests many tensors of one step at once; they do not wait for the window. Returns the batch, which the future polls and closes.

@@ -108,6 +108,6 @@ impl<S> Table<S> {
         let entry = self.entries.get(handle)?;
         let (pair, step, key) = (entry.pair, entry.step, entry.key.clone());
         let (_, State::Sent { sender, deadline, .. }) = self.remove(handle)? else { return None };
-        Some(Unsent { sender: sender?, pair, key, step, deadline: deadline? })
+        Some(Unsent { sender: sender?, pending: handle, pair, key, step, deadline: deadline? })
     }
 }

@@ -104,6 +104,8 @@ pub enum Found {
 #[derive(Debug)]
 pub struct Unsent<S> {
     pub sender: S,
+    /// The handle that the pending send had.
+    pub pending: Handle,
     /// Producer and consumer, for the message.
     pub pair: u32,
     pub key: String,
@@ -294,14 +296,14 @@ impl<S> Table<S> {
         }
     }
 
-    /// Takes the tensor that waits in a slot. This ends its pending send: it can no longer be given back.
+    /// Takes the tensor that waits in a slot. This ends its pending send, whose handle is returned too: it can no longer be given back.
     #[inline]
-    pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S)> {
+    pub fn take_tensor(&mut self, slot: Slot) -> Option<((TensorMeta, Payload), S, Handle)> {
         let handle = slot.entry?;
         self.entries.get(handle)?.tensor.as_ref()?;
         self.unlink(slot.hash, handle);
         match self.remove(handle)? {
-            (Some(tensor), State::Sent { sender: Some(sender), .. }) => Some((tensor, sender)),
+            (Some(tensor), State::Sent { sender: Some(sender), .. }) => Some((tensor, sender, handle)),
             _ => unreachable!("just looked at"),
         }
     }
@@ -484,7 +486,7 @@ impl<S> Table<S> {
         }
         let deadline = deadline.expect("who was told of a deadline is barred");
         match self.send(at, tensor, sender, deadline) {
-            Ok(Sent::Kept(_)) => Released::Kept,
+            Ok(Sent::Kept(pending)) => Released::Kept(pending),
             Ok(Sent::Requested { by, tensor, pending }) => Released::Requested { by, tensor, pending },
             Err((error, sender)) => Released::Displaced(sender, error),
         }
@@ -493,6 +495,11 @@ impl<S> Table<S> {
     /// The key of an entry, if it is still there.
     pub fn key_of(&self, entry: Handle) -> Option<&str> {
         Some(&self.entries.get(entry)?.key)
+    }
+
+    /// The step of an entry, if it is still there.
+    pub fn step_of(&self, entry: Handle) -> Option<i64> {
+        Some(self.entries.get(entry)?.step)
     }
 
     /// Forgets a parked request; false if it has been answered already.
@@ -591,8 +598,8 @@ pub fn requested_twice(at: MatchKey<'_>) -> Error {
 pub enum Released<S> {
     /// The consumer has it.
     Taken(S),
-    /// It waits again.
-    Kept,
+    /// It waits again, as another pending send.
+    Kept(Handle),
     /// It came back, and another request waits for it, and is matched.
     Requested {
         /// Who waits.

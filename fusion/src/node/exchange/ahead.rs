@@ -331,7 +331,7 @@ impl Exchange {
         let Some((sender, bytes)) = self.ahead.ended(back.pending, 1) else { return };
         context.reporter.count_sent(0, bytes);
         let key = &*back.key;
-        context.reporter.trace(traced(back.pending), || Moment::SendReleased);
+        context.reporter.trace(traced(back.pending), || Moment::SendEnded);
         let ended = match barred {
             Some(error) => Some(*error),
             None if back.is_duplicate => Some(crate::rendezvous::sent_twice(MatchKey { pair, step, key })),

@@ -270,7 +270,8 @@ impl Exchange {
                 return Some(Ticket::Local(handle));
             }
             Ok(place) => {
-                let (tensor, sender) = self.table.take_tensor(slot).expect("just looked at");
+                let (tensor, sender, pending) = self.table.take_tensor(slot).expect("just looked at");
+                context.reporter.trace(pending, || Moment::SendReleased);
                 context.reporter.record(Operation::Send, Way::MEMORY, sender.since);
                 context.reporter.count_sent(1, len);
                 hand_over(&mut context.reporter, waiter, (now, step, key), place, tensor);
@@ -330,7 +331,10 @@ impl Exchange {
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
             Ok(place) => {
-                context.reporter.count_sent(1, tensor.1.len());
+                let bytes = tensor.1.len();
+                context.reporter.count_sent(1, bytes);
+                let moment = || Moment::SendInMemory { step: at.step, key: at.key.into(), bytes: bytes as u64 };
+                context.reporter.trace(Handle::NONE, moment);
                 hand_over(&mut context.reporter, waiter, (since, at.step, at.key), place, tensor);
                 None
             }

@@ -250,7 +250,10 @@ impl Exchange {
                 let slot = self.table.slot(at);
                 match self.send_here((at, slot), tensor.into_tensor().into_parts(), context) {
                     Some(back) => self.keep(at, back, deadline, Sender { waiter, since }, context),
-                    None => context.reporter.finish_send(waiter, Ok(())),
+                    None => {
+                        context.reporter.record(Operation::Send, Way::MEMORY, since);
+                        context.reporter.finish_send(waiter, Ok(()));
+                    }
                 }
             }
             return;
@@ -447,17 +450,32 @@ impl Exchange {
         context: &mut Context,
     ) {
         let reporter = &mut context.reporter;
-        match self.table.release(pending, tensor, taken) {
+        let released = self.table.release(pending, tensor, taken);
+        if !taken {
+            reporter.trace(pending, || Moment::SendEnded);
+        }
+        match released {
             Released::Taken(sender) => {
                 reporter.count_sent(1, bytes as usize);
                 reporter.record(Operation::Send, way, sender.since);
                 reporter.trace(pending, || Moment::SendReleased);
                 reporter.finish_send(sender.waiter, Ok(()));
             }
-            Released::Kept | Released::Gone => {}
-            Released::Requested { by, tensor, pending } => self.match_parked(by, tensor, pending, context),
+            Released::Kept(again) => self.trace_again(again, bytes, reporter),
+            Released::Gone => {}
+            Released::Requested { by, tensor, pending } => {
+                self.trace_again(pending, bytes, reporter);
+                self.match_parked(by, tensor, pending, context);
+            }
             Released::Displaced(sender, error) => reporter.finish_send(sender.waiter, Err(error)),
         }
+    }
+
+    /// Traces a send whose tensor of `bytes` bytes came back, and which is another entry of the table now.
+    fn trace_again(&self, pending: Handle, bytes: u64, reporter: &Reporter) {
+        let step = self.table.step_of(pending).unwrap_or_default();
+        let queued = || Moment::SendQueued { step, key: self.table.key_of(pending).unwrap_or_default().into(), bytes };
+        reporter.trace(pending, queued);
     }
 
     /// Ends what has passed its deadline.
@@ -476,7 +494,8 @@ impl Exchange {
             context.reporter.outcomes.sends_are_late(&mut sender.waiter, 1, error.clone());
             error
         });
-        for Unsent { sender, pair, key, step, deadline } in unsent {
+        for Unsent { sender, pending, pair, key, step, deadline } in unsent {
+            context.reporter.trace(pending, || Moment::SendEnded);
             let waited = deadline.saturating_duration_since(sender.since);
             let awaited = context.awaited(now, pair, "nobody there has asked for it");
             let error = Error::late(Operation::Send, step, key, waited, awaited);

@@ -1,5 +1,6 @@
 //! Steps that end, because a task here or a peer's aborts or cleans them up, and tasks that have gone.
 
+use sealane_transport::trace::Moment;
 use sealane_transport::{Error, Handle};
 
 use super::Exchange;
@@ -82,7 +83,8 @@ impl Exchange {
     }
 
     fn tell_ended(&mut self, ended: Ended<Sender>, error: &Error, context: &mut Context) {
-        for Unsent { sender, .. } in ended.unsent {
+        for Unsent { sender, pending, .. } in ended.unsent {
+            context.reporter.trace(pending, || Moment::SendEnded);
             context.reporter.finish_send(sender.waiter, Err(error.clone()));
         }
         self.refuse_parked(ended.parked, error, context);
@@ -113,6 +115,7 @@ impl Exchange {
     pub(in crate::node) fn end_sends(&mut self, reason: &str, context: &mut Context) {
         for unsent in self.table.take_pending() {
             let error = Error::Aborted { step: unsent.step, reason: reason.into() };
+            context.reporter.trace(unsent.pending, || Moment::SendEnded);
             context.reporter.finish_send(unsent.sender.waiter, Err(error));
         }
         self.end_all_ahead(reason, context);

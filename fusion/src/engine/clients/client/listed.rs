@@ -39,7 +39,7 @@ impl Client {
             let (first, rest) = sends.split_at(count);
             self.count_sent_listed(peer, first);
             let since = listed.take_recvs(list, first);
-            node.count_listed((count as u32, first.bytes() as usize), since, None);
+            node.count_listed((count as u32, first.bytes() as usize), since, now);
             self.sent.extend(first.numbers());
             sends = rest;
         }
@@ -87,7 +87,7 @@ impl Client {
             let (first, rest) = recvs.split_at(count);
             self.enter_recvs(peer, first)?;
             let (bytes, since) = listed.take_sends(list, first, (self.handle, peer));
-            node.count_listed((count as u32, bytes as usize), now, Some(since));
+            node.count_listed((count as u32, bytes as usize), now, since);
             recvs = rest;
         }
         if recvs.is_empty() {

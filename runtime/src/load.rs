@@ -41,7 +41,7 @@ pub struct LoadSnapshot {
     pub turns: u64,
     /// Durations of busy laps in ns. Their number is `busy.count()`, and the shard's busy time `busy.sum()`.
     pub busy: HistogramSnapshot,
-    /// The longest busy lap, in ns.
+    /// The longest busy lap, in ns, without the time in which the shard was [set up](crate::Shard::set_up): as in `stalls`.
     pub longest_ns: u64,
     /// Time awake with nothing to do, in ns.
     pub idle_ns: u64,
@@ -100,13 +100,13 @@ impl LoadMeter {
         Self { load, lap_began: now, has_turn: false, worked: false }
     }
 
-    /// A turn begins; `task_ran` if any task did since the last one began.
+    /// A turn begins; `task_ran` if any task did since the last one began. The shard was being set up until `set_up_until`.
     #[inline]
-    pub(crate) fn turn_begins(&mut self, now: Instant, task_ran: bool) {
+    pub(crate) fn turn_begins(&mut self, now: Instant, task_ran: bool, set_up_until: Instant) {
         self.load.turns.add(1);
         self.worked |= task_ran;
         if self.has_turn {
-            self.lap_ends(now);
+            self.lap_ends(now, set_up_until);
         }
         self.has_turn = true;
     }
@@ -116,8 +116,8 @@ impl LoadMeter {
         self.worked = true;
     }
 
-    pub(crate) fn falls_asleep(&mut self, now: Instant) {
-        self.lap_ends(now);
+    pub(crate) fn falls_asleep(&mut self, now: Instant, set_up_until: Instant) {
+        self.lap_ends(now, set_up_until);
         self.load.sleeps.add(1);
         self.load.asleep.set(1);
     }
@@ -130,16 +130,18 @@ impl LoadMeter {
     }
 
     #[inline]
-    fn lap_ends(&mut self, now: Instant) {
-        let lap = nanoseconds(now.saturating_duration_since(self.lap_began));
-        self.lap_began = now;
+    fn lap_ends(&mut self, now: Instant, set_up_until: Instant) {
+        let began = std::mem::replace(&mut self.lap_began, now);
+        let lap = nanoseconds(now.saturating_duration_since(began));
         if !std::mem::take(&mut self.worked) {
             self.load.idle_ns.add(lap);
             return;
         }
         self.load.busy_ns.record(lap);
-        if lap > self.load.longest_ns.get() {
-            self.load.longest_ns.set(lap);
+        let longest = self.load.longest_ns.get();
+        if lap > longest {
+            let after_set_up = nanoseconds(now.saturating_duration_since(began.max(set_up_until)));
+            self.load.longest_ns.set(after_set_up.max(longest));
         }
     }
 }
@@ -160,25 +162,26 @@ mod tests {
         let (load, start) = (Arc::new(ShardLoad::default()), Instant::now());
         let mut meter = LoadMeter::new(Arc::clone(&load), start);
         let at = |us: u32| start + us * US;
+        let turn_begins = |meter: &mut LoadMeter, now, task_ran| meter.turn_begins(now, task_ran, start);
 
         // The first turn starts with the shard, finds nothing, and takes 1 us.
-        meter.turn_begins(at(0), false);
+        turn_begins(&mut meter, at(0), false);
         // 4 us in which the turn itself worked.
-        meter.turn_begins(at(1), false);
+        turn_begins(&mut meter, at(1), false);
         meter.turn_worked();
         // 9 us in which a task ran after an idle turn; the next turn finds that out.
-        meter.turn_begins(at(5), false);
-        meter.turn_begins(at(14), true);
+        turn_begins(&mut meter, at(5), false);
+        turn_begins(&mut meter, at(14), true);
         // An idle turn of 2 us, then 100 us asleep.
-        meter.falls_asleep(at(16));
+        meter.falls_asleep(at(16), start);
         let asleep = load.snapshot();
         assert!(asleep.asleep);
         assert_eq!((asleep.sleeps, asleep.asleep_ns), (1, 0), "counted when it ends");
         meter.wakes(at(116));
         // Waking up counts for the turn that follows: 3 and 20 us of work.
-        meter.turn_begins(at(119), false);
+        turn_begins(&mut meter, at(119), false);
         meter.turn_worked();
-        meter.turn_begins(at(139), false);
+        turn_begins(&mut meter, at(139), false);
 
         let seen = load.snapshot();
         assert!(!seen.asleep);
@@ -190,11 +193,24 @@ mod tests {
     }
 
     #[test]
+    fn longest_turn_excludes_set_up_as_stalls_do() {
+        let (load, start) = (Arc::new(ShardLoad::default()), Instant::now());
+        let mut meter = LoadMeter::new(Arc::clone(&load), start);
+        let set_up_until = start + 900 * US;
+        meter.turn_begins(start, true, start);
+        meter.turn_begins(start + 1000 * US, true, set_up_until);
+        let first = load.snapshot();
+        assert_eq!((first.longest_ns, first.busy.sum()), (100_000, 1_000_000), "the time itself is counted");
+        meter.turn_begins(start + 1150 * US, true, set_up_until);
+        assert_eq!(load.snapshot().longest_ns, 150_000);
+    }
+
+    #[test]
     fn a_clock_that_steps_back_is_harmless() {
         let (load, start) = (Arc::new(ShardLoad::default()), Instant::now() + US);
         let mut meter = LoadMeter::new(Arc::clone(&load), start);
-        meter.turn_begins(start, false);
-        meter.turn_begins(start - US, true);
+        meter.turn_begins(start, false, start);
+        meter.turn_begins(start - US, true, start);
         let seen = load.snapshot();
         assert_eq!((seen.busy.count(), seen.busy.sum(), seen.longest_ns), (1, 0, 0));
     }

@@ -92,7 +92,7 @@ impl Reactor {
         let now = Instant::now();
         self.shard.0.now.set(now);
         let notified = self.shard.0.notified.replace(false);
-        self.load.turn_begins(now, notified);
+        self.load.turn_begins(now, notified, self.shard.0.set_up_until.get());
         self.lap(now, "a task, or a source that found no work");
 
         let mut work = self.change_sources();
@@ -250,7 +250,7 @@ impl Reactor {
 
     /// Sleeps until the epoll set reports something or a task of this shard calls `notify`.
     async fn park(&mut self) {
-        self.load.falls_asleep(Instant::now());
+        self.load.falls_asleep(Instant::now(), self.shard.0.set_up_until.get());
         let state = &*self.shard.0;
         state.parked.set(true);
         let mut registered = false;

@@ -220,7 +220,7 @@ settings! {
             "The directory that holds `.endpoint_map`."),
         connect_timeout: Duration as connect_timeout => setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
             milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
-            "How long a request waits for a connection."),
+            "How long a request waits for a connection. If a peer that was connected dies and its port refuses connections, requests fail within a second."),
         handshake_timeout: Duration as handshake_timeout => setting("transport.handshake_timeout_ms", Nothing,
             milliseconds(1), millis(EngineSettings::HANDSHAKE_TIMEOUT),
             "How long the handshake of a new connection may take."),

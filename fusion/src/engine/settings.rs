@@ -45,7 +45,8 @@ pub struct EngineSettings {
     pub greetings_per_host_max: usize,
     /// Buffered bytes of callers' unfinished handshakes; callers beyond this limit are disconnected. Default 32 MiB.
     pub greeting_bytes_max: usize,
-    /// How long a request waits for a connection. Default 120 s.
+    /// How long a request waits for a connection. If a peer that was connected dies and its port refuses connections, requests fail within
+    /// a second. Default 120 s.
     pub connect_timeout: Duration,
     /// How long a handshake may take. Default 5 s.
     pub handshake_timeout: Duration,

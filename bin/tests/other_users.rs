@@ -14,6 +14,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use libtest_mimic::{Arguments, Trial};
@@ -21,10 +22,11 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 use sealane::{Keys, Payload, Task, Tensor};
 use sealane_transport::Code;
 use sealane_transport::shm::attach::{Attach, AttachError, HAND_OVER_VERSION, Request, VERSION, attach, drain, show};
+use sealane_transport::shm::group::{Bootstrap, Neighbour};
 
 use fixture::{ARENA_BYTES, Daemon, IDLE_CONNECTIONS, PS, Place, STUCK, WORKER, connection};
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         trial("process_of_another_user_is_not_replaced", process_of_another_user_is_not_replaced),
         trial("user_without_a_runtime_directory_has_a_socket", user_without_a_runtime_directory_has_a_socket),
         trial("daemon_serves_while_a_file_system_hangs", daemon_serves_while_a_file_system_hangs),
+        trial("ranks_meet_while_strangers_connect", ranks_meet_while_strangers_connect),
         trial("check_fails_where_a_socket_is_not_ours_to_use", check_fails_where_a_socket_is_not_ours_to_use),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -347,6 +350,44 @@ fn daemon_serves_while_a_file_system_hangs() {
         assert_eq!(daemon.stop().code, Some(0));
     };
     std::thread::scope(|scope| scope.spawn(test).join().unwrap());
+}
+
+/// Connects to the sockets of two ranks and hangs up, again and again; returns whether `over` ended that.
+fn connect_as_stranger(names: &[String], over: &AtomicBool) -> bool {
+    let stuck = Instant::now() + STUCK;
+    let places = names.iter().map(|name| UnixAddr::new_abstract(name.as_bytes()).unwrap());
+    let places: Vec<UnixAddr> = places.collect();
+    while !over.load(Ordering::Relaxed) {
+        if Instant::now() > stuck {
+            return false;
+        }
+        for place in &places {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+            let _ = connect(socket.as_raw_fd(), place);
+        }
+    }
+    true
+}
+
+fn ranks_meet_while_strangers_connect() {
+    let ranks = [Bootstrap::new().unwrap(), Bootstrap::new().unwrap()];
+    let names = ranks.each_ref().map(|rank| rank.name().to_owned());
+    let neighbours: Vec<Neighbour> =
+        names.iter().cloned().enumerate().map(|(rank, name)| Neighbour { rank, name }).collect();
+    let (over, names, neighbours) = (AtomicBool::new(false), &names, &neighbours);
+    std::thread::scope(|scope| {
+        let attack = || as_user(STRANGER, || connect_as_stranger(names, &over));
+        let strangers = [(); 4].map(|()| scope.spawn(attack));
+        let join = |(rank, bootstrap): (usize, Bootstrap)| {
+            scope.spawn(move || bootstrap.join(rank, neighbours, STUCK).unwrap())
+        };
+        let joined: Vec<_> = ranks.into_iter().enumerate().map(join).collect();
+        let joined: Vec<_> = joined.into_iter().map(|rank| rank.join().unwrap()).collect();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(joined.len(), 2);
+        assert!(strangers.map(|stranger| stranger.join().unwrap()).iter().all(|first| *first));
+    });
 }
 
 fn check_fails_where_a_socket_is_not_ours_to_use() {

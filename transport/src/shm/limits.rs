@@ -129,6 +129,13 @@ pub const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(1);
 /// Callers that may wait to be accepted: all tasks of a large host at once, with some to spare.
 pub const LISTEN_BACKLOG: i32 = 256;
 
+/// Connections that a rank accepts per turn while it meets the others: strangers may connect without end. The ranks of a
+/// large host connect within one turn.
+pub(super) const GROUP_ACCEPTS_PER_TURN: usize = 256;
+
+/// Connections to a rank that have not said which rank they are: as many as a host has ranks.
+pub(super) const GROUP_CALLERS_MAX: usize = 256;
+
 /// Longest wait for a busy daemon to accept a caller: a day, which the kernel's clock can represent.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(86_400);
 

@@ -3,9 +3,13 @@
 //! later rank makes. Runs on the caller's thread, until a deadline.
 //!
 //! The names are of Linux's abstract sockets: a killed process leaves no file behind, and another network namespace counts
-//! as another host. Only processes of the same user are accepted.
+//! as another host. Any user of the host can list these names and connect, but only processes of the same user are heard.
+//!
+//! Limits: a turn accepts [`GROUP_ACCEPTS_PER_TURN`] connections, so that it ends whoever connects; at most
+//! [`GROUP_CALLERS_MAX`] connections that have not said which rank they are stay open.
 
 use std::{
+    collections::VecDeque,
     fs,
     io::Read,
     os::{
@@ -21,7 +25,11 @@ use super::{
 };
 use crate::{
     interrupt::{is_interrupted, sleep_limit},
-    shm::{descriptors, error::ShmError},
+    shm::{
+        descriptors,
+        error::ShmError,
+        limits::{GROUP_ACCEPTS_PER_TURN, GROUP_CALLERS_MAX},
+    },
 };
 use nix::{
     errno::Errno,
@@ -136,7 +144,7 @@ impl Bootstrap {
             uncalled: neighbours.iter().map(|neighbour| neighbour.name.clone()).enumerate().take(own).collect(),
             unsaid: Vec::new(),
             called: Vec::new(),
-            callers: Vec::new(),
+            callers: VecDeque::new(),
             others: neighbours.iter().map(|_| None).collect(),
         };
         match meeting.meet(limit) {
@@ -164,7 +172,7 @@ struct Meeting {
     /// Earlier ranks that have not answered yet.
     called: Vec<(usize, PeerProcess)>,
     /// Connections that have not said yet which rank they are.
-    callers: Vec<OwnedFd>,
+    callers: VecDeque<OwnedFd>,
     others: Vec<Option<(OthersSegment, PeerProcess)>>,
 }
 
@@ -219,23 +227,27 @@ impl Meeting {
         Ok(())
     }
 
-    /// Accepts connections from processes of this user.
+    /// Accepts connections, and closes those from processes of other users.
     fn accept(&mut self) -> Result<(), JoinError> {
-        loop {
+        for _ in 0..GROUP_ACCEPTS_PER_TURN {
             match descriptors::accept(&self.listener) {
-                Ok(connection) if is_of_this_user(&connection) => self.callers.push(connection),
+                Ok(connection) if is_of_this_user(&connection) => self.callers.push_back(connection),
                 Ok(_) | Err(Errno::ECONNABORTED | Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno::EAGAIN) => break,
                 Err(errno) => return Err(ShmError::system("accepting a group's ranks")(errno).into()),
             }
         }
+        // A rank speaks as soon as it has connected, so the oldest silent connections are not ranks.
+        let excess = self.callers.len().saturating_sub(GROUP_CALLERS_MAX);
+        self.callers.drain(..excess);
+        Ok(())
     }
 
     /// Hears from later ranks who they are. A connection that says anything else is a stranger's, and is closed.
     fn hear_callers(&mut self) -> Result<(), JoinError> {
         for connection in std::mem::take(&mut self.callers) {
             match hear(&connection) {
-                Heard::Nothing => self.callers.push(connection),
+                Heard::Nothing => self.callers.push_back(connection),
                 Heard::Rank(rank, descriptor)
                     if rank > self.own
                         && self.others.get(rank).is_some_and(Option::is_none)
@@ -329,7 +341,10 @@ pub fn host() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
 
     use super::{super::Word, *};
 
@@ -378,6 +393,32 @@ mod tests {
         // Nobody has seen its segment; a rank that had met it would be told.
         let error = ranks.remove(0).join(1, &neighbours, LIMIT).unwrap_err();
         assert!(matches!(error, JoinError::Left { rank: 10 }), "{error}");
+    }
+
+    #[test]
+    fn join_ends_at_its_limit_while_others_connect() {
+        let (mut ranks, neighbours) = ranks(2);
+        let (over, stuck) = (AtomicBool::new(false), Instant::now() + LIMIT);
+        // Connects and hangs up; returns whether the join ended first.
+        let connect_again_and_again = || {
+            let place = UnixAddr::new_abstract(neighbours[0].name.as_bytes()).unwrap();
+            while !over.load(Ordering::Relaxed) {
+                if Instant::now() > stuck {
+                    return false;
+                }
+                let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+                let stranger = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+                let _ = connect(stranger.as_raw_fd(), &place);
+            }
+            true
+        };
+        thread::scope(|scope| {
+            let strangers: Vec<_> = (0..4).map(|_| scope.spawn(connect_again_and_again)).collect();
+            let error = ranks.remove(0).join(0, &neighbours, Duration::from_millis(50)).unwrap_err();
+            over.store(true, Ordering::Relaxed);
+            assert!(matches!(error, JoinError::Late { rank: 11, .. }), "{error}");
+            assert!(strangers.into_iter().all(|stranger| stranger.join().unwrap()), "it waited for the strangers' end");
+        });
     }
 
     #[test]

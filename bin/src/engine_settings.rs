@@ -209,6 +209,7 @@ mod tests {
             (Kind::Number { .. }, Value::Number(number)) => (number + 1).to_string(),
             (Kind::Number { max, .. }, _) => max.to_string(),
             (Kind::Bool, default) => (*default != Value::Bool(true)).to_string(),
+            (Kind::IpAddress, _) => "10.0.0.7".to_owned(),
             (Kind::OneOf(words), default) => {
                 words.iter().find(|word| default.to_string() != **word).unwrap().to_string()
             }

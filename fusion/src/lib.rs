@@ -54,8 +54,8 @@ pub mod rendezvous;
 pub use engine::fuzzing;
 pub use engine::{
     Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LaneEnd, LocalEngine, LocalPair, LocalPlan,
-    LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, Plan, Portion,
-    Prepared, Receiving, Sending, SharedArena, StartError, Task,
+    LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, LoopbackAddress,
+    Plan, Portion, Prepared, Receiving, Sending, SharedArena, StartError, Task, loopback_addresses,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters, ReceivedBatch};

@@ -404,7 +404,8 @@ def test_embedded_engines_share_a_secret_or_do_not_talk(tmp_path):
 
 def test_embedding_without_saying_who_may_talk(tmp_path):
     map = tmp_path / ".endpoint_map"
-    map.write_text(f"{PS}=0.0.0.0:{free_address().rpartition(':')[2]}\n")
+    # A name that is a loopback address on this host alone, so that the engine listens on all interfaces for the other host.
+    map.write_text(f"{PS}=0x7f000001:{free_address().rpartition(':')[2]}\n{WORKER}=198.51.100.1:7000\n")
     with pytest.raises(sealane.InvalidArgument, match="security.secret_file"):
         sealane.embedded(map, PS)
     secret = tmp_path / "secret"

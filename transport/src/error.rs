@@ -1,6 +1,6 @@
 //! Errors of calls, in gRPC's canonical codes, and errors of links.
 
-use std::{fmt, time::Duration};
+use std::{fmt, io::ErrorKind, time::Duration};
 
 use sealane_runtime::DeviceError;
 
@@ -289,8 +289,9 @@ pub enum LinkError {
     Io {
         operation: &'static str,
         message: String,
-        /// True if nobody listens there; for a link that was once up, this means that the peer is gone.
-        refused: bool,
+        /// The kind of the system's error. `ConnectionRefused` means that no process listens there; of a link that was once up, that
+        /// the peer is gone.
+        kind: ErrorKind,
     },
     #[error("the peer broke the protocol: {0}")]
     Protocol(#[from] crate::wire::WireError),
@@ -318,10 +319,6 @@ pub enum LinkError {
 
 impl LinkError {
     pub fn io(operation: &'static str, error: &std::io::Error) -> Self {
-        LinkError::Io {
-            operation,
-            message: error.to_string(),
-            refused: error.kind() == std::io::ErrorKind::ConnectionRefused,
-        }
+        LinkError::Io { operation, message: error.to_string(), kind: error.kind() }
     }
 }

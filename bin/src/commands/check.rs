@@ -13,6 +13,7 @@ mod verdict;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
+use sealane_fusion::LoopbackAddress;
 use sealane_runtime::{allowed_cpus, claimed_cpus, try_io_uring};
 use sealane_transport::endpoint_map::{Diagnostic, EndpointMap, Severity, TransportAddress, lint};
 use sealane_transport::tcp::{TcpSettings, resolve};
@@ -181,6 +182,7 @@ impl<'a> Scene<'a> {
         // An unreadable file has an error of its own, so nothing is said of its contents here.
         let lint = lint(&EndpointMap::read_text(&transport.endpoint_map.value).unwrap_or_default());
         findings.push(note("endpoint_map", self.endpoint_map(&lint)));
+        findings.extend(self.reach());
         findings.extend(self.daemon());
         facts.insert("settings".to_owned(), settings.entries().iter().map(setting_json).collect());
         Ok(Report {
@@ -206,6 +208,12 @@ impl<'a> Scene<'a> {
             return vec![Finding::ok(NAME, outcome)];
         }
         failures.iter().map(|failure| Finding::refused(NAME, &failure.to_string())).collect()
+    }
+
+    /// Whether other hosts can connect to the transport addresses of this host.
+    fn reach(&self) -> impl Iterator<Item = Finding> {
+        let finding = |address: &LoopbackAddress| Finding::better("reach", address.problem(), advice(address.remedy()));
+        self.rehearsal.loopback.iter().map(finding)
     }
 
     fn endpoint_map(&self, lint: &[Diagnostic]) -> (Finding, Value) {

@@ -2,6 +2,7 @@
 //! library's settings are read from the library. Reading, `sealane check` and the documentation all follow it.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -218,6 +219,9 @@ settings! {
         => setting("transport.endpoint_map_directory", One("TF_SEASTAR_ENDPOINT_MAP_PATH"),
             Kind::Path, text("."),
             "The directory that holds `.endpoint_map`."),
+        listen: Option<IpAddr> as listen => setting("transport.listen", Nothing,
+            Kind::IpAddress, Unset("the transport address"),
+            "Address of this host to listen on, at the port of the transport address, where the transport address is not this host's own (NAT, a Kubernetes service) or a loopback name; `0.0.0.0` or `::` for all. Name the tasks with `--task` then."),
         connect_timeout: Duration as connect_timeout => setting("transport.connect_timeout_ms", One("NETWORK_MAX_CONNECTION_TIMEOUT"),
             milliseconds(1), millis(EngineSettings::CONNECT_TIMEOUT),
             "How long a request waits for a connection. If a peer that was connected dies and its port refuses connections, requests fail within a second."),

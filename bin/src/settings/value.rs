@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -37,6 +37,8 @@ pub enum Kind {
     UserIds,
     /// An IP address with a port, or `off`.
     MetricsAddress,
+    /// An IP address without a port; IPv6 without brackets.
+    IpAddress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,7 @@ impl Kind {
             Kind::JobName => text.trim().parse::<JobName>().ok().map(|name| Value::Text(String::from(name).into())),
             Kind::UserIds => read_user_ids(text).map(|_| Value::Text(text.trim().to_owned().into())),
             Kind::MetricsAddress => read_metrics_address(text).map(|_| Value::Text(text.trim().to_owned().into())),
+            Kind::IpAddress => text.trim().parse().ok().map(|ip: IpAddr| Value::Text(ip.to_string().into())),
             Kind::Bool => read_bool(text.trim()).map(Value::Bool),
             Kind::OneOf(words) => {
                 let text = text.trim();
@@ -147,6 +150,7 @@ impl fmt::Display for Kind {
             Kind::JobName => write!(out, "1 to {JOB_NAME_BYTES_MAX} printable ASCII characters without spaces"),
             Kind::UserIds => out.write_str("user ids between commas, as in \"1000,1001\""),
             Kind::MetricsAddress => out.write_str("an IP address with a port, as in 127.0.0.1:9490, or off"),
+            Kind::IpAddress => out.write_str("an IP address, as in 10.0.0.7, fd00::7 or 0.0.0.0"),
         }
     }
 }
@@ -298,6 +302,12 @@ impl Typed for JobName {
             (Kind::JobName, Value::Text(text)) => text.parse().ok(),
             _ => None,
         }
+    }
+}
+
+impl Typed for IpAddr {
+    fn read(value: &Value, kind: &Kind) -> Option<IpAddr> {
+        String::read(value, kind)?.parse().ok()
     }
 }
 

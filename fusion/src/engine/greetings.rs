@@ -491,7 +491,7 @@ fn identity_of(call: &Call, map: &EndpointMap) -> Result<(), String> {
 
 fn kind_of(error: &LinkError) -> DialFailureKind {
     match error {
-        LinkError::Io { refused: true, .. } => DialFailureKind::Refused,
+        LinkError::Io { kind: ErrorKind::ConnectionRefused, .. } => DialFailureKind::Refused,
         LinkError::Protocol(WireError::NotSealane(_) | WireError::Version { .. }) => DialFailureKind::Final,
         _ => DialFailureKind::Transient,
     }

@@ -10,7 +10,7 @@ use sealane_transport::endpoint_map::TransportAddress;
 
 use super::listener::Listener;
 use super::shard::ShardEngine;
-use super::{Engine, EngineSettings, StartError, address_of, bind, check_reach};
+use super::{Binder, Engine, EngineSettings, StartError, check_reach};
 
 /// An engine that is set up but does not serve yet: its shards run and their memory is populated, but it does not listen at the addresses
 /// that it will inherit.
@@ -33,17 +33,14 @@ impl Engine {
         inherits: &[(TransportAddress, SocketAddr)],
     ) -> Result<Prepared, StartError> {
         let addresses = settings.check().map_err(StartError::Settings)?;
+        let binder = Binder::new(&settings, &addresses);
         let mut own = Vec::with_capacity(addresses.len());
         for address in &addresses {
             let inherited = inherits.iter().find(|(other, _)| other == address);
-            let socket = if inherited.is_some() { None } else { Some(bind(address, &settings)?) };
-            let at = match (&socket, inherited) {
-                (Some(socket), _) => address_of(socket)?,
-                (None, Some((_, at))) => *at,
-                (None, None) => unreachable!("what is not inherited was bound"),
-            };
-            check_reach(at, &settings)?;
-            own.push(socket);
+            own.push(match inherited {
+                Some((_, at)) => check_reach(*at, &settings).map(|()| None)?,
+                None => Some(binder.bind(address)?),
+            });
         }
         let engine = Engine::set_up(settings, addresses, |runtime| Runtime::start_beside(runtime, shared))?;
         Ok(Prepared { engine, own })
@@ -116,13 +113,13 @@ impl Prepared {
     /// See [`StartError`]; nothing is left running.
     pub fn open(self, mut inherited: Vec<(TransportAddress, TcpListener)>) -> Result<Engine, StartError> {
         let Prepared { engine, own } = self;
-        let settings = &engine.0.settings;
+        let binder = Binder::new(&engine.0.settings, engine.addresses());
         let socket = |(address, own): (&TransportAddress, Option<TcpListener>)| {
             let place = inherited.iter().position(|(other, _)| other == address);
             match (own, place) {
                 (Some(own), _) => Ok(own),
                 (None, Some(place)) => Ok(inherited.swap_remove(place).1),
-                (None, None) => bind(address, settings),
+                (None, None) => binder.bind(address),
             }
         };
         let sockets = engine.addresses().iter().zip(own).map(socket).collect::<Result<_, _>>()?;

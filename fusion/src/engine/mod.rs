@@ -8,6 +8,7 @@ mod hand_over;
 mod identity;
 mod links;
 mod listener;
+mod listening;
 mod local;
 mod local_plan;
 mod published;
@@ -26,7 +27,6 @@ use sealane_runtime::{ExecutorKind, JoinHandle, Runtime, RuntimeError, RuntimeSe
 use sealane_transport::authentication::Authentication;
 use sealane_transport::endpoint_map::{EndpointMap, TaskName, TransportAddress};
 use sealane_transport::error::LinkError;
-use sealane_transport::tcp::{listen, resolve};
 use sealane_transport::{Error, LinkKind};
 
 use crate::limits::{FAREWELL_TIME, TIMEOUT_MAX};
@@ -37,6 +37,8 @@ use clients::Attached;
 pub use clients::fuzzing;
 pub use clients::{ClientEnds, ClientId, LaneEnd, Portion, SharedArena};
 pub use hand_over::Prepared;
+use listening::{Binder, address_of, check_reach};
+pub use listening::{LoopbackAddress, loopback_addresses};
 pub use local::{LocalEngine, LocalPair, LocalReceiving, LocalSending, LocalTask};
 pub use local_plan::{LocalPlan, LocalPulling, LocalReceivingBatch, LocalReceivingMany};
 pub use published::{Begun, Brought, Plan};
@@ -54,10 +56,12 @@ pub enum StartError {
     #[error("{0}")]
     Settings(String),
     /// Listening on the transport address failed.
-    #[error("cannot listen on {address}: {source}; is another Sealane or another program using the port?")]
+    #[error("cannot listen on {address}{}: {source}; {}", shown_if_other(address, *at), listening::hint(source))]
     Listen {
         /// The address.
         address: TransportAddress,
+        /// The socket's address that was tried last; `None` if the address could not be resolved.
+        at: Option<SocketAddr>,
         /// The system's error.
         source: LinkError,
     },
@@ -77,6 +81,11 @@ pub enum StartError {
     /// A shard could not be set up.
     #[error("a shard could not be set up: {0}")]
     Shard(String),
+}
+
+/// Formats the socket's address in parentheses, if the transport address does not show it.
+fn shown_if_other(address: &TransportAddress, at: Option<SocketAddr>) -> String {
+    at.filter(|at| at.to_string() != address.to_string()).map_or_else(String::new, |at| format!(" ({at})"))
 }
 
 /// The deadline of something that begins now and may take `timeout`.
@@ -145,13 +154,13 @@ impl Engine {
     /// See [`StartError`].
     pub fn bind(settings: &mut EngineSettings) -> Result<(Vec<TransportAddress>, Vec<TcpListener>), StartError> {
         let addresses = settings.check().map_err(StartError::Settings)?;
-        let mut sockets = std::mem::take(&mut settings.listeners);
-        if sockets.is_empty() {
-            sockets = addresses.iter().map(|address| bind(address, settings)).collect::<Result<_, _>>()?;
+        let sockets = std::mem::take(&mut settings.listeners);
+        if !sockets.is_empty() {
+            sockets.iter().try_for_each(|socket| check_reach(address_of(socket)?, settings))?;
+            return Ok((addresses, sockets));
         }
-        for socket in &sockets {
-            check_reach(address_of(socket)?, settings)?;
-        }
+        let binder = Binder::new(settings, &addresses);
+        let sockets = addresses.iter().map(|address| binder.bind(address)).collect::<Result<_, _>>()?;
         Ok((addresses, sockets))
     }
 
@@ -373,34 +382,6 @@ impl Engine {
         self.hang_up_on_clients();
         self.0.runtime.stop()
     }
-}
-
-fn bind(address: &TransportAddress, settings: &EngineSettings) -> Result<TcpListener, StartError> {
-    let failed = |source| StartError::Listen { address: address.clone(), source };
-    let mut error = LinkError::Closed;
-    for candidate in resolve(address).map_err(failed)? {
-        match listen(candidate, &settings.tcp) {
-            Ok(socket) => return Ok(socket.into()),
-            Err(refused) => error = refused,
-        }
-    }
-    Err(failed(error))
-}
-
-fn address_of(socket: &TcpListener) -> Result<SocketAddr, StartError> {
-    socket.local_addr().map_err(|error| StartError::Settings(format!("a listener has no address: {error}")))
-}
-
-/// Without authentication an engine listens only where this host alone reaches it, unless configured otherwise.
-fn check_reach(address: SocketAddr, settings: &EngineSettings) -> Result<(), StartError> {
-    if !settings.authentication.is_open() || address.ip().to_canonical().is_loopback() {
-        return Ok(());
-    }
-    if !settings.insecure {
-        return Err(StartError::Insecure { address });
-    }
-    tracing::warn!(%address, "security.insecure: anyone who can reach this address may talk to the tasks here, and in their name");
-    Ok(())
 }
 
 fn stopped(error: &RuntimeError) -> Error {

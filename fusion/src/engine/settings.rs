@@ -1,6 +1,6 @@
 //! The settings of an engine.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,9 @@ pub struct EngineSettings {
     /// Listening sockets to use instead of binding the transport addresses, for tests and for socket activation: one for each
     /// address, in the order of their first use in `tasks`. If empty, the engine binds the addresses.
     pub listeners: Vec<TcpListener>,
+    /// The address to listen on, at the port of each transport address, where a transport address is none of this host's, as behind
+    /// NAT. Default `None`: the transport address.
+    pub listen: Option<IpAddr>,
     /// Shards, pinning, polling.
     pub runtime: RuntimeSettings,
     /// Bytes of each shard's slab for sending. Default 64 MiB.
@@ -114,6 +117,7 @@ impl EngineSettings {
             map: Arc::new(map),
             tasks: tasks.iter().map(parse).collect::<Result<_, _>>()?,
             listeners: Vec::new(),
+            listen: None,
             runtime: RuntimeSettings { thread_name: "sealane".into(), ..RuntimeSettings::default() },
             slab_send_bytes: SlabSettings::BYTES,
             slab_receive_bytes: SlabSettings::BYTES,
@@ -158,6 +162,16 @@ impl EngineSettings {
         let (found, wanted) = (self.listeners.len(), addresses.len());
         if found > 0 && found != wanted {
             return Err(format!("{found} listeners for {wanted} transport addresses: give one for each, or none"));
+        }
+        if let Some(ip) = self.listen {
+            let shared = addresses.iter().enumerate().find_map(|(place, address)| {
+                addresses[..place].iter().find(|other| other.port == address.port).map(|other| (other, address))
+            });
+            if let Some((one, other)) = shared {
+                return Err(format!(
+                    "transport.listen is {ip}, but {one} and {other} have one port: give each its own, or one daemon to each"
+                ));
+            }
         }
         if self.links.len() > LINK_KINDS_MAX {
             return Err(format!("{} kinds of links are too many: {LINK_KINDS_MAX} fit besides TCP", self.links.len()));

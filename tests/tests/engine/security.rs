@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use sealane_fusion::{Code, Counters, Engine, EngineSettings, Error, StartError};
+use sealane_fusion::{Code, Counters, EndpointMap, Engine, EngineSettings, Error, StartError, loopback_addresses};
 use sealane_transport::authentication::{Authentication, Authority};
 use sealane_transport::wire::{Greeting, PROOF_BYTES};
 
@@ -168,6 +168,73 @@ fn without_authentication_only_loopback_is_listened_on_unless_told_otherwise() {
     }
     with(&|settings| settings.insecure = true).unwrap();
     with(&|settings| settings.authentication = secret("four")).unwrap();
+}
+
+/// Returns settings of task 0 at a free port of `host`, and the text of an endpoint map that has task 1 on this host and task 2 on
+/// another.
+fn at_name(host: &str) -> (EngineSettings, String) {
+    let (free, other) = (listener(), listener());
+    let text = format!(
+        "{}={host}:{}\n{}=127.0.0.1:{}\n{}=198.51.100.1:9\n",
+        task(0),
+        port(&free),
+        task(1),
+        port(&other),
+        task(2)
+    );
+    let mut settings = settings(EndpointMap::parse(&text, "test").unwrap(), 0, other);
+    settings.listeners.clear();
+    (settings, text)
+}
+
+#[test]
+fn loopback_name_demands_authentication() {
+    // A name that resolves to 127.0.0.1 on every host without a name server, as `127.0.1.1 HOSTNAME` in /etc/hosts does.
+    const NAME: &str = "0x7f000001";
+    let error = Engine::start(at_name(NAME).0).err().expect("refused");
+    assert!(matches!(error, StartError::Insecure { address } if address.ip().is_unspecified()), "{error}");
+    let (mut settings, map) = at_name(NAME);
+    settings.authentication = secret("four");
+    let named = loopback_addresses(&settings.map, &[settings.map.resolve(&task(0)).unwrap().clone()], None);
+    assert_eq!(named.len(), 1);
+    assert!(named[0].to_string().contains("the engine listens on all interfaces; give 0x7f000001"), "{}", named[0]);
+    let ps = Engine::start(settings).unwrap();
+    assert!(ps.listening()[0].1.ip().is_unspecified(), "{:?}", ps.listening());
+    // Peers find it by its name.
+    let worker = listener();
+    let mut on_worker = crate::fixture::settings(EndpointMap::parse(&map, "test").unwrap(), 1, worker);
+    on_worker.authentication = secret("four");
+    let worker = Engine::start(on_worker).unwrap();
+    carry((&ps, 0), (&worker, 1), 1, 100_000);
+}
+
+#[test]
+fn loopback_address_stays_where_it_is_and_is_named() {
+    for host in ["127.0.0.1", "localhost"] {
+        let (settings, _) = at_name(host);
+        let named = loopback_addresses(&settings.map, &[settings.map.resolve(&task(0)).unwrap().clone()], None);
+        assert!(named[0].to_string().ends_with("; write this host's name or network address in the endpoint map"));
+        let engine = Engine::start(settings).unwrap();
+        assert!(engine.listening()[0].1.ip().is_loopback());
+    }
+}
+
+#[test]
+fn listen_address_keeps_the_port() {
+    let (mut settings, _) = at_name("198.51.100.7");
+    let port = settings.map.resolve(&task(0)).unwrap().port;
+    let error = Engine::bind(&mut settings).err().expect("it is of another host");
+    assert!(error.to_string().contains("set transport.listen"), "{error}");
+    settings.listen = Some(Ipv4Addr::LOCALHOST.into());
+    let engine = Engine::start(settings).unwrap();
+    assert_eq!(engine.listening()[0].1, (Ipv4Addr::LOCALHOST, port).into());
+    assert_eq!(engine.addresses()[0].to_string(), format!("198.51.100.7:{port}"));
+    // One port for two transport addresses would be two for one socket.
+    let text = format!("{}=198.51.100.7:7\n{}=198.51.100.8:7\n", task(0), task(1));
+    let mut both = EngineSettings::new(EndpointMap::parse(&text, "test").unwrap(), &[&task(0), &task(1)]).unwrap();
+    both.listen = Some(Ipv4Addr::LOCALHOST.into());
+    let error = Engine::bind(&mut both).err().expect("they share a port").to_string();
+    assert!(error.contains("198.51.100.7:7 and 198.51.100.8:7 have one port"), "{error}");
 }
 
 /// Sends `words` to the engine on a new connection and reads until the engine closes it.

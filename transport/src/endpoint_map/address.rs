@@ -36,6 +36,17 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Returns whether every host means itself by this one: a loopback address, or `localhost`.
+    pub fn is_loopback(&self) -> bool {
+        match self {
+            Host::V4(ip) => ip.is_loopback(),
+            Host::V6(ip) => ip.to_canonical().is_loopback(),
+            Host::Name(name) => is_localhost(name),
+        }
+    }
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -68,6 +79,11 @@ impl FromStr for TransportAddress {
     fn from_str(text: &str) -> Result<TransportAddress, AddressProblem> {
         host_and_port(text).map_err(|at| at.problem)
     }
+}
+
+/// Returns whether `name` means the host itself on every host (RFC 6761).
+fn is_localhost(name: &str) -> bool {
+    name.trim_end_matches('.') == "localhost"
 }
 
 /// Names a training process by its gRPC address `host:port`: the left side of an endpoint map line.

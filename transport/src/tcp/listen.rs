@@ -1,6 +1,6 @@
 //! Incoming connections: listen, accept, read the caller's hello. The shard that serves the pair answers.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -26,6 +26,10 @@ pub fn listen(address: SocketAddr, settings: &TcpSettings) -> Result<Socket, Lin
         .map_err(|error| LinkError::io("socket", &error))?;
     socket.set_reuse_address(true).map_err(|error| LinkError::io("set SO_REUSEADDR", &error))?;
     settings.apply(&socket)?;
+    if address.ip() == Ipv6Addr::UNSPECIFIED {
+        // Both address families, whatever net.ipv6.bindv6only says.
+        socket.set_only_v6(false).map_err(|error| LinkError::io("unset IPV6_V6ONLY", &error))?;
+    }
     socket.bind(&SockAddr::from(address)).map_err(|error| LinkError::io("bind", &error))?;
     socket.listen(BACKLOG).map_err(|error| LinkError::io("listen", &error))?;
     Ok(socket)

@@ -1,9 +1,10 @@
 //! What a daemon does before its shards start. `sealane check` does the same and gives everything back, so that any reason for a
 //! daemon not to start is found by the code that would refuse.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
+use sealane_fusion::{EndpointMap, Engine, EngineSettings, LoopbackAddress, StartError, loopback_addresses};
 use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
 use tracing::subscriber::{NoSubscriber, with_default};
 
@@ -26,6 +27,12 @@ pub(super) fn map(settings: &Settings) -> Result<SharedEndpointMap, Failure> {
 /// There are none, or one that is named is not in the map.
 pub(super) fn tasks(map: &EndpointMap, settings: &Settings, named: &[String]) -> Result<Vec<TaskName>, Failure> {
     tasks::served(map, &settings.transport.endpoint_map.value, named)
+}
+
+/// Returns the transport addresses of the tasks that do not lead other hosts here.
+fn loopback(settings: &Settings, map: &EndpointMap, tasks: &[TaskName]) -> Vec<LoopbackAddress> {
+    let addresses: BTreeSet<_> = tasks.iter().filter_map(|task| map.resolve(task.as_str()).cloned()).collect();
+    loopback_addresses(map, &addresses.into_iter().collect::<Vec<_>>(), settings.transport.listen.value)
 }
 
 /// The engine's settings; `shared` are the CPUs of a daemon that it replaces.
@@ -53,6 +60,8 @@ pub(crate) struct Rehearsal {
     /// What is wrong with the map, or with the tasks expected in it.
     pub(crate) map_failure: Option<Failure>,
     pub(crate) security_failure: Option<Failure>,
+    /// Transport addresses of this host that do not lead other hosts here.
+    pub(crate) loopback: Vec<LoopbackAddress>,
     /// What else keeps a daemon from starting.
     pub(crate) failures: Vec<Failure>,
     /// What it would serve, or who already does.
@@ -69,6 +78,7 @@ pub(crate) fn rehearse(settings: &Settings, named: &[String]) -> Rehearsal {
             tasks: Vec::new(),
             map_failure: None,
             security_failure: authentication(&settings.security).err(),
+            loopback: Vec::new(),
             failures: Vec::new(),
             outcome: String::new(),
         };
@@ -92,6 +102,7 @@ pub(crate) fn rehearse(settings: &Settings, named: &[String]) -> Rehearsal {
                         format!("would serve {served}; clients attach at {}", path.display())
                     }
                 };
+                rehearsal.loopback = loopback(settings, &map, &tasks);
                 rehearsal.tasks = tasks;
             }
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sealane_fusion::Engine;
+use sealane_fusion::{Engine, LoopbackAddress, loopback_addresses};
 use sealane_transport::endpoint_map::{EndpointMap, SharedEndpointMap};
 
 use super::instruments::Instruments;
@@ -118,6 +118,7 @@ impl MapInUse {
         if !self.grows {
             growth = Growth { gone: growth.gone, ..Growth::default() };
         }
+        warn_of_loopback(engine, &map);
         match engine.set_map(map, &growth.more) {
             Ok(()) => tracing::info!(%changed, more = list(&growth.more, "none"), "the endpoint map was reloaded"),
             Err(error) => return tracing::error!(%error, "the engine rejects the new endpoint map"),
@@ -149,6 +150,15 @@ fn reload_credentials(security: &Security, engine: &Engine, instruments: &Instru
             instruments.credentials_refused();
             tracing::error!(error, "the previous credentials stay in use");
         }
+    }
+}
+
+/// Warns of loopback addresses at which the daemon listens, if the new map has other hosts.
+fn warn_of_loopback(engine: &Engine, map: &EndpointMap) {
+    let listening = engine.listening().into_iter().filter(|(_, at)| at.ip().to_canonical().is_loopback());
+    let addresses: Vec<_> = listening.map(|(address, _)| address).collect();
+    for LoopbackAddress { address, ip } in loopback_addresses(map, &addresses, None) {
+        tracing::warn!(%address, %ip, "other hosts of the new map cannot connect to this address; restart the daemon");
     }
 }
 

@@ -326,7 +326,9 @@ impl Network {
             Some(Err(error)) => LinkError::io("handshake", &io::Error::other(error.to_string())),
             None => match &one.failure {
                 // Nobody listens there any more.
-                Some(failure @ LinkError::Io { refused: true, .. }) if is_known && !one.is_meeting => {
+                Some(failure @ LinkError::Io { kind: io::ErrorKind::ConnectionRefused, .. })
+                    if is_known && !one.is_meeting =>
+                {
                     return Err(failure.clone());
                 }
                 _ if one.since.elapsed() < GROUP_RETRY => return Ok(None),

@@ -4,6 +4,7 @@
 mod calls;
 
 use std::collections::{HashMap, HashSet};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -155,7 +156,9 @@ impl Prober<'_> {
                 let says = format!("it accepted the connection but did not answer within {within:?}");
                 Finding::fails(NAME, says, advice("check its daemon: it is stopped, or another program uses its port"))
             }
-            Unanswered::Failed(DialError::Link(LinkError::Io { refused: true, .. })) if self.ours.contains(address) => {
+            Unanswered::Failed(DialError::Link(LinkError::Io { kind: ErrorKind::ConnectionRefused, .. }))
+                if self.ours.contains(address) =>
+            {
                 Finding::better(NAME, "this host's own: no daemon listens there", "sealane daemon")
             }
             Unanswered::Failed(error) => return refused(address, error, reach),
@@ -172,7 +175,7 @@ fn refused(address: &TransportAddress, error: DialError, reach: impl Fn() -> Rem
     let secrets = || advice("give both hosts the same secret, or certificates of one authority (sealane keys --help)");
     let version = || advice("install the same version of sealane on both hosts");
     let remedy = match &error {
-        DialError::Link(LinkError::Io { refused: true, .. }) => {
+        DialError::Link(LinkError::Io { kind: ErrorKind::ConnectionRefused, .. }) => {
             let remedy =
                 advice("start `sealane daemon` there, with this map; if one runs, correct its port in the map");
             return Probe::of(address, Finding::fails(NAME, "nothing listens there (connection refused)", remedy));

@@ -3,7 +3,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -77,7 +77,40 @@ impl FromStr for TransportAddress {
     type Err = AddressProblem;
 
     fn from_str(text: &str) -> Result<TransportAddress, AddressProblem> {
-        host_and_port(text).map_err(|at| at.problem)
+        TransportAddress::parse_at(text).map_err(|at| at.problem)
+    }
+}
+
+impl TransportAddress {
+    pub(super) fn parse_at(text: &str) -> Result<TransportAddress, ProblemAt> {
+        let address = host_and_port(text)?;
+        match address.ip().map(|ip| ip.to_canonical()) {
+            Some(ip) if ip.is_unspecified() || ip.is_multicast() || ip == Ipv4Addr::BROADCAST => {
+                Err(AddressProblem::NotOneHost(ip).at(0))
+            }
+            _ => Ok(address),
+        }
+    }
+
+    /// Returns the IP address, unless the host is a name that must be looked up.
+    fn ip(&self) -> Option<IpAddr> {
+        match &self.host {
+            Host::V4(ip) => Some((*ip).into()),
+            Host::V6(ip) => Some((*ip).into()),
+            Host::Name(name) => is_localhost(name).then_some(Ipv4Addr::LOCALHOST.into()),
+        }
+    }
+
+    /// Returns the one form that all spellings of the address share, without a name server: `localhost` is 127.0.0.1, an IPv4 address
+    /// written as IPv6 is IPv4, and a name has no dot at its end.
+    pub(super) fn canonical(&self) -> TransportAddress {
+        let host = match (self.ip().map(|ip| ip.to_canonical()), &self.host) {
+            (Some(IpAddr::V4(ip)), _) => Host::V4(ip),
+            (Some(IpAddr::V6(ip)), _) => Host::V6(ip),
+            (None, Host::Name(name)) => Host::Name(name.trim_end_matches('.').into()),
+            (None, host) => host.clone(),
+        };
+        TransportAddress { host, port: self.port }
     }
 }
 
@@ -246,6 +279,43 @@ mod tests {
         ] {
             let address: TransportAddress = text.parse().unwrap();
             assert_eq!(address.to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn transport_address_is_an_address_of_one_host() {
+        for text in [
+            "0.0.0.0:7",
+            "[::]:7",
+            "[::ffff:0.0.0.0]:7",
+            "224.0.0.1:7",
+            "239.1.2.3:7",
+            "[ff02::1]:7",
+            "255.255.255.255:7",
+        ] {
+            let problem = text.parse::<TransportAddress>().unwrap_err();
+            assert!(matches!(problem, AddressProblem::NotOneHost(_)), "{text}: {problem}");
+            assert!(problem.to_string().contains("write the name or address"), "{problem}");
+            // A task may be named so: frameworks listen there.
+            text.parse::<TaskName>().unwrap();
+        }
+        for text in ["10.0.0.255:7", "127.0.0.1:7", "[::1]:7", "[fe80::1]:7"] {
+            text.parse::<TransportAddress>().unwrap();
+        }
+    }
+
+    #[test]
+    fn spellings_of_an_address_have_one_canonical_form() {
+        let canonical = |text: &str| text.parse::<TransportAddress>().unwrap().canonical().to_string();
+        for (text, form) in [
+            ("localhost:7", "127.0.0.1:7"),
+            ("LocalHost.:7", "127.0.0.1:7"),
+            ("[::ffff:10.0.0.7]:7", "10.0.0.7:7"),
+            ("[0::1]:7", "[::1]:7"),
+            ("Host.:7", "host:7"),
+            ("127.0.0.2:7", "127.0.0.2:7"),
+        ] {
+            assert_eq!(canonical(text), form, "{text}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! Diagnostics of an endpoint map: location, problem and fix in one sentence. Plain data for any thread.
 
 use std::io;
+use std::net::IpAddr;
 
 use thiserror::Error;
 
@@ -72,6 +73,16 @@ pub enum Problem {
         /// The earlier line, counted from 1.
         first_line: usize,
     },
+    /// An earlier line spells the transport address in another way: a daemon would listen there twice.
+    #[error("{second} is the same address as {first} in line {first_line}; write it the same way in both lines")]
+    OtherSpelling {
+        /// The spelling in the earlier line.
+        first: TransportAddress,
+        /// The earlier line, counted from 1.
+        first_line: usize,
+        /// The spelling in this line.
+        second: TransportAddress,
+    },
     /// The file has more tasks than [`ENTRIES_MAX`].
     #[error("this is task number {}; write at most {ENTRIES_MAX} tasks in a map", ENTRIES_MAX + 1)]
     TooManyEntries,
@@ -119,6 +130,12 @@ pub enum AddressProblem {
          write letters, digits, `-` and `_` between dots, at most 63 in a row and 253 in all"
     )]
     HostName(Box<str>),
+    /// An address that no peer can call, or that several hosts have: unspecified, multicast or broadcast.
+    #[error(
+        "{0} is not the address of one host; write the name or address at which other hosts reach it \
+         (transport.listen sets where its daemon listens)"
+    )]
+    NotOneHost(IpAddr),
     #[error("the port is 0; write a port from 1 to 65535")]
     PortZero,
     #[error("the port has a leading zero; write {0}")]

@@ -2,7 +2,6 @@
 
 use std::collections::hash_map::{Entry, HashMap};
 
-use super::address::host_and_port;
 use super::diagnostic::{Diagnostic, Problem, ProblemAt};
 use super::{ENTRIES_MAX, EndpointMap, TaskName, TransportAddress};
 
@@ -20,6 +19,8 @@ pub(super) fn parse(text: &str) -> Outcome {
     let mut map = EndpointMap::default();
     let mut diagnostics = Vec::new();
     let mut first_lines: HashMap<TaskName, usize> = HashMap::new();
+    // The first spelling of every address, and its line.
+    let mut spellings: HashMap<TransportAddress, (TransportAddress, usize)> = HashMap::new();
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     for (index, text) in text.split('\n').enumerate() {
         let line = Line { number: index + 1, text };
@@ -38,6 +39,10 @@ pub(super) fn parse(text: &str) -> Outcome {
                 break;
             }
             Entry::Vacant(free) => {
+                let known = spellings.entry(address.canonical()).or_insert_with(|| (address.clone(), line.number));
+                if known.0 != address {
+                    diagnostics.push(line.other_spelling(known, &address));
+                }
                 map.insert(free.key().clone(), address);
                 free.insert(line.number);
             }
@@ -84,7 +89,7 @@ impl Line<'_> {
             return Err(self.diagnostic(left.len() + 1 + second, Problem::SecondEquals));
         }
         let task = self.side(0, left, TaskName::parse_at)?;
-        let address = self.side(left.len() + 1, right, host_and_port)?;
+        let address = self.side(left.len() + 1, right, TransportAddress::parse_at)?;
         Ok((task, address))
     }
 
@@ -107,6 +112,14 @@ impl Line<'_> {
             _ => Problem::Repeated { task, first_line },
         };
         self.diagnostic(self.start(), problem)
+    }
+
+    /// The diagnostic for a transport address that an earlier line spells in another way.
+    fn other_spelling(&self, (first, first_line): &(TransportAddress, usize), second: &TransportAddress) -> Diagnostic {
+        let right = self.text.find('=').map_or(0, |equals| equals + 1);
+        let (first, second) = (first.clone(), second.clone());
+        let problem = Problem::OtherSpelling { first, first_line: *first_line, second };
+        self.diagnostic(right + leading(&self.text[right..]), problem)
     }
 
     /// Byte offset of the first character that is not a space.
@@ -169,6 +182,7 @@ mod tests {
             ("a:1=h:7 é", "1:8: `' '` is not allowed"),
             ("a:1=h:7\rb:1=h:7", "1:12: there is a second `=`"),
             ("a:1\r=h:7 b", "1:9: `' '` is not allowed"),
+            ("a:1=0.0.0.0:7", "1:5: 0.0.0.0 is not the address of one host"),
             ("a:1=fd00::7:2222", "1:5: \"fd00::7:2222\" has more than one `:`"),
         ] {
             let said = said(text);
@@ -192,6 +206,19 @@ mod tests {
         let severities: Vec<_> = outcome.diagnostics.iter().map(Diagnostic::severity).collect();
         assert_eq!(severities, [Severity::Error, Severity::Warning]);
         assert!(EndpointMap::parse("a:1=h:7\na:1=h:7", "map").is_ok());
+    }
+
+    #[test]
+    fn spellings_of_one_address_are_an_error() {
+        let text = "a:1=localhost:7\nb:1=127.0.0.1:8\nc:1= 127.0.0.1:7\nd:1=h.:7\ne:1=H:7\n";
+        assert_eq!(
+            said(text),
+            [
+                "3:6: 127.0.0.1:7 is the same address as localhost:7 in line 1; write it the same way in both lines",
+                "5:5: h:7 is the same address as h.:7 in line 4; write it the same way in both lines",
+            ]
+        );
+        assert!(EndpointMap::parse(text, "map").is_err());
     }
 
     #[test]

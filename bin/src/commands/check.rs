@@ -179,6 +179,7 @@ impl<'a> Scene<'a> {
         findings.push(system::security(settings, rehearsal.security_failure.as_ref()));
 
         findings.extend(settings.warnings().map(|(of, says, remedy)| Finding::better(of, says, advice(remedy))));
+        findings.extend(settings.empty_variables().map(|says| Finding::ok("variables", says)));
         // An unreadable file has an error of its own, so nothing is said of its contents here.
         let lint = lint(&EndpointMap::read_text(&transport.endpoint_map.value).unwrap_or_default());
         findings.push(note("endpoint_map", self.endpoint_map(&lint)));

@@ -54,10 +54,18 @@ impl Entry {
 /// One entry for every row of the table, in its order.
 pub(super) struct Effective {
     entries: Vec<Entry>,
+    notes: Notes,
+}
+
+/// What a user may want to know of where the settings come from.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Notes {
     /// Variables that are set but belong to another role.
-    unread: Vec<&'static str>,
+    pub(super) unread: Vec<&'static str>,
+    /// Variables that are set to nothing, which counts as unset.
+    pub(super) empty: Vec<&'static str>,
     /// Settings given by a former name, with the current one.
-    renamed: Vec<String>,
+    pub(super) renamed: Vec<String>,
 }
 
 impl Effective {
@@ -69,31 +77,30 @@ impl Effective {
             .collect();
         // From the weakest source to the strongest, so that the last one to write wins; an unreadable value is an error even if a
         // stronger source would hide it.
-        let mut renamed = Vec::new();
-        let mut note = |given: &str, today: &str| {
+        let mut notes = Notes::default();
+        let note = |notes: &mut Notes, given: &str, today: &str| {
             if given != today {
-                renamed.push(format!("{given} is {today}"));
+                notes.renamed.push(format!("{given} is {today}"));
             }
         };
         for given in file {
-            note(&given.name, entries[given.index].setting.name);
+            note(&mut notes, &given.name, entries[given.index].setting.name);
             set(&mut entries[given.index], given.source, &given.text)?;
         }
-        let mut unread = Vec::new();
         for entry in &mut entries {
-            unread.extend(variable(entry, sources.environment, role)?);
+            variables(entry, sources.environment, role, &mut notes)?;
         }
         for given in sources.overrides {
             let (index, setting) =
                 table::find(&given.name).ok_or_else(|| file::unknown_name(given.flag, &given.name))?;
-            note(&given.name, setting.name);
+            note(&mut notes, &given.name, setting.name);
             set(&mut entries[index], Source::Flag(given.flag), &given.text)?;
         }
-        Ok(Effective { entries, unread, renamed })
+        Ok(Effective { entries, notes })
     }
 
-    pub(super) fn into_parts(self) -> (Vec<Entry>, Vec<&'static str>, Vec<String>) {
-        (self.entries, self.unread, self.renamed)
+    pub(super) fn into_parts(self) -> (Vec<Entry>, Notes) {
+        (self.entries, self.notes)
     }
 
     /// The entry called `name`.
@@ -129,19 +136,22 @@ impl Effective {
     }
 }
 
-/// Takes the value of the role's variable. A variable of another role is returned, and must be readable too.
-fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<Option<&'static str>, Failure> {
+/// Takes the value of the role's variable. A variable of another role must be readable too.
+fn variables(entry: &mut Entry, environment: &Environment, role: Role, notes: &mut Notes) -> Result<(), Failure> {
     let variables = entry.setting.variables;
-    let mut unread = None;
     for name in variables.names() {
         let text = match environment.get(name)? {
             None => continue,
-            Some("") if matches!(variables, Variables::OneNotEmpty(_)) => continue,
+            // Container images and templates set variables to nothing where they have no value.
+            Some("") => {
+                notes.empty.push(name);
+                continue;
+            }
             Some(text) => text,
         };
         if variables.for_role(role) != Some(name) {
             set(&mut entry.clone(), Source::Variable(name), text)?;
-            unread = Some(name);
+            notes.unread.push(name);
             continue;
         }
         set(entry, Source::Variable(name), text)?;
@@ -149,7 +159,7 @@ fn variable(entry: &mut Entry, environment: &Environment, role: Role) -> Result<
             *bool = !*bool;
         }
     }
-    Ok(unread)
+    Ok(())
 }
 
 fn set(entry: &mut Entry, source: Source, text: &str) -> Result<(), Failure> {

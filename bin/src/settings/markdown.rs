@@ -19,7 +19,7 @@ pub fn reference() -> String {
          ## Environment variables\n\n\
          Besides `SEALANE_JOB`, these are the variables that DeepRec and TensorFlow users know. Of two variables, the first is read for a ps\n\
          and for any job not listed here, the second for a worker or chief (`--role`, or `TF_CONFIG`). *Inverted* means that the variable\n\
-         states the opposite of the setting.\n\n\
+         states the opposite of the setting. A variable that is set to nothing counts as unset.\n\n\
          | variable | setting |\n|---|---|\n"
     );
     for setting in TABLE.iter().filter(|setting| setting.variables != Variables::None) {
@@ -45,7 +45,7 @@ pub fn reference() -> String {
 fn variable(setting: &Setting) -> String {
     match setting.variables {
         Variables::None => String::new(),
-        Variables::One(name) | Variables::OneNotEmpty(name) => format!("`{name}`"),
+        Variables::One(name) => format!("`{name}`"),
         Variables::ByRole { ps, worker } => format!("`{ps}`, `{worker}`"),
         Variables::InvertedByRole { ps, worker } => format!("`{ps}`, `{worker}` (inverted)"),
     }

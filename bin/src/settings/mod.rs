@@ -31,7 +31,7 @@ pub(crate) use table::PASSED_ON;
 
 use crate::Failure;
 use crate::wording::first_of;
-use effective::Effective;
+use effective::{Effective, Notes};
 use file::FileValue;
 
 /// Every setting, typed, with its source.
@@ -49,8 +49,7 @@ pub struct Settings {
     pub security: Security,
     pub verbs: Verbs,
     entries: Vec<Entry>,
-    unread: Vec<&'static str>,
-    renamed: Vec<String>,
+    notes: Notes,
 }
 
 /// Most variables named in one sentence.
@@ -103,38 +102,34 @@ impl Settings {
         let transport = Transport::checked(&effective)?;
         let daemon = Daemon::placed(&effective, sources.environment)?;
         let (security, verbs) = (Security::checked(&effective)?, Verbs::checked(&effective)?);
-        let (entries, unread, renamed) = effective.into_parts();
-        Ok(Settings {
-            runtime,
-            transport,
-            tcp,
-            fusion,
-            daemon,
-            security,
-            verbs,
-            entries,
-            unread,
-            renamed,
-            role,
-            tf_config,
-        })
+        let (entries, notes) = effective.into_parts();
+        Ok(Settings { runtime, transport, tcp, fusion, daemon, security, verbs, entries, notes, role, tf_config })
     }
 
     /// Things that are wrong but no error, with their place and the remedy: variables of another role that are set, and former
     /// names.
     pub fn warnings(&self) -> impl Iterator<Item = (&'static str, String, &'static str)> {
-        let renamed = format!("renamed: {}", first_of(&self.renamed, NAMED_MAX));
+        let renamed = format!("renamed: {}", first_of(&self.notes.renamed, NAMED_MAX));
         let remedy = "use the new name: the next release does not read the former one";
-        let renamed = (!self.renamed.is_empty()).then_some(("settings", renamed, remedy));
+        let renamed = (!self.notes.renamed.is_empty()).then_some(("settings", renamed, remedy));
         self.unread_variables().into_iter().chain(renamed)
     }
 
     fn unread_variables(&self) -> Option<(&'static str, String, &'static str)> {
-        let (names, Sourced { value: role, source }) = (first_of(&self.unread, NAMED_MAX), &self.role);
-        let are = if self.unread.len() == 1 { "is" } else { "are" };
+        let unread = &self.notes.unread;
+        let (names, Sourced { value: role, source }) = (first_of(unread, NAMED_MAX), &self.role);
+        let are = if unread.len() == 1 { "is" } else { "are" };
         let says = format!("{names} {are} set and not read: the role is {role} ({source})");
         let remedy = "name the role that they are meant for with --role, or unset them";
-        (!self.unread.is_empty()).then_some(("variables", says, remedy))
+        (!unread.is_empty()).then_some(("variables", says, remedy))
+    }
+
+    /// The variables that are set to nothing, in one sentence; `None` if there are none.
+    pub fn empty_variables(&self) -> Option<String> {
+        let empty = &self.notes.empty;
+        let names = first_of(empty, NAMED_MAX);
+        let are = if empty.len() == 1 { "is empty and counts" } else { "are empty and count" };
+        (!empty.is_empty()).then(|| format!("{names} {are} as unset"))
     }
 
     /// Every setting with its effective value, in the order of [`TABLE`].

@@ -36,8 +36,6 @@ pub enum Variables {
     None,
     /// The same one for every role.
     One(&'static str),
-    /// As `One`, but an empty one counts as unset.
-    OneNotEmpty(&'static str),
     /// One for a ps and one for a worker or chief.
     ByRole {
         /// Read for a ps and for any other job.
@@ -59,7 +57,7 @@ impl Variables {
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         let [first, second] = match *self {
             Variables::None => [None, None],
-            Variables::One(name) | Variables::OneNotEmpty(name) => [Some(name), None],
+            Variables::One(name) => [Some(name), None],
             Variables::ByRole { ps, worker } | Variables::InvertedByRole { ps, worker } => [Some(ps), Some(worker)],
         };
         first.into_iter().chain(second)
@@ -68,7 +66,7 @@ impl Variables {
     pub fn for_role(&self, role: Role) -> Option<&'static str> {
         match *self {
             Variables::None => None,
-            Variables::One(name) | Variables::OneNotEmpty(name) => Some(name),
+            Variables::One(name) => Some(name),
             Variables::ByRole { ps, worker } | Variables::InvertedByRole { ps, worker } => {
                 Some(if role.reads_worker_variables() { worker } else { ps })
             }
@@ -131,7 +129,7 @@ const fn micros(time: Duration) -> Value {
 }
 
 use Value::{Bool, Number, Unset};
-use Variables::{None as Nothing, One, OneNotEmpty};
+use Variables::{None as Nothing, One};
 
 /// The settings of each section: the field that a setting has in its section's struct (none where the section makes its field, in
 /// parentheses, of several settings), its type, what it is called by those that the section is for, and its row of the table.
@@ -318,7 +316,7 @@ settings! {
         => with_flag("--socket", "daemon.socket", Nothing,
             Kind::Path, Unset("`sealane.sock` in $XDG_RUNTIME_DIR, else in /run/sealane if this user may write there, else in /tmp/sealane-UID"),
             "Where clients attach to the daemon."),
-        job: Option<JobName> as job => with_flag("--job", "daemon.job", OneNotEmpty("SEALANE_JOB"),
+        job: Option<JobName> as job => with_flag("--job", "daemon.job", One("SEALANE_JOB"),
             Kind::JobName, Unset("no named job"),
             "The name of the job. The daemon accepts only clients and peers of the same job; a client that names none joins the daemon's. Without it, daemons and clients of different jobs cannot be told apart."),
         allowed_uids: Vec<u32> => setting("daemon.allowed_uids", Nothing,
@@ -371,34 +369,34 @@ settings! {
 
     /// `[verbs]`; what has a variable is read and checked as TensorFlow's verbs reads it.
     Verbs() for VerbsSettings {
-        device: Option<String> as device => setting("verbs.device", OneNotEmpty("RDMA_DEVICE"),
+        device: Option<String> as device => setting("verbs.device", One("RDMA_DEVICE"),
             Kind::Text, Unset("of those with an active port, the one of the transport address's network, else the first"),
             "The RDMA device."),
-        port: Option<u8> as port => setting("verbs.port", OneNotEmpty("RDMA_DEVICE_PORT"),
+        port: Option<u8> as port => setting("verbs.port", One("RDMA_DEVICE_PORT"),
             count(1, RDMA_BYTE_MAX), Unset("the first active port"),
             "The device's port; requires `device`."),
-        gid_index: Option<u8> as gid_index => setting("verbs.gid_index", OneNotEmpty("RDMA_GID_INDEX"),
+        gid_index: Option<u8> as gid_index => setting("verbs.gid_index", One("RDMA_GID_INDEX"),
             count(0, RDMA_BYTE_MAX), Unset("the RoCE v2 GID of an IPv4 address"),
             "Index of the port's GID."),
-        pkey_index: u16 as pkey_index => setting("verbs.pkey_index", OneNotEmpty("RDMA_PKEY"),
+        pkey_index: u16 as pkey_index => setting("verbs.pkey_index", One("RDMA_PKEY"),
             count(0, RDMA_BYTE_MAX), Number(VERBS.pkey_index as u64),
             "Index of the partition key."),
-        queue_depth: u32 as queue_depth => setting("verbs.queue_depth", OneNotEmpty("RDMA_QUEUE_DEPTH"),
+        queue_depth: u32 as queue_depth => setting("verbs.queue_depth", One("RDMA_QUEUE_DEPTH"),
             count(1, RDMA_QUEUE_DEPTH_MAX), Number(VERBS.queue_depth as u64),
             "16 KiB buffers in a shard's shared receive queue; at most the device's limit."),
-        timeout: u8 as timeout => setting("verbs.timeout", OneNotEmpty("RDMA_TIMEOUT"),
+        timeout: u8 as timeout => setting("verbs.timeout", One("RDMA_TIMEOUT"),
             count(0, RDMA_TIMEOUT_MAX), Number(VERBS.timeout as u64),
             "Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits forever."),
-        retry_count: u8 as retry_count => setting("verbs.retry_count", OneNotEmpty("RDMA_RETRY_CNT"),
+        retry_count: u8 as retry_count => setting("verbs.retry_count", One("RDMA_RETRY_CNT"),
             count(0, RDMA_RETRY_MAX), Number(VERBS.retry_count as u64),
             "How often an unacknowledged packet is retransmitted."),
-        service_level: u8 as service_level => setting("verbs.service_level", OneNotEmpty("RDMA_SL"),
+        service_level: u8 as service_level => setting("verbs.service_level", One("RDMA_SL"),
             count(0, RDMA_SERVICE_LEVEL_MAX), Number(VERBS.service_level as u64),
             "Service level of a queue pair."),
-        mtu: Option<u16> as mtu => setting("verbs.mtu", OneNotEmpty("RDMA_MTU"),
+        mtu: Option<u16> as mtu => setting("verbs.mtu", One("RDMA_MTU"),
             Kind::OneOf(&["256", "512", "1024", "2048", "4096"]), Unset("the port's active MTU"),
             "Path MTU in bytes; at most the port's active MTU."),
-        traffic_class: u8 as traffic_class => setting("verbs.traffic_class", OneNotEmpty("RDMA_TRAFFIC_CLASS"),
+        traffic_class: u8 as traffic_class => setting("verbs.traffic_class", One("RDMA_TRAFFIC_CLASS"),
             count(0, RDMA_BYTE_MAX), Number(VERBS.traffic_class as u64),
             "Traffic class of a queue pair's packets."),
         transfer: Transfer as transfer => setting("verbs.transfer", Nothing,

@@ -129,6 +129,20 @@ fn a_flag_wins_over_a_variable_over_the_file_over_the_default() {
 }
 
 #[test]
+fn empty_variables_count_as_unset_and_are_named() {
+    let names: Vec<_> = TABLE.iter().flat_map(|setting| setting.variables.names()).collect();
+    let settings = Case::variables(&names.iter().map(|name| (*name, "")).collect::<Vec<_>>()).settings();
+    assert!(settings.entries().iter().all(|entry| entry.source == Source::Default));
+    assert_eq!(settings.warnings().count(), 0);
+    let says = settings.empty_variables().unwrap();
+    assert!(says.starts_with("NETWORK_PS_CORE_NUMBER, NETWORK_WORKER_CORE_NUMBER, "), "{says}");
+    assert!(says.ends_with("are empty and count as unset"), "{says}");
+    let one = Case::variables(&[("RDMA_MTU", "")]).settings().empty_variables();
+    assert_eq!(one.unwrap(), "RDMA_MTU is empty and counts as unset");
+    assert_eq!(Case::default().settings().empty_variables(), None);
+}
+
+#[test]
 fn a_former_name_is_read_and_noted() {
     let case = || Case::default().toml("[fusion]\ndeposited_tensors_max = 7\n");
     let (by_file, by_flag) = (case(), case().set("fusion.deposited_tensors_max", "8"));
@@ -232,8 +246,8 @@ fn every_error_names_what_gave_the_value_and_what_is_accepted() {
              write 0, 1, true, false, yes or no",
         ),
         (
-            Case::variables(&[("NETWORK_PS_CORE_NUMBER", "")]),
-            "NETWORK_PS_CORE_NUMBER=\"\" (which sets runtime.shards) cannot be read; \
+            Case::variables(&[("NETWORK_PS_CORE_NUMBER", " ")]),
+            "NETWORK_PS_CORE_NUMBER=\" \" (which sets runtime.shards) cannot be read; \
              write a whole number from 1 to 1024",
         ),
         (

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sealane_fusion::{EndpointMap, EngineSettings};
-use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus};
+use sealane_runtime::{Pin, Polling, RuntimeSettings, Wanted, claim_cpus, usable_cpus};
 use sealane_transport::authentication::Authentication;
 use sealane_transport::provider::LinkProvider;
 use sealane_transport::verbs::{PLAINTEXT_REFUSED, Verbs, VerbsSettings};
@@ -33,7 +33,7 @@ pub(crate) fn engine_settings_beside(
     tasks: &[&str],
     shared: &[usize],
 ) -> Result<EngineSettings, Failure> {
-    let shards = settings.runtime.shards_for(map.len());
+    let shards = settings.runtime.shards_for(tasks.len(), usable_cpus().map_err(Failure::work)?);
     let pin = pin(&settings.runtime, (shards, shared), Pin::IfFree)?;
     convert(settings, map, tasks, shards, pin)
 }
@@ -191,9 +191,16 @@ mod tests {
     }
 
     #[test]
-    fn a_long_lived_engine_has_a_shard_for_each_task_and_a_short_lived_one_has_one() {
-        let long = engine(&[]);
-        assert_eq!((long.runtime.shards, &long.runtime.pin), (3, &Pin::IfFree));
+    fn long_lived_engine_counts_the_tasks_it_serves() {
+        let shards = |tasks: &[&str]| engine_settings(&load(&[]), map(), tasks).unwrap().runtime.shards;
+        let cpus = usable_cpus().unwrap();
+        assert_eq!(shards(&["ps0:2222"]), 1);
+        assert_eq!(shards(&["ps0:2222", "ps1:2222", "worker0:2222"]), 3.min(cpus));
+        assert_eq!(engine(&[]).runtime.pin, Pin::IfFree);
+    }
+
+    #[test]
+    fn short_lived_engine_has_one_shard_by_default() {
         let short = short_lived_engine_settings(&load(&[]), map(), &["ps0:2222"], Pin::Off).unwrap();
         assert_eq!((short.runtime.shards, &short.runtime.pin), (1, &Pin::Off));
         assert_eq!(short.runtime.stall_report, Duration::ZERO);

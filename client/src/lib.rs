@@ -92,6 +92,7 @@ pub use self::{
     default_socket::{
         USER_DIRECTORY_MODE, check_directory, daemon_socket, default_socket, foreign_socket, is_in_user_directory,
     },
+    limits::ARENA_BYTES,
     plan::{Plan, PlanPulling, Pulling, PullingMany},
     publishing::Publishing,
     pushing::Pushing,

@@ -123,7 +123,7 @@ pub(crate) const UNCLAIMED_MAX: usize = 4096;
 
 /// Default arena size: a model such as ResNet-50 (102 MB) with its gradients, or one embedding of 400 MB. Unused memory costs nothing,
 /// unless RDMA pins it.
-pub(crate) const ARENA_BYTES: u64 = 512 << 20;
+pub const ARENA_BYTES: u64 = 512 << 20;
 
 /// Memory for more bytes of rows than this is checked to be available first: less is small against what a process has.
 pub(crate) const ROWS_UNCHECKED_BYTES_MAX: usize = 64 << 20;

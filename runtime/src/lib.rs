@@ -32,6 +32,8 @@ mod stripes;
 
 #[cfg(shards)]
 mod alarm;
+#[cfg(shards)]
+mod cgroup;
 #[cfg(not(loom))]
 mod counter;
 #[cfg(shards)]
@@ -91,6 +93,22 @@ mod volatile;
 
 pub use self::handshake::SleepFlag;
 pub use self::stripes::Stripe;
+#[cfg(shards)]
+pub use self::{
+    cgroup::{ControlGroups, MemoryLimit},
+    cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus, claimed_cpus, parse_list, usable_cpus},
+    error::panic_message,
+    executor::{ExecutorChoice, ExecutorKind, try_io_uring},
+    join::JoinHandle,
+    load::{LoadSnapshot, ShardLoad},
+    mailbox::{Job, MailboxFull, ShardRef},
+    readiness::{Interest, Readiness},
+    runtime::Runtime,
+    settings::{Pin, RuntimeSettings},
+    shard::{Shard, Sleep},
+    source::{Source, SourceId},
+    task::TaskHandle,
+};
 #[cfg(not(loom))]
 pub use self::{
     counter::{Counter, Gauge},
@@ -104,19 +122,4 @@ pub use self::{
     slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
     sweep::Sweep,
     volatile::{VolatileSlice, VolatileSliceMut},
-};
-#[cfg(shards)]
-pub use self::{
-    cpus::{CpuClaim, Wanted, allowed_cpus, claim_cpus, claimed_cpus, parse_list},
-    error::panic_message,
-    executor::{ExecutorChoice, ExecutorKind, try_io_uring},
-    join::JoinHandle,
-    load::{LoadSnapshot, ShardLoad},
-    mailbox::{Job, MailboxFull, ShardRef},
-    readiness::{Interest, Readiness},
-    runtime::Runtime,
-    settings::{Pin, RuntimeSettings},
-    shard::{Shard, Sleep},
-    source::{Source, SourceId},
-    task::TaskHandle,
 };

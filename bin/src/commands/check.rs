@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use sealane_fusion::LoopbackAddress;
-use sealane_runtime::{allowed_cpus, claimed_cpus, try_io_uring};
+use sealane_runtime::{allowed_cpus, claimed_cpus, try_io_uring, usable_cpus};
 use sealane_transport::endpoint_map::{Diagnostic, EndpointMap, Severity, TransportAddress, lint};
 use sealane_transport::tcp::{TcpSettings, resolve};
 use serde_json::{Map, Value, json};
@@ -31,7 +31,7 @@ use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::flags::SettingsFlags;
 use crate::local_host::interfaces_of;
 use crate::locked_memory::LockLimit;
-use crate::settings::{Require, Settings};
+use crate::settings::{Require, SHARDS_DEFAULT_MAX, Settings};
 use crate::wording::first_of;
 use crate::{Context, Failure, counted};
 
@@ -128,14 +128,14 @@ impl<'a> Scene<'a> {
     /// Checks everything, from the hardware up.
     fn report(&self, is_to_probe: bool) -> Result<Report<'a>, Failure> {
         let Scene { settings, map, ours, rehearsal } = *self;
-        let Settings { runtime, transport, tcp, role, .. } = settings;
+        let Settings { runtime, transport, tcp, daemon, role, .. } = settings;
         let kernel = &Kernel::at("/");
         let (mut findings, mut facts) = (Vec::new(), Map::new());
         let mut note = |name: &str, (finding, fact): (Finding, Value)| {
             facts.insert(name.to_owned(), fact);
             finding
         };
-        let shards = runtime.shards_for(map.map_or(0, EndpointMap::len));
+        let shards = runtime.shards_for(rehearsal.tasks.len(), usable_cpus().unwrap_or(SHARDS_DEFAULT_MAX));
         let slabs = [runtime.slab_send_bytes.value, runtime.slab_receive_bytes.value];
         let (require, asked) = link_wanted(settings);
         let verbs_settings = verbs_settings(&settings.verbs).reached_at(ours.addresses.iter());
@@ -158,7 +158,9 @@ impl<'a> Scene<'a> {
         findings.push(note("topology", (numa, json!(topology))));
 
         let slabs_bytes = slabs.iter().map(|bytes| *bytes as u64).sum::<u64>().saturating_mul(shards as u64);
-        findings.extend([system::memory(kernel, slabs_bytes), system::huge_pages(kernel)]);
+        let arena_bytes = sealane::ARENA_BYTES.min(daemon.arena_bytes_max.value);
+        let client_bytes = daemon.area_bytes.value.saturating_mul(shards as u64).saturating_add(arena_bytes);
+        findings.extend([system::memory(kernel, slabs_bytes, client_bytes), system::huge_pages(kernel)]);
         let registered = (require != Require::Tcp).then(|| (shards, verbs_settings.registered_bytes(shards, slabs)));
         let lock = system::memory_lock(LockLimit::look(), registered, require == Require::Verbs);
         findings.push(note("memory_lock", lock));

@@ -14,10 +14,9 @@ use super::{Daemon, Environment, Runtime, Security, Source, Sourced, Tcp, Transp
 use crate::Failure;
 
 impl Runtime {
-    /// The number of shards for an endpoint map with that many tasks.
-    pub fn shards_for(&self, tasks: usize) -> usize {
-        let by_tasks = tasks.clamp(1, SHARDS_DEFAULT_MAX);
-        self.shards.value.unwrap_or(by_tasks)
+    /// The number of shards of an engine that serves `tasks` tasks and may use the time of `cpus` CPUs.
+    pub fn shards_for(&self, tasks: usize, cpus: usize) -> usize {
+        self.shards.value.unwrap_or(tasks.min(cpus).clamp(1, SHARDS_DEFAULT_MAX))
     }
 }
 

@@ -176,7 +176,7 @@ settings! {
     Runtime() for EngineSettings {
         shards: Option<usize> => setting("runtime.shards",
             Variables::ByRole { ps: "NETWORK_PS_CORE_NUMBER", worker: "NETWORK_WORKER_CORE_NUMBER" },
-            count(1, SHARDS_MAX), Unset("min(16, tasks in the map)"),
+            count(1, SHARDS_MAX), Unset("min(16, tasks served, CPUs that may be used)"),
             "Number of shards, one thread each."),
         polling: bool => setting("runtime.polling",
             Variables::ByRole { ps: "PS_ENABLE_POLLING", worker: "WORKER_ENABLE_POLLING" },

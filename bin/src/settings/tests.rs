@@ -75,7 +75,9 @@ fn defaults() {
     assert_eq!(settings.role.value, Role::Other);
     let runtime = &settings.runtime;
     assert_eq!(runtime.shards.value, None);
-    assert_eq!([0, 1, 5, 16, 900].map(|tasks| runtime.shards_for(tasks)), [1, 1, 5, 16, 16]);
+    assert_eq!([0, 1, 5, 16, 900].map(|tasks| runtime.shards_for(tasks, 64)), [1, 1, 5, 16, 16]);
+    assert_eq!([0, 1, 4, 900].map(|cpus| runtime.shards_for(41, cpus)), [1, 1, 4, 16]);
+    assert_eq!(runtime.shards_for(1, 64), 1);
     assert!(!runtime.polling.value);
     assert_eq!(runtime.idle_spin.value, Duration::from_micros(200));
     assert_eq!(runtime.pin.value, None);
@@ -125,7 +127,7 @@ fn a_flag_wins_over_a_variable_over_the_file_over_the_default() {
     let settings = case.settings();
     assert_eq!(settings.runtime.shards.value, Some(5));
     assert_eq!(settings.runtime.shards.source, Source::Flag("--set"));
-    assert_eq!(settings.runtime.shards_for(1), 5);
+    assert_eq!(settings.runtime.shards_for(1, 1), 5);
 }
 
 #[test]
@@ -385,7 +387,7 @@ fn entries_show_value_and_meaning() {
         found.map(Entry::shown).unwrap()
     };
     assert_eq!(shown("runtime.slab_send_bytes"), "1 GiB");
-    assert_eq!(shown("runtime.shards"), "min(16, tasks in the map)");
+    assert_eq!(shown("runtime.shards"), "min(16, tasks served, CPUs that may be used)");
     assert_eq!(shown("transport.heartbeat_ms"), "10000 ms");
     assert_eq!(shown("transport.require"), "\"auto\"");
 }

@@ -1,16 +1,12 @@
 //! The CPUs that this process may use: its affinity mask, restricted by its cgroup's cpuset.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-
 use nix::{
     sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
 };
 
 use super::list::parse_list;
+use crate::cgroup::{ControlGroups, Version, text};
 use crate::error::RuntimeError;
 
 /// The CPUs that the calling thread may run on, in ascending order: its affinity mask, restricted to its cgroup's cpuset if
@@ -21,7 +17,7 @@ use crate::error::RuntimeError;
 pub fn allowed_cpus() -> Result<Vec<usize>, RuntimeError> {
     let mask = sched_getaffinity(Pid::from_raw(0)).map_err(RuntimeError::system("reading the CPU affinity mask"))?;
     let cpus = (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu).unwrap_or(false)).collect();
-    Ok(match cpuset(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")) {
+    Ok(match cpuset(&ControlGroups::of_this_process()) {
         Some(set) => intersection(cpus, &set),
         None => cpus,
     })
@@ -33,39 +29,32 @@ fn intersection(cpus: Vec<usize>, set: &[usize]) -> Vec<usize> {
     if both.is_empty() { cpus } else { both }
 }
 
-/// The cpuset of the control group that `membership` names, from the first file that contains one.
-fn cpuset(membership: &Path, root: &Path) -> Option<Vec<usize>> {
-    let membership = fs::read_to_string(membership).ok()?;
-    files(&membership, root).iter().find_map(|file| {
-        let cpus = parse_list(&fs::read_to_string(file).ok()?)?;
+/// Returns the number of CPUs whose time this process may use: the CPUs of [`allowed_cpus`], or fewer if its control groups have a
+/// quota.
+///
+/// # Errors
+/// As [`allowed_cpus`].
+pub fn usable_cpus() -> Result<usize, RuntimeError> {
+    let allowed = allowed_cpus()?.len();
+    Ok(ControlGroups::of_this_process().cpus().map_or(allowed, |quota| quota.min(allowed)))
+}
+
+/// Returns the cpuset of the groups, from the first file that contains one.
+fn cpuset(groups: &ControlGroups) -> Option<Vec<usize>> {
+    groups.directories("cpuset").into_iter().find_map(|(version, group)| {
+        let file = match version {
+            Version::One => "cpuset.effective_cpus",
+            Version::Two => "cpuset.cpus.effective",
+        };
+        let cpus = parse_list(&text(&group.join(file))?)?;
         (!cpus.is_empty()).then_some(cpus)
     })
 }
 
-/// Files that may contain the cpuset, in both versions of control groups. A container sees its own group as the root.
-fn files(membership: &str, root: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for line in membership.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let path = path.trim_start_matches('/');
-        let (root, name) = match controllers {
-            "" => (root.to_path_buf(), "cpuset.cpus.effective"),
-            _ if controllers.split(',').any(|controller| controller == "cpuset") => {
-                (root.join("cpuset"), "cpuset.effective_cpus")
-            }
-            _ => continue,
-        };
-        files.push(root.join(path).join(name));
-        files.push(root.join(name));
-    }
-    files
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -79,18 +68,20 @@ mod tests {
     fn the_cpuset_of_either_version_is_found() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
-        let membership = root.join("membership");
-        fs::write(&membership, "4:memory:/x\n9:cpu,cpuset:/job\n0::/job/task\n").unwrap();
-        assert_eq!(cpuset(&membership, root), None);
+        fs::create_dir_all(root.join("proc/self")).unwrap();
+        fs::write(root.join("proc/self/cgroup"), "4:memory:/x\n9:cpu,cpuset:/job\n0::/job/task\n").unwrap();
+        let cpuset = || super::cpuset(&ControlGroups::below(root));
+        assert_eq!(cpuset(), None);
 
-        fs::create_dir_all(root.join("job/task")).unwrap();
-        fs::write(root.join("job/task/cpuset.cpus.effective"), "1-2\n").unwrap();
-        assert_eq!(cpuset(&membership, root), Some(vec![1, 2]));
+        let hierarchies = root.join("sys/fs/cgroup");
+        fs::create_dir_all(hierarchies.join("job/task")).unwrap();
+        fs::write(hierarchies.join("job/task/cpuset.cpus.effective"), "1-2\n").unwrap();
+        assert_eq!(cpuset(), Some(vec![1, 2]));
 
-        fs::create_dir_all(root.join("cpuset/job")).unwrap();
-        fs::write(root.join("cpuset/job/cpuset.effective_cpus"), "3\n").unwrap();
-        assert_eq!(cpuset(&membership, root), Some(vec![3]));
-        assert_eq!(cpuset(&root.join("nothing"), root), None);
+        fs::create_dir_all(hierarchies.join("cpuset/job")).unwrap();
+        fs::write(hierarchies.join("cpuset/job/cpuset.effective_cpus"), "3\n").unwrap();
+        assert_eq!(cpuset(), Some(vec![3]));
+        assert_eq!(super::cpuset(&ControlGroups::below(root.join("nothing"))), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod near;
 
 pub(crate) use self::near::near_cpus;
 pub use self::{
-    allowed::allowed_cpus,
+    allowed::{allowed_cpus, usable_cpus},
     claim::{CpuClaim, Wanted, claim_cpus, claimed_cpus},
     list::parse_list,
 };

@@ -1,6 +1,6 @@
 //! Memory, io_uring, sockets, GPUs and credentials of this host: one function for each question, which returns the answer.
 
-use sealane_runtime::{ExecutorChoice, ExecutorKind, RuntimeError};
+use sealane_runtime::{ExecutorChoice, ExecutorKind, MemoryLimit, RuntimeError};
 use serde_json::{Value, json};
 
 use super::kernel::Kernel;
@@ -8,6 +8,7 @@ use super::verdict::{Finding, advice};
 use crate::Failure;
 use crate::engine_settings::authentication;
 use crate::figures::days_left;
+use crate::host::{AvailableMemory, SMALLER_SLABS};
 use crate::locked_memory::LockLimit;
 use crate::settings::{Peers, Settings, Sourced};
 
@@ -29,17 +30,29 @@ fn mebibytes(bytes: u64) -> String {
     }
 }
 
-/// Whether slabs of this total size, which a daemon populates when it starts, fit into memory.
-pub(super) fn memory(kernel: &Kernel, slabs_bytes: u64) -> Finding {
+/// Checks that memory has room for slabs of this total size, which a daemon populates when it starts, and then for `client_bytes`
+/// bytes, which a client may fill.
+pub(super) fn memory(kernel: &Kernel, slabs_bytes: u64, client_bytes: u64) -> Finding {
     const NAME: &str = "memory";
-    let slabs = mebibytes(slabs_bytes);
-    let Some(available) = crate::host::available_in(&kernel.text("proc/meminfo").unwrap_or_default()) else {
+    let (slabs, client) = (mebibytes(slabs_bytes), mebibytes(client_bytes));
+    let Some(available) = AvailableMemory::below(&kernel.path("")) else {
         return Finding::ok(NAME, format!("slabs take {slabs}; the kernel does not report how much memory is free"));
     };
-    let says = format!("slabs take {slabs} of {} available", mebibytes(available));
-    if slabs_bytes > available {
-        let remedy = advice("lower runtime.shards, runtime.slab_send_bytes or runtime.slab_receive_bytes");
-        return Finding::fails(NAME, format!("{says}, and are populated at startup"), remedy);
+    let mut says = format!("slabs take {slabs} of {} available", mebibytes(available.bytes));
+    if let Some(MemoryLimit { file, limit_bytes, .. }) = &available.limit {
+        says += &format!(" under the limit of {} ({})", mebibytes(*limit_bytes), file.display());
+    }
+    if slabs_bytes > available.bytes {
+        return Finding::fails(NAME, format!("{says}, and are populated at startup"), advice(SMALLER_SLABS));
+    }
+    if slabs_bytes.saturating_add(client_bytes) > available.bytes {
+        let says = format!(
+            "{says}; a client may fill {client} more, and without memory the kernel kills the daemon or the client"
+        );
+        let remedy = advice(
+            "lower runtime.shards, the slabs' size or daemon.area_bytes, or have clients attach with smaller arenas",
+        );
+        return Finding::better(NAME, says, remedy);
     }
     Finding::ok(NAME, says)
 }
@@ -280,12 +293,34 @@ mod tests {
     }
 
     #[test]
+    fn memory_limit_of_a_control_group_counts() {
+        let (_directory, kernel) = laid_out(&[
+            ("proc/meminfo", "MemAvailable: 262144 kB"),
+            ("proc/self/cgroup", "0::/pod/container"),
+            ("sys/fs/cgroup/pod/memory.max", "134217728"),
+            ("sys/fs/cgroup/pod/memory.current", "33554432"),
+        ]);
+        let finding = memory(&kernel, 128 * MIB, 0);
+        assert_eq!(finding.verdict, WillNotWork, "{}", finding.says);
+        let says = "slabs take 128 MiB of 96 MiB available under the limit of 128 MiB (";
+        assert!(finding.says.starts_with(says), "{}", finding.says);
+        assert!(finding.says.contains("pod/memory.max"), "{}", finding.says);
+        assert_eq!(memory(&kernel, 96 * MIB, 0).verdict, Fine);
+    }
+
+    #[test]
     fn every_verdict_names_the_command_that_mends_it() {
         let (_directory, kernel) = kernel();
         let kernel = &kernel;
         let cases = [
-            (memory(kernel, 256 * MIB), Fine, "slabs take 256 MiB of 256 MiB available", ""),
-            (memory(kernel, 257 * MIB), WillNotWork, "are populated at startup", "lower runtime.shards"),
+            (memory(kernel, 200 * MIB, 56 * MIB), Fine, "slabs take 200 MiB of 256 MiB available", ""),
+            (
+                memory(kernel, 200 * MIB, 57 * MIB),
+                CouldBeBetter,
+                "a client may fill 57 MiB more",
+                "lower runtime.shards",
+            ),
+            (memory(kernel, 257 * MIB, 0), WillNotWork, "are populated at startup", "lower runtime.shards"),
             (huge_pages(kernel), CouldBeBetter, "so slabs use 4 KiB pages", "echo madvise |"),
             (buffers(kernel, "r", "rmem", 0), Fine, "grow to 6 MiB (net.ipv4.tcp_rmem)", ""),
             (
@@ -341,7 +376,7 @@ mod tests {
     fn a_kernel_that_says_nothing_is_no_trouble() {
         let (_directory, kernel) = laid_out(&[]);
         let all = [
-            memory(&kernel, MIB),
+            memory(&kernel, MIB, MIB),
             huge_pages(&kernel),
             buffers(&kernel, "r", "rmem", 1),
             backlog(&kernel, 1000),

@@ -53,7 +53,7 @@ use self::watch::{Unwatched, Watch};
 use crate::flags::{SettingsFlags, path_override};
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
-use crate::{Context, Failure, log};
+use crate::{Context, Failure, host, log};
 
 /// Run the daemon that carries the tensors of this host's tasks
 #[derive(Debug, clap::Args)]
@@ -144,7 +144,10 @@ pub fn run(args: &Args, context: &Context, log_is_json: bool) -> Result<(), Fail
     // Kept until the engine has stopped, so that the file is complete.
     let (trace, _trace_file) = tracing.unzip();
     let settled = |shared: &[usize]| -> Result<EngineSettings, Failure> {
-        Ok(EngineSettings { trace, ..rehearsal::engine(&settings, &map_now, &tasks, shared)? })
+        let engine = rehearsal::engine(&settings, &map_now, &tasks, shared)?;
+        let slabs_bytes = (engine.slab_send_bytes + engine.slab_receive_bytes) as u64;
+        host::check_memory_limit(slabs_bytes.saturating_mul(engine.runtime.shards as u64))?;
+        Ok(EngineSettings { trace, ..engine })
     };
     let gate = Gate::new(&settings.daemon, geteuid().as_raw());
     let open_to_others = gate.is_open_to_others();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::figures::words;
 use crate::fixture::{Daemon, PS, Place, STUCK, WORKER};
 
-/// The figures of the daemon, when its shard has `of` tensors or requests of that name waiting.
+/// Waits until `counter` of the daemon's shard is `of`.
 fn until_waiting(place: &Place, counter: &str, of: u64) {
     let stuck = Instant::now() + STUCK;
     loop {
@@ -20,7 +20,7 @@ fn until_waiting(place: &Place, counter: &str, of: u64) {
 }
 
 #[test]
-fn trace_and_counts_have_every_call_whichever_came_first() {
+fn trace_and_counts_have_every_call() {
     let (place, daemon) = Daemon::start(&["--trace", "trace.json"]);
     let attach =
         |task| sealane::Attach::new(task).socket(place.socket()).arena_bytes(1 << 20).timeout(STUCK).attach().unwrap();
@@ -38,7 +38,7 @@ fn trace_and_counts_have_every_call_whichever_came_first() {
         worker.recv(PS, step, "later").wait().unwrap();
         sending.wait().unwrap();
     }
-    // Nobody asks for this one.
+    // No task asks for this tensor.
     let unsent = ps.send(WORKER, 9, "unsent", tensor());
     until_waiting(&place, "pending_sends", 1);
     ps.abort(9, "it is not wanted").unwrap();

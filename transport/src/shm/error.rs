@@ -16,6 +16,12 @@ pub enum ShmError {
     WrongSize { announced: u64, found: u64 },
     #[error("{bytes} bytes of shared memory are more than the {limit} available")]
     TooLarge { bytes: u64, limit: u64 },
+    /// The limit on the size of files counts for shared memory too.
+    #[error(
+        "{bytes} bytes of shared memory exceed the limit on file sizes, {limit} bytes (RLIMIT_FSIZE); raise the limit with `ulimit -f \
+         unlimited` in a shell, or LimitFSIZE=infinity in a systemd unit"
+    )]
+    FileSizeLimit { bytes: u64, limit: u64 },
     /// A segment received over the socket has an invalid header.
     #[error("shared memory is not a segment of this version: its {field} is {found:#x}, not {expected:#x}")]
     NotASegment { field: &'static str, expected: u64, found: u64 },

@@ -17,6 +17,7 @@ use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
     sys::{
         memfd::{MFdFlags, memfd_create},
+        resource::{Resource, getrlimit},
         stat::fstat,
     },
     unistd::ftruncate,
@@ -97,7 +98,11 @@ impl Mapping {
             answer => answer,
         }
         .map_err(ShmError::system("making shared memory"))?;
-        ftruncate(&fd, bytes as libc::off_t).map_err(ShmError::system("sizing shared memory"))?;
+        ftruncate(&fd, bytes as libc::off_t).map_err(|errno| match errno {
+            // Unless the process blocks or ignores SIGXFSZ, that signal has ended it by now.
+            Errno::EFBIG => ShmError::FileSizeLimit { bytes, limit: file_size_limit() },
+            errno => ShmError::system("sizing shared memory")(errno),
+        })?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(purpose.seals)).map_err(ShmError::system("sealing shared memory"))?;
         Ok((Self::map(&fd, bytes, purpose)?, fd))
     }
@@ -165,6 +170,11 @@ impl Mapping {
         // AtomicU32 of which every value is legal, and this process accesses them by it alone.
         unsafe { self.at(offset, 4).cast().as_ref() }
     }
+}
+
+/// The limit on the size of files that this process writes, in bytes.
+fn file_size_limit() -> u64 {
+    getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
 impl Drop for Mapping {

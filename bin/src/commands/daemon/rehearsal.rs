@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use sealane_fusion::{EndpointMap, Engine, EngineSettings, LoopbackAddress, StartError, loopback_addresses};
 use sealane_transport::endpoint_map::{SharedEndpointMap, TaskName};
+use sealane_transport::shm::SharedMemory;
 use tracing::subscriber::{NoSubscriber, with_default};
 
 use super::metrics::MetricsListener;
@@ -48,7 +49,20 @@ pub(super) fn engine(
     let names: Vec<&str> = tasks.iter().map(TaskName::as_str).collect();
     let engine = engine_settings_beside(settings, map.clone(), &names, shared)?;
     locked_memory::check(&engine)?;
+    shared_memory()?;
     Ok(engine)
+}
+
+/// Makes a page of memory as it is shared with clients, and frees it.
+///
+/// # Errors
+/// The system forbids it: no client could attach.
+fn shared_memory() -> Result<(), Failure> {
+    SharedMemory::create("sealane-check", 1).map(drop).map_err(|error| {
+        Failure::work(format!(
+            "no memory can be shared with clients ({error}); allow memfd_create, ftruncate, fcntl and mmap, as in a seccomp profile"
+        ))
+    })
 }
 
 #[derive(Debug)]

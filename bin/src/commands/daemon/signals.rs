@@ -31,7 +31,8 @@ const MEANINGS: [(Signal, Wish); 4] = [
 pub(super) struct Signals(SignalFd);
 
 impl Signals {
-    /// From now on, signals wait here, also for threads that are started later.
+    /// From now on, signals wait here, also for threads that are started later. SIGXFSZ is blocked and never read: a file that exceeds
+    /// RLIMIT_FSIZE, such as the memory of a client, is an error of the call that makes it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -40,7 +41,9 @@ impl Signals {
         let refused = |error: Errno| {
             Failure::work(format!("signals cannot be set up ({error}); is /proc/sys/fs/file-max reached?"))
         };
-        set.thread_block().map_err(refused)?;
+        let mut blocked = set;
+        blocked.add(Signal::SIGXFSZ);
+        blocked.thread_block().map_err(refused)?;
         SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map(Signals).map_err(refused)
     }
 

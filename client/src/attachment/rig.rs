@@ -4,7 +4,7 @@ use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
 
 use sealane_transport::shm::{
     ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, Submission,
-    attach::{Attached, Welcome},
+    attach::{Attached, RequiredJob, Welcome},
 };
 
 use super::Attachment;
@@ -48,7 +48,9 @@ impl Rig {
         let settings = Settings {
             task: task.into(),
             socket: "nowhere".into(),
-            other_socket: None,
+            other_sockets: Vec::new(),
+            job: RequiredJob::Any,
+            replace: false,
             arena_bytes: None,
             timeout: Duration::ZERO,
             restart_timeout: Duration::ZERO,

@@ -87,3 +87,31 @@ fn a_client_that_sends_nothing_to_anothers_ear_does_not_close_it_for_all() {
     assert_eq!(ear.wait(LONG).unwrap(), Woken::Rung);
     assert_eq!(ear.wait(Some(Duration::ZERO)).unwrap(), Woken::TimedOut);
 }
+
+#[test]
+fn client_learns_who_has_replaced_it_before_the_daemon_hangs_up() {
+    let (daemon, client) = pair();
+    let (bell, ear) = (ClientBell::new(Arc::new(daemon)), ClientEar::new(client));
+    bell.ring();
+    bell.announce_successor(77);
+    bell.ring();
+    assert_eq!(ear.wait(LONG).unwrap(), Woken::HungUp);
+    assert_eq!(ear.successor(), Some(77));
+    // A thread that sees only the socket's end finds the announcement too.
+    let (daemon, client) = pair();
+    let (bell, ear) = (ClientBell::new(Arc::new(daemon)), ClientEar::new(client));
+    bell.announce_successor(-1);
+    drop(bell);
+    assert!(ear.wait_for_end(Duration::from_secs(60)));
+    assert_eq!(ear.successor(), Some(-1));
+    let (_bell, ear) = pair();
+    assert_eq!(ClientEar::new(ear).successor(), None);
+}
+
+#[test]
+fn other_clients_cannot_announce_a_successor() {
+    let (bell, ear) = ClientBell::between_clients().unwrap();
+    bell.announce_successor(77);
+    assert_eq!(ear.wait(LONG).unwrap(), Woken::Rung);
+    assert_eq!(ear.successor(), None);
+}

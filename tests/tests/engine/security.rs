@@ -223,7 +223,7 @@ fn loopback_address_stays_where_it_is_and_is_named() {
 fn listen_address_keeps_the_port() {
     let (mut settings, _) = at_name("198.51.100.7");
     let port = settings.map.resolve(&task(0)).unwrap().port;
-    let error = Engine::bind(&mut settings).err().expect("it is of another host");
+    let error = Engine::bind(&mut settings).expect_err("it is of another host");
     assert!(error.to_string().contains("set transport.listen"), "{error}");
     settings.listen = Some(Ipv4Addr::LOCALHOST.into());
     let engine = Engine::start(settings).unwrap();
@@ -233,7 +233,7 @@ fn listen_address_keeps_the_port() {
     let text = format!("{}=198.51.100.7:7\n{}=198.51.100.8:7\n", task(0), task(1));
     let mut both = EngineSettings::new(EndpointMap::parse(&text, "test").unwrap(), &[&task(0), &task(1)]).unwrap();
     both.listen = Some(Ipv4Addr::LOCALHOST.into());
-    let error = Engine::bind(&mut both).err().expect("they share a port").to_string();
+    let error = Engine::bind(&mut both).expect_err("they share a port").to_string();
     assert!(error.contains("198.51.100.7:7 and 198.51.100.8:7 have one port"), "{error}");
 }
 

@@ -117,6 +117,6 @@ pub use sealane_transport::authentication::{Authentication, TlsFiles};
 pub use sealane_transport::interrupt::{interruptible, is_interrupted};
 pub use sealane_transport::tensor::{DType, Element, Shape, Tensor, TensorMeta, TypeCode};
 pub use sealane_transport::{
-    BadJobName, Code, Error, JobName, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions, RecvOutcome,
-    SendOptions, SendOutcome, Slicing, Unreceived,
+    BadJobName, Code, Destination, Error, JobName, Keys, Late, Operation, Payload, PullOptions, Pulled, RecvOptions,
+    RecvOutcome, SendOptions, SendOutcome, Slicing, Unreceived,
 };

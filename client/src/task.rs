@@ -399,9 +399,10 @@ impl Task {
     }
 
     /// [`recv`](Self::recv) into the caller's own memory, which is returned with the outcome: in the tensor, or in the error.
-    /// Memory of [`alloc`](Self::alloc) is written in place, other memory by a copy.
+    /// Memory of [`alloc`](Self::alloc) is written in place, other memory by a copy. A tensor that needs more memory is refused with
+    /// InvalidArgument and stays for the next recv; so does one of another type or shape with [`Destination::of`](crate::Destination::of).
     pub fn recv_into(&self, from: &str, step: i64, key: &str, destination: Buffer) -> Receiving {
-        self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
+        self.recv_with(from, step, key, RecvOptions { destination: Some(destination.into()), ..RecvOptions::default() })
     }
 
     /// [`recv`](Self::recv) with options.

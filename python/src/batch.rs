@@ -92,7 +92,7 @@ impl Wanted {
         task: impl Fn() -> Result<sealane::Task, Error>,
     ) -> PyResult<(Vec<(&'a str, RecvOptions)>, Vec<Option<OnDevice>>)> {
         let asked = self.keys.iter().zip(&self.destinations).map(|(key, destination)| {
-            let memory = destination.as_ref().map(|destination| destination.buffer(py, &task)).transpose();
+            let memory = destination.as_ref().map(|destination| destination.memory(py, &task)).transpose();
             let options = RecvOptions { timeout, destination: memory.or_raise(py)?, fail_if_gone };
             let place = destination.as_ref().and_then(Destination::on_device).cloned();
             Ok(((key.bind(py).to_str()?, options), place))

@@ -179,19 +179,20 @@ impl Destination {
         Ok(Destination { memory, object: object.clone().unbind() })
     }
 
-    /// The memory that the tensor is received into: for a device, memory of the task.
+    /// The memory that the tensor is received into, for this type and shape only: for a device, memory of the task.
     ///
     /// # Errors
-    /// ResourceExhausted if the task has no room.
-    pub(crate) fn buffer(
+    /// ResourceExhausted if the task has no room, InvalidArgument if no tensor has this shape.
+    pub(crate) fn memory(
         &self,
         py: Python<'_>,
         task: impl FnOnce() -> Result<sealane::Task, Error>,
-    ) -> Result<Buffer, Error> {
-        match &self.memory {
-            Memory::Host(memory) => Ok(memory.destination(py)),
-            Memory::Device(memory) => task()?.alloc(memory.bytes().len()),
-        }
+    ) -> Result<sealane::Destination, Error> {
+        let (meta, memory) = match &self.memory {
+            Memory::Host(memory) => (TensorMeta::new(memory.dtype(), memory.shape())?, memory.destination(py)),
+            Memory::Device(memory) => (memory.meta().clone(), task()?.alloc(memory.bytes().len())?),
+        };
+        Ok(sealane::Destination::of(meta, memory))
     }
 
     /// The device memory, if it is on a device.

@@ -176,11 +176,33 @@ def test_part_of_an_array_as_out(carry):
     assert whole.sum(axis=1).tolist() == [0, 0, 500, 0]
 
 
-@pytest.mark.parametrize("dtype", ["int64", "float32"])
-def test_out_must_have_the_tensors_type_and_shape(carry, dtype):
-    out = np.zeros(1000, dtype)
-    with pytest.raises(sealane.InvalidArgument, match=r"the tensor is float32 of shape \[20, 50\], and out is"):
-        carry(np.ones((20, 50), "float32"), out=out)
+@pytest.mark.parametrize("sent_first", [True, False])
+@pytest.mark.parametrize("count", [4, 100, 100_000])
+@pytest.mark.parametrize("dtype, length", [("int64", 1), ("int32", 1), ("float32", 1), ("float32", 2)])
+def test_out_of_another_type_or_shape_leaves_the_tensor(ps, worker, key, dtype, length, count, sent_first):
+    sent, out = np.ones((2, count), "float32"), np.zeros(2 * count * length, dtype)
+    if sent_first:
+        sending = ps.send_async(WORKER, 1, key, sent)
+        receiving = worker.recv_async(PS, 1, key, out=out)
+    else:
+        receiving = worker.recv_async(PS, 1, key, out=out)
+        sending = ps.send_async(WORKER, 1, key, sent)
+    wanted = rf"takes {dtype[0]}\d+\[{out.size}\], the tensor is f32\[2, {count}\]"
+    with pytest.raises(sealane.InvalidArgument, match=wanted):
+        receiving.result(10)
+    assert (out == 0).all() and not sending.done()
+    right = np.zeros((2, count), "float32")
+    assert worker.recv(PS, 1, key, out=right) is right and (right == 1).all()
+    sending.result(10)
+
+
+def test_out_of_one_key_that_does_not_fit_leaves_its_tensor(ps, worker):
+    sending = ps.send_all_async(WORKER, 1, {"fits": np.ones(100), "does not": np.ones(100)})
+    out = {"fits": np.zeros(100), "does not": np.zeros(100, "int64")}
+    came = worker.recv_all(PS, 1, out, out=out, partial=True)
+    assert (came["fits"] == 1).all() and isinstance(came["does not"], sealane.InvalidArgument)
+    assert (worker.recv(PS, 1, "does not", timeout=10) == 1).all()
+    sending.result(10)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sealane_runtime::Buffer;
 
+use crate::destination::Destination;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
@@ -13,8 +14,9 @@ pub struct RecvOptions {
     /// How long to wait; default the engine's `request_timeout`, `Duration::MAX` for no limit.
     pub timeout: Option<Duration>,
     /// Memory for the tensor; default the receive slab. It is returned in the tensor or in the error. An embedded engine also
-    /// accepts a [device's](Buffer::on_device).
-    pub destination: Option<Buffer>,
+    /// accepts a [device's](Buffer::on_device). A tensor that does not [fit](Destination) is refused with InvalidArgument, and stays with
+    /// its producer for the next recv.
+    pub destination: Option<Destination>,
     /// Fail with Unavailable as soon as the producer's process is known to have ended or detached, even if that was earlier; a
     /// producer that was never there is waited for. Default: a producer that has left is waited for too, since it may come
     /// back. A recv that waits at the moment when its producer leaves fails in either case.
@@ -45,6 +47,13 @@ pub struct Unreceived {
     pub error: Error,
     /// The destination, unless the tensor was arriving in it when the recv ended.
     pub destination: Option<Buffer>,
+}
+
+impl Unreceived {
+    /// Returns the caller's memory with the error.
+    pub fn returning(error: Error, destination: Option<Destination>) -> Unreceived {
+        Unreceived { error, destination: destination.map(Destination::into_memory) }
+    }
 }
 
 impl From<Unreceived> for Error {

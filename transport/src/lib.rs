@@ -16,6 +16,8 @@ pub mod call;
 #[cfg(not(loom))]
 pub mod chains;
 #[cfg(not(loom))]
+mod destination;
+#[cfg(not(loom))]
 pub mod endpoint_map;
 #[cfg(not(loom))]
 pub mod error;
@@ -77,6 +79,7 @@ pub use self::{
     arena::{Arena, Handle, reuse_key},
     call::{PullOptions, RecvOptions, RecvOutcome, SendOptions, SendOutcome, Unreceived},
     chains::Chains,
+    destination::{Destination, Room},
     error::{Code, Error, Late, LinkError, Operation},
     job::{BadJobName, JobName},
     limits::SessionLimits,

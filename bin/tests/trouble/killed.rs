@@ -34,7 +34,7 @@ fn names(unreceived: &Unreceived, producer: &Process) -> bool {
 fn ask(consumer: &Task, number: u64) -> Receiving {
     let options = RecvOptions {
         timeout: Some(PATIENCE),
-        destination: Some(consumer.alloc(LARGE).unwrap()),
+        destination: Some(consumer.alloc(LARGE).unwrap().into()),
         ..RecvOptions::default()
     };
     consumer.recv_with(PS, STEP, &number.to_string(), options)

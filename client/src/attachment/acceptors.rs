@@ -171,11 +171,11 @@ impl Acceptors {
         after: &mut Aftermath,
     ) -> Result<(), Fault> {
         let Some(window) = self.window((serial, segment, queue)) else {
-            after.spent.push(Memory::Destination(memory));
+            after.spent.push(Memory::Destination(memory.into()));
             return Err("it delivered a tensor for a queue that is not open");
         };
         if !window.spend(memory.len()) {
-            after.spent.push(Memory::Destination(memory));
+            after.spent.push(Memory::Destination(memory.into()));
             return Err("it delivered more to a queue than its credit allows");
         }
         let Ok(tensor) = Tensor::from_wire(meta, memory) else {

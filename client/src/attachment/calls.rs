@@ -27,7 +27,7 @@ use crate::{
 
 pub(super) use self::{
     answers::{Arrived, Fault},
-    direct::{Waiting, Wanted, Wish, no_room},
+    direct::{Waiting, Wanted, Wish},
     matching::{Awaited, Matching, Name},
     slot::Direction,
 };
@@ -263,7 +263,7 @@ impl Calls {
     fn pass_on(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
         let place = self.slots[(call & INDEX_MASK) as usize].place.clone();
         self.take_recvs_apart(place.peer(), Some(place.step()));
-        let fits = |memory: &Memory| memory.room().is_none_or(|room| tensor.bytes().len() <= room);
+        let fits = |memory: &Memory| memory.check(tensor.meta().as_wire(), tensor.len()).is_ok();
         let others = self.slots.iter().enumerate().filter(|(index, _)| *index as u32 != call & INDEX_MASK);
         let next = others.map(|(index, slot)| (index as u32, slot)).find(|(_, slot)| {
             slot.daemon.is_open()
@@ -356,7 +356,7 @@ impl Calls {
         let memory = match slot.failure.take().and_then(|failure| failure.destination) {
             Some(destination) => {
                 slot.spend(after);
-                Memory::Destination(destination)
+                Memory::Destination(destination.into())
             }
             None => std::mem::take(&mut slot.memory),
         };
@@ -391,7 +391,7 @@ impl Calls {
         let Some(slot) = self.owed(call) else { return self.take_one_received_of_batch(call) };
         let received = match slot.tensor.take() {
             Some(tensor) => match std::mem::take(&mut slot.memory).into_substitute() {
-                Some(substitute) => Received::Landed(Box::new((tensor, substitute.destination))),
+                Some(substitute) => Received::Landed(Box::new((tensor, substitute.destination.into_memory()))),
                 None => Received::Outcome(Ok(tensor)),
             },
             None => {

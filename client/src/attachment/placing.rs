@@ -5,14 +5,14 @@ use std::{sync::Arc, time::Duration};
 
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
-    Code, Error, Tensor, Unreceived,
+    Code, Destination, Error, Tensor, Unreceived,
     shm::{Span, limits::INLINE_BYTES_MAX},
 };
 
 use super::{
     Attachment, Held, Line,
     memory::{Memory, Substitute},
-    submit::{down, unreceived},
+    submit::down,
 };
 use crate::{clock::Tick, memory::Arena};
 
@@ -67,23 +67,23 @@ impl Attachment {
     #[inline]
     pub(super) fn destination(
         &self,
-        destination: Option<Buffer>,
+        destination: Option<Destination>,
         arena: impl FnOnce() -> Result<Arc<Arena>, Error>,
     ) -> Result<Memory, Unreceived> {
         let Some(destination) = destination else { return Ok(Memory::Nothing) };
         if is_on_device(destination.memory()) {
-            return Err(unreceived(on_device(), Some(destination)));
+            return Err(Unreceived::returning(on_device(), Some(destination)));
         }
         match self.landing(&destination, arena) {
             Ok(None) => Ok(Memory::Destination(destination)),
             Ok(Some(landing)) => Ok(Memory::Substitute(Box::new(Substitute { landing, destination }))),
-            Err(error) => Err(unreceived(error, Some(destination))),
+            Err(error) => Err(Unreceived::returning(error, Some(destination))),
         }
     }
 
     fn landing(
         &self,
-        destination: &Buffer,
+        destination: &Destination,
         arena: impl FnOnce() -> Result<Arc<Arena>, Error>,
     ) -> Result<Option<Buffer>, Error> {
         if destination.is_empty() || arena()?.span_of(destination).is_some() {

@@ -168,13 +168,13 @@ impl Plans {
     ) -> Result<(), Fault> {
         let memory = match self.of(segment, plan)? {
             Some(open) if memory.len() != open.keys * BOARD_BYTES_PER_KEY => {
-                after.spent.push(Memory::Destination(memory));
+                after.spent.push(Memory::Destination(memory.into()));
                 return Err("a plan's board is not as large as it should be");
             }
             Some(open) => open.gathered.board.replace(memory),
             None => Some(memory),
         };
-        after.spent.extend(memory.map(Memory::Destination));
+        after.spent.extend(memory.map(|memory| Memory::Destination(memory.into())));
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Plans {
             Err(fault) => Err(fault),
         };
         if let Some(Landed::Here(memory)) = memory {
-            after.spent.push(Memory::Destination(memory));
+            after.spent.push(Memory::Destination(memory.into()));
         }
         refused
     }

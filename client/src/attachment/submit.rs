@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
+    Destination, Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
     named_rows::{NamedRows, NamedRowsBuf},
     shm::{NO_TIMEOUT, PayloadAt, Submission, limits::SLOTS},
 };
@@ -108,13 +107,13 @@ impl Attachment {
                 Ok(held) if held.span(&memory).is_ok() => break (memory, held),
                 // The daemon was restarted meanwhile.
                 Ok(_) => destination = memory.into_destination().0,
-                Err(error) => return Err(unreceived(error, memory.into_destination().0)),
+                Err(error) => return Err(Unreceived::returning(error, memory.into_destination().0)),
             }
         };
         let asked = held.recv(now, from, (key, false, options.fail_if_gone), &mut memory, options.timeout);
         held.submitted(1);
         drop(held);
-        asked.map_err(|error| unreceived(error, memory.into_destination().0))
+        asked.map_err(|error| Unreceived::returning(error, memory.into_destination().0))
     }
 
     /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` is called for every one, in order. The
@@ -217,8 +216,10 @@ impl Held<'_> {
         }
         self.give_back_blocks();
         let Peer { segment, number: peer } = to;
+        let wanted = memory.destination().and_then(Destination::meta).cloned();
         let asked = self.enter(Direction::Recv, segment, deadline, std::mem::take(memory), |call| {
             let step = from.step;
+            let destination = destination.map(|span| (span, wanted.as_ref().map_or(&[][..], |meta| meta.as_wire())));
             (timeout_ms, Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone })
         });
         match asked {
@@ -414,9 +415,6 @@ pub(super) fn table_full() -> Error {
 }
 
 /// The error of a recv that could not begin.
-pub(super) fn unreceived(error: Error, destination: Option<Buffer>) -> Unreceived {
-    Unreceived { error, destination }
-}
 
 /// The error if there is no link.
 pub(super) fn down(line: &Line) -> Error {

@@ -15,7 +15,7 @@ use super::{
     link::Peer,
     memory::Memory,
     placing::{is_inline, is_of_device, is_small, on_device},
-    submit::{Purpose, To, With, unreceived},
+    submit::{Purpose, To, With},
 };
 use crate::clock::Tick;
 
@@ -175,7 +175,7 @@ impl Attachment {
         let mut held = match self.up(now, timeout) {
             Ok(held) => held,
             Err(error) => {
-                let refused = |memory: Memory| unreceived(error.clone(), memory.into_destination().0);
+                let refused = |memory: Memory| Unreceived::returning(error.clone(), memory.into_destination().0);
                 return wanted
                     .iter()
                     .for_each(|(_, options)| each(Err(next_memory(options).map_or_else(|e| e, refused))));
@@ -185,7 +185,7 @@ impl Attachment {
         while let Some((key, options)) = wanted.get(next) {
             if may_share && options.destination.is_none() {
                 let asked = held.recv_together(now, from, &wanted[next..], |asked| {
-                    each(asked.map_err(|error| unreceived(error, None)));
+                    each(asked.map_err(|error| Unreceived::returning(error, None)));
                 });
                 may_share = asked.is_some();
                 if let Some(asked @ 1..) = asked {
@@ -196,7 +196,7 @@ impl Attachment {
             each(next_memory(options).and_then(|mut memory| {
                 let what = (key.as_ref(), true, options.fail_if_gone);
                 let asked = held.recv(now, from, what, &mut memory, options.timeout);
-                asked.map_err(|error| unreceived(error, memory.into_destination().0))
+                asked.map_err(|error| Unreceived::returning(error, memory.into_destination().0))
             }));
             next += 1;
         }

@@ -4,9 +4,8 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
-use sealane_transport::{Error, Tensor};
+use sealane_transport::{Error, Room, Tensor};
 
-use super::calls::no_room;
 use crate::limits::UNCLAIMED_MAX;
 
 /// What a recv asks for.
@@ -65,7 +64,7 @@ impl Unclaimed {
         self.count += 1;
     }
 
-    /// Takes the first tensor of that key, for a destination that has `room`.
+    /// Takes the first tensor of that key, for a recv whose destination is `room`.
     ///
     /// # Errors
     /// InvalidArgument if it does not fit there (it stays), ResourceExhausted if there is none and other keys have as many as
@@ -73,7 +72,7 @@ impl Unclaimed {
     pub(super) fn take(
         &mut self,
         (peer, step, key): (&str, i64, &str),
-        room: Option<usize>,
+        room: Option<Room>,
     ) -> Result<Option<Tensor>, Error> {
         let is_meant = |(place, _): &(Place, Tensor)| place.peer == peer && place.key == key;
         let found = self.steps.get_mut(&step).and_then(|kept| Some((kept.iter().position(is_meant)?, kept)));
@@ -85,10 +84,8 @@ impl Unclaimed {
                 format!("{UNCLAIMED_MAX} tensors arrived for cancelled recvs: receive them, or clean up their steps");
             return Err(Error::full("client unclaimed tensors", reason));
         };
-        let len = kept[index].1.bytes().len();
-        if let Some(room) = room.filter(|room| *room < len) {
-            return Err(no_room(room, len));
-        }
+        let tensor = &kept[index].1;
+        room.map_or(Ok(()), |room| room.check(tensor.meta().as_wire(), tensor.len() as u64))?;
         let taken = kept.remove(index).map(|(_, tensor)| tensor);
         if kept.is_empty() {
             self.steps.remove(&step);
@@ -107,7 +104,8 @@ impl Unclaimed {
 
 #[cfg(test)]
 mod tests {
-    use sealane_transport::Code;
+    use sealane_runtime::Buffer;
+    use sealane_transport::{Code, Destination};
 
     use super::*;
 
@@ -124,11 +122,12 @@ mod tests {
     #[test]
     fn tensors_of_one_key_are_taken_in_order_by_who_has_room_for_them() {
         let mut unclaimed = Unclaimed::default();
+        let room = |bytes| Some(Destination::from(Buffer::from_vec(vec![0; bytes])).room());
         for (key, byte) in [("w", 1), ("v", 2), ("w", 3)] {
             unclaimed.keep(place(key), tensor(&[byte; 4]));
         }
-        assert_eq!(unclaimed.take(("ps", 1, "w"), Some(3)).unwrap_err().code(), Code::InvalidArgument);
-        assert_eq!(unclaimed.take(("ps", 1, "w"), Some(4)).unwrap().unwrap().bytes(), [1; 4]);
+        assert_eq!(unclaimed.take(("ps", 1, "w"), room(3)).unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(unclaimed.take(("ps", 1, "w"), room(4)).unwrap().unwrap().bytes(), [1; 4]);
         for other in [("ps1", 1, "w"), ("ps", 2, "w"), ("ps", 1, "u")] {
             assert!(unclaimed.take(other, None).unwrap().is_none());
         }

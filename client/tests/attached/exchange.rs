@@ -129,7 +129,7 @@ fn a_tensor_that_came_for_a_recv_that_was_given_up_is_the_next_ones() {
         for order in 0..3 {
             let (step, seed) = (case as i64, case as u64 * 3 + order);
             let ask = |brings: &Brings| {
-                let (timeout, destination) = (Some(LONG / 6), brings(&task, len));
+                let (timeout, destination) = (Some(LONG / 6), brings(&task, len).map(Into::into));
                 task.recv_with(TASK, step, "key", RecvOptions { timeout, destination, ..RecvOptions::default() })
             };
             let given_up = ask(first);

@@ -291,7 +291,7 @@ fn small_calls_that_are_made_together_share_a_record_and_others_are_fused() {
     };
     with_daemon(script, |task| {
         let with = |destination: usize, fail_if_gone| RecvOptions {
-            destination: (destination > 0).then(|| Buffer::from_vec(vec![0; destination])),
+            destination: (destination > 0).then(|| Buffer::from_vec(vec![0; destination]).into()),
             fail_if_gone,
             ..RecvOptions::default()
         };

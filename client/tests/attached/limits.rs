@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use sealane::{Attach, Buffer, Code, Error, RecvOptions, SendOptions};
+use sealane::{Attach, Buffer, Code, Error, Receiving, RecvOptions, SendOptions, Sending};
 
 use crate::{
     daemon::{Daemon, Settings},
-    fixture::{TASK, attached, bytes, directory, peers, tensor, to_as, until_there_is_room},
+    fixture::{TASK, attached, bytes, directory, peers, tensor, to, to_as, until_there_is_room},
 };
 
 fn limit(error: &Error) -> &str {
@@ -82,7 +82,11 @@ fn in_a_batch_only_those_without_room_fail() {
     let destinations = [(2 << 20), 1000].map(|len| {
         (
             "key",
-            RecvOptions { destination: Some(Buffer::from_vec(vec![0; len])), timeout: None, ..RecvOptions::default() },
+            RecvOptions {
+                destination: Some(Buffer::from_vec(vec![0; len]).into()),
+                timeout: None,
+                ..RecvOptions::default()
+            },
         )
     });
     let mut receivings = task.recv_all(TASK, 2, destinations);

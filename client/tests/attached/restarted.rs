@@ -355,7 +355,7 @@ fn many_recvs_with_destinations_wait_for_a_restart_together() {
     let (_directory, task) = drained();
     let timeout = Duration::from_millis(500);
     let options = |destination| RecvOptions { timeout: Some(timeout), destination, ..RecvOptions::default() };
-    let wanted = (0..100).map(|key| (key.to_string(), options(Some(sealane::Buffer::from_vec(vec![0; 4])))));
+    let wanted = (0..100).map(|key| (key.to_string(), options(Some(sealane::Buffer::from_vec(vec![0; 4]).into()))));
     let begun = Instant::now();
     for receiving in task.recv_all(TASK, 1, wanted) {
         let failed = receiving.wait().unwrap_err();

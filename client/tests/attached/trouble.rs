@@ -179,8 +179,12 @@ fn a_daemon_that_hangs_does_not_hang_its_clients() {
             task.recv_with(TASK, 1, "a", RecvOptions { timeout, destination: None, ..RecvOptions::default() });
         let sending = task.send_with(TASK, 1, "b", tensor(10, 1), SendOptions { timeout });
         let memory = task.alloc(100).unwrap();
-        let held =
-            task.recv_with(TASK, 1, "c", RecvOptions { timeout, destination: Some(memory), ..RecvOptions::default() });
+        let held = task.recv_with(
+            TASK,
+            1,
+            "c",
+            RecvOptions { timeout, destination: Some(memory.into()), ..RecvOptions::default() },
+        );
         let error = receiving.wait().unwrap_err().error;
         assert_eq!(error.code(), Code::Unavailable);
         assert!(error.to_string().contains("does not answer"), "{error}");
@@ -220,7 +224,7 @@ fn what_is_answered_after_all_gives_its_memory_back() {
     let (_directory, daemon, task) = attached();
     let held = daemon.hold();
     let timeout = Some(Duration::from_millis(1));
-    let destination = Some(task.alloc(4 << 20).unwrap());
+    let destination = Some(task.alloc(4 << 20).unwrap().into());
     let receiving = task.recv_with(TASK, 1, "key", RecvOptions { timeout, destination, ..RecvOptions::default() });
     assert_eq!(receiving.wait().unwrap_err().error.code(), Code::Unavailable);
     assert!(task.alloc(1).is_err());

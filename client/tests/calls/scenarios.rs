@@ -9,8 +9,8 @@ use std::{
 };
 
 use sealane::{
-    AcceptOptions, Accepted, Buffer, Code, DType, Keys, RecvOptions, SendOptions, SliceVersions, Slicing, Task, Tensor,
-    TensorMeta,
+    AcceptOptions, Accepted, Buffer, Code, DType, Destination, Keys, RecvOptions, SendOptions, SliceVersions, Slicing,
+    Task, Tensor, TensorMeta, Unreceived,
 };
 
 use crate::fixture::{block_on, bytes, meta, tensor};
@@ -21,6 +21,7 @@ macro_rules! all {
             tensors_of_all_sizes_arrive_as_they_were_sent,
             a_destination_comes_back_with_the_tensor,
             a_destination_that_is_too_small_comes_back_with_the_error,
+            destination_of_another_meta_leaves_the_tensor,
             tensors_of_a_batch_come_each_for_itself,
             a_call_can_be_looked_at_and_then_waited_for,
             calls_end_at_their_deadlines_and_with_their_steps,
@@ -113,6 +114,38 @@ pub fn a_destination_that_is_too_small_comes_back_with_the_error(ps: &Task, work
     }
 }
 
+pub fn destination_of_another_meta_leaves_the_tensor(ps: &Task, worker: &Task) {
+    for (len, asked_first) in [64, 1000, 100_000].into_iter().flat_map(|len| [(len, false), (len, true)]) {
+        let others = [TensorMeta::new(DType::I8, &[len as u64]), TensorMeta::new(DType::U8, &[len as u64 / 2, 2])];
+        for (other, in_arena) in others.map(Result::unwrap).into_iter().zip([false, true]) {
+            let mut memory = if in_arena { worker.alloc(len).unwrap() } else { Buffer::from_vec(vec![0; len]) };
+            memory.fill(0);
+            let place = memory.as_ptr();
+            let send = || ps.send(worker.name(), 1, "key", tensor(len, 3));
+            let sent = (!asked_first).then(send);
+            let recv = |meta, memory| {
+                let options =
+                    RecvOptions { destination: Some(Destination::of(meta, memory)), ..RecvOptions::default() };
+                worker.recv_with(ps.name(), 1, "key", options)
+            };
+            let receiving = recv(other.clone(), memory);
+            let mut sending = sent.unwrap_or_else(send);
+            let Unreceived { error, destination } = receiving.wait().unwrap_err();
+            let (wanted, found) = (format!("takes {other:?}"), format!("is {:?}", meta(len)));
+            assert!(error.code() == Code::InvalidArgument, "{error}");
+            assert!(error.to_string().contains(&wanted) && error.to_string().contains(&found), "{error}");
+            let memory = destination.expect("nothing arrives there");
+            assert_eq!(memory.as_ptr(), place);
+            assert!(memory.iter().all(|byte| *byte == 0), "it was overwritten");
+            assert!(sending.try_outcome().is_none(), "nobody has the tensor yet");
+            let arrived = recv(meta(len), memory).wait().unwrap();
+            assert_eq!((arrived.bytes(), arrived.meta()), (&bytes(len, 3)[..], &meta(len)));
+            assert_eq!(arrived.into_buffer().as_ptr(), place);
+            sending.wait().unwrap();
+        }
+    }
+}
+
 pub fn tensors_of_a_batch_come_each_for_itself(ps: &Task, worker: &Task) {
     let keys: Vec<String> = (0..3000).map(|number| format!("tensor/{number}")).collect();
     let len = |index: usize| if index.is_multiple_of(100) { 5000 } else { 64 };
@@ -141,7 +174,7 @@ pub fn a_call_can_be_looked_at_and_then_waited_for(ps: &Task, worker: &Task) {
 pub fn calls_end_at_their_deadlines_and_with_their_steps(ps: &Task, worker: &Task) {
     let timeout = Some(Duration::from_millis(1));
     let late = |destination| RecvOptions { timeout, destination, ..RecvOptions::default() };
-    let recv = worker.recv_with(ps.name(), 5, "late", late(Some(Buffer::from_vec(vec![0; 10]))));
+    let recv = worker.recv_with(ps.name(), 5, "late", late(Some(Buffer::from_vec(vec![0; 10]).into())));
     let send = ps.send_with(worker.name(), 6, "late", tensor(10, 1), SendOptions { timeout });
     let unreceived = recv.wait().unwrap_err();
     assert_eq!(unreceived.error.code(), Code::DeadlineExceeded);

@@ -148,7 +148,7 @@ impl LocalPair {
 
     /// [`recv`](Self::recv) into the caller's own memory, which is returned with the outcome: in the tensor, or in the error.
     pub fn recv_into(&self, step: i64, key: &str, destination: Buffer) -> LocalReceiving {
-        self.recv_with(step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
+        self.recv_with(step, key, RecvOptions { destination: Some(destination.into()), ..RecvOptions::default() })
     }
 
     pub fn recv_with(&self, step: i64, key: &str, options: RecvOptions) -> LocalReceiving {

@@ -85,7 +85,7 @@ impl Task {
 
     /// [`recv`](Self::recv) into the caller's own memory, which is returned with the outcome: in the tensor, or in the error.
     pub fn recv_into(&self, from: &str, step: i64, key: &str, destination: Buffer) -> Receiving {
-        self.recv_with(from, step, key, RecvOptions { destination: Some(destination), ..RecvOptions::default() })
+        self.recv_with(from, step, key, RecvOptions { destination: Some(destination.into()), ..RecvOptions::default() })
     }
 
     pub fn recv_with(&self, from: &str, step: i64, key: &str, options: RecvOptions) -> Receiving {
@@ -103,7 +103,7 @@ impl Task {
                     let request = RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone };
                     write_on(&tag, node.recv(now, request));
                 }
-                Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+                Err(error) => node.finish_recv(waiter, Err(Unreceived::returning(error, destination))),
             }
         });
         Receiving { outcome: Outcome::of(submitted, receiver), recall }
@@ -138,7 +138,7 @@ impl Task {
                         write_on(&tag, node.recv(now, request));
                     }
                     Err(error) => {
-                        node.finish_recv(waiter, Err(Unreceived { error: error.clone(), destination }));
+                        node.finish_recv(waiter, Err(Unreceived::returning(error.clone(), destination)));
                     }
                 }
             }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use sealane_runtime::Buffer;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tensor::IntoTensor;
-use sealane_transport::{Error, Handle, Keys, PullBuffer, RecvOutcome, SendOutcome, Unreceived};
+use sealane_transport::{Destination, Error, Handle, Keys, PullBuffer, RecvOutcome, SendOutcome, Unreceived};
 
 use super::Node;
 use super::cells::{PullWaiter, RecvWaiter, SendWaiter, Ticket};
@@ -33,7 +33,7 @@ impl Node {
             let session = self.session_of(recv.pair);
             return self.exchange.recv_there(now, session, recv, &mut self.context);
         };
-        let unreceived = Unreceived { error, destination: recv.destination };
+        let unreceived = Unreceived::returning(error, recv.destination);
         self.context.reporter.finish_recv(recv.waiter, Err(unreceived));
         None
     }
@@ -95,7 +95,7 @@ impl Node {
         let mut single = posted.map(|numbers| numbers.into_iter().peekable());
         for (index, key) in keys.enumerate() {
             let destination = match &mut single {
-                None => destinations.next(),
+                None => destinations.next().map(Destination::from),
                 Some(single) => match single.next_if(|(number, _)| *number == index) {
                     Some((_, destination)) => destination,
                     None => continue,
@@ -111,7 +111,7 @@ impl Node {
     }
 
     /// Lets those recvs wait together that can: see `remote_recvs::posted`.
-    fn post<'k, K, D>(&mut self, now: Instant, to_post: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Buffer>)>>
+    fn post<'k, K, D>(&mut self, now: Instant, to_post: ToPost<'_, K, D>) -> Option<Vec<(usize, Option<Destination>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
         D: Iterator<Item = Buffer>,

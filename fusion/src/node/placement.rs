@@ -3,14 +3,13 @@
 
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
 use sealane_transport::endpoint_map::TransportAddress;
 use sealane_transport::error::LinkError;
 use sealane_transport::lane::shard_of;
 use sealane_transport::named_rows::NamedRowsBuf;
 use sealane_transport::session::{RequestOptions, RequestParams};
 use sealane_transport::wire::Hello;
-use sealane_transport::{Error, Handle};
+use sealane_transport::{Destination, Error, Handle};
 
 use super::Node;
 use super::cells::{RecvWaiter, Ticket};
@@ -30,7 +29,7 @@ struct UnsentRequest {
     step: i64,
     key: String,
     deadline: Instant,
-    destination: Option<Buffer>,
+    destination: Option<Destination>,
     waiter: RecvWaiter,
     options: RequestOptions,
     /// The rows that it requests, unless it requests a tensor.

@@ -25,7 +25,7 @@ use sealane_transport::lane::shard_of;
 use sealane_transport::link::{Frames, Landing, Receiver};
 use sealane_transport::loopback::{LoopbackLink, loopback};
 use sealane_transport::wire::{Greeting, Hello, RejectCode, WireError};
-use sealane_transport::{Code, Error, Handle, Link, RecvOutcome, SendOutcome, SessionLimits};
+use sealane_transport::{Code, Destination, Error, Handle, Link, RecvOutcome, SendOutcome, SessionLimits};
 
 use super::{
     Answer, ConnectOrder, DialFailure, DialFailureKind, Fuse, Node, NodeSettings, RecvRequest, RecvWaiter, SendWaiter,
@@ -209,7 +209,10 @@ impl Net {
     fn recv_into(&mut self, at: (usize, &str), from: &str, key: &str, destination: Option<Buffer>) -> Asked {
         let pair = self.number(at.0, at.1, from);
         let (sender, receiver) = oneshot::channel();
-        let request = RecvRequest { destination, ..request(pair, key, self.now + SOON, RecvWaiter::Channel(sender)) };
+        let request = RecvRequest {
+            destination: destination.map(Destination::from),
+            ..request(pair, key, self.now + SOON, RecvWaiter::Channel(sender))
+        };
         let ticket = self.nodes[at.0].recv(self.now, request);
         Asked { receiver, ticket }
     }

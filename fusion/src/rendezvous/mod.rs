@@ -69,7 +69,7 @@ pub struct Slot {
 /// What waits in a slot.
 #[derive(Debug)]
 pub enum Waiting<'a> {
-    Tensor(&'a Payload),
+    Tensor(&'a (TensorMeta, Payload)),
     Request(Parked),
 }
 
@@ -290,7 +290,7 @@ impl<S> Table<S> {
     #[inline]
     pub fn waiting(&self, slot: Slot) -> Option<Waiting<'_>> {
         match self.entries.get(slot.entry?)? {
-            Entry { tensor: Some((_, payload)), .. } => Some(Waiting::Tensor(payload)),
+            Entry { tensor: Some(tensor), .. } => Some(Waiting::Tensor(tensor)),
             Entry { state: State::Requested(by), .. } => Some(Waiting::Request(*by)),
             Entry { state: State::Sent { .. }, .. } => None,
         }

@@ -161,7 +161,7 @@ impl World {
             let spot = Spot { key: (first.key + index) % KEYS, ..first };
             let timeout = self.draw_timeout();
             let room = [None, None, Some(BYTES_MAX), Some(512)][self.random.random_range(0..4)];
-            let destination = room.map(|room| self.memory(seat, room));
+            let destination = room.map(|room| self.memory(seat, room).into());
             let fail_if_gone = self.random.random_bool(0.1);
             let options = RecvOptions { timeout: timeout.map(Duration::from_millis), destination, fail_if_gone };
             wanted.push((spot.key(), options));

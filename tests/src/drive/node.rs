@@ -35,7 +35,7 @@ pub(super) fn recvs(wire: impl Wire, tensors: usize, steps: i64) -> Result<(), S
         let now = two.now();
         for key in &keys {
             let (pair, waiter) = (pairs[WORKER], RecvWaiter::Client(CALL));
-            let destination = buffers.pop();
+            let destination = buffers.pop().map(Into::into);
             two.nodes[WORKER].recv(
                 now,
                 RecvRequest { pair, step, key, deadline, destination, waiter, fused: false, fail_if_gone: false },

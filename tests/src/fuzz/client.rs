@@ -110,8 +110,9 @@ impl World {
         let submission = match kind {
             0 | 1 => Submission::Send { call, peer, step, timeout_ms, key, meta, payload },
             2 | 3 => {
+                let wanted: &[u8] = if is_inline { meta } else { &[] };
                 let (destination, fused, fail_if_gone) =
-                    (script.yes().then_some(span), script.yes(), script.below(4) == 0);
+                    (script.yes().then_some((span, wanted)), script.yes(), script.below(4) == 0);
                 Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone }
             }
             4 => Submission::Publish { call, version: step, key, meta, payload, more: script.yes() },

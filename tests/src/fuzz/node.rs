@@ -279,7 +279,7 @@ impl World {
                 let (sender, outcome) = oneshot::channel();
                 self.calls.push(Call::Recv(outcome));
                 let (waiter, fused, fail_if_gone) = (RecvWaiter::Channel(sender), script.yes(), script.yes());
-                let destination = script.yes().then(|| Buffer::from_vec(vec![0; bytes]));
+                let destination = script.yes().then(|| Buffer::from_vec(vec![0; bytes]).into());
                 self.node
                     .recv(now, RecvRequest { pair, step, key, deadline, destination, waiter, fused, fail_if_gone });
             }

@@ -141,7 +141,7 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
                 step: 3,
                 timeout_ms: 9,
                 key,
-                destination: Some(span),
+                destination: Some((span, meta)),
                 fused: true,
                 fail_if_gone: false,
             },

@@ -219,7 +219,7 @@ impl Simulation {
             step: at.step,
             key: &key,
             deadline,
-            destination,
+            destination: destination.map(Into::into),
             waiter,
             fused: false,
             fail_if_gone: false,

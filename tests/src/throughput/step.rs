@@ -188,7 +188,7 @@ impl Pair {
         let now = self.now();
         let ask = |(key, tensor): &(String, Tensor)| {
             let (sender, receiver) = oneshot::channel();
-            let (destination, waiter) = (Some(memory(tensor)), RecvWaiter::Channel(sender));
+            let (destination, waiter) = (Some(memory(tensor).into()), RecvWaiter::Channel(sender));
             self.nodes[WORKER].recv(
                 now,
                 RecvRequest { pair, step, key, deadline, destination, waiter, fused: false, fail_if_gone: false },

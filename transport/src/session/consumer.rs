@@ -3,6 +3,7 @@
 mod requests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::{Buffer, Sweep};
@@ -14,6 +15,7 @@ use super::{Arrived, Awaited, Event, Roster};
 use crate::arena::{Arena, Handle, reuse_key};
 use crate::call::Unreceived;
 use crate::chains::Chains;
+use crate::destination::{Destination, check_room};
 use crate::error::{Error, Operation};
 use crate::if_gone::IfGone;
 use crate::limits::{GROUP_BYTES, INLINE_PAYLOAD_BYTES, SessionLimits};
@@ -21,6 +23,7 @@ use crate::link::{Landing, LandingOf, Place, Spot};
 use crate::named_rows::NamedRowsBuf;
 use crate::outbox::{Announcement, Kept, Outbox, Revocation};
 use crate::payload::Meta;
+use crate::tensor::TensorMeta;
 use crate::trace::{self, Moment, Recorder};
 use crate::wire::{Fate, REQUEST_ENTRY_BYTES, Request, Response, RowRequest, SmallResponse, WireError};
 
@@ -37,8 +40,8 @@ pub struct RequestParams<'a, W> {
     pub key: &'a str,
     /// When the request fails with DeadlineExceeded.
     pub deadline: Instant,
-    /// The consumer's own memory for the tensor; it must be large enough. Without it, memory comes from the slab.
-    pub destination: Option<Buffer>,
+    /// The consumer's own memory for the tensor, which must [fit](Destination::check). Without it, memory comes from the slab.
+    pub destination: Option<Destination>,
     /// Comes back with the answer.
     pub waiter: W,
 }
@@ -79,6 +82,8 @@ struct PendingRequest<W> {
     fused: bool,
     if_gone: IfGone,
     destination: Option<Buffer>,
+    /// The only type and shape that the destination takes.
+    meta: Option<Arc<TensorMeta>>,
     /// The destination came with the request: unlike memory from the slab, it stays with the request when a link is lost.
     brought: bool,
     /// The peer was told the destination's address, on this link.
@@ -105,6 +110,7 @@ impl<W> PendingRequest<W> {
             fused: false,
             if_gone: IfGone::Waits,
             destination: None,
+            meta: None,
             brought: false,
             announced: false,
             waiter: None,
@@ -561,9 +567,13 @@ impl<W> Consumer<W> {
             let limit = self.tensor_bytes_max;
             Error::full("transport.tensor_bytes_max", format!("the tensor has {bytes} bytes, the limit is {limit}"))
         } else {
-            match request.destination.take_if(|destination| destination.len() as u64 >= bytes) {
+            let fits = match &request.destination {
+                Some(destination) => check_room(destination.len(), request.meta.as_deref(), response.meta, bytes),
+                None => Ok(()),
+            };
+            match fits.map(|()| request.destination.take()) {
                 // The destination stays with its request, and is written once the whole tensor has arrived.
-                Some(destination)
+                Ok(Some(destination))
                     if destination.device().is_some()
                         && !outbox.is_some_and(|outbox| reaches(outbox, &destination)) =>
                 {
@@ -573,12 +583,9 @@ impl<W> Consumer<W> {
                         Err(full) => full,
                     }
                 }
-                Some(destination) => return Place::Buffer(destination),
-                None if let Some(destination) = &request.destination => {
-                    let room = destination.len();
-                    Error::invalid(format!("the destination has {room} bytes, the tensor needs {bytes}"))
-                }
-                None => match memory.allocate(request.consumer, bytes as usize) {
+                Ok(Some(destination)) => return Place::Buffer(destination),
+                Err(misfit) => misfit,
+                Ok(None) => match memory.allocate(request.consumer, bytes as usize) {
                     Ok(buffer) => return Place::Buffer(buffer),
                     Err(full) => full,
                 },
@@ -768,7 +775,7 @@ impl<W> Consumer<W> {
             *in_flight -= usize::from(request.state == State::Sent && !request.fused);
             reuse_key(&mut request.key);
             request.rows = None;
-            request.destination = None;
+            (request.destination, request.meta) = (None, None);
             request.waiter.take().map(|waiter| (waiter, request.since))
         })?;
         trace::tell(self.recorder.as_ref(), handle, || Moment::RecvDelivered { bytes: bytes as u64 });

@@ -52,8 +52,9 @@ pub enum Submission<'a> {
         /// How long it may take; [`NO_TIMEOUT`] for no limit.
         timeout_ms: u32,
         key: &'a str,
-        /// Where in the arena to put the payload, instead of the receive area.
-        destination: Option<Span>,
+        /// Where in the arena to put the payload, instead of the receive area, and the metadata of the only tensors that it takes: empty
+        /// for any that fit.
+        destination: Option<(Span, &'a [u8])>,
         /// One of many requested together: it does not count against the window.
         fused: bool,
         /// It fails if the producer has left.
@@ -328,8 +329,10 @@ impl<'a> Submission<'a> {
                 let flags = flag(FLAG_FUSED, fused) | flag(FLAG_FAILS_IF_GONE, fail_if_gone);
                 match destination {
                     None => into.fill(kind::RECV, flags, fixed, &[key.as_bytes()]),
-                    Some(span) => {
-                        into.fill(kind::RECV, flags | FLAG_ARENA, ArenaCallFixed { fixed, span }, &[key.as_bytes()]);
+                    Some((span, meta)) => {
+                        let meta_bytes = at_most("metadata", meta.len(), META_BYTES_MAX)?;
+                        let fixed = ArenaCallFixed { fixed: CallFixed { meta_bytes, ..fixed }, span };
+                        into.fill(kind::RECV, flags | FLAG_ARENA, fixed, &[meta, key.as_bytes()]);
                     }
                 }
             }
@@ -477,8 +480,11 @@ impl<'a> Submission<'a> {
             }
             kind::RECV => {
                 let (fixed, mut sections) = record.parts()?;
-                let CallFixed { number: step, call, timeout_ms, peer, key_bytes, .. } = fixed;
-                let destination = if flags & FLAG_ARENA == 0 { None } else { Some(sections.fixed()?) };
+                let CallFixed { number: step, call, timeout_ms, peer, key_bytes, meta_bytes, .. } = fixed;
+                let destination = match flags & FLAG_ARENA {
+                    0 => None,
+                    _ => Some((sections.fixed()?, sections.bytes("metadata", meta_bytes, META_BYTES_MAX)?)),
+                };
                 let (key, fused) = (sections.text("key", key_bytes, KEY_BYTES_MAX)?, flags & FLAG_FUSED != 0);
                 sections.end()?;
                 let fail_if_gone = flags & FLAG_FAILS_IF_GONE != 0;

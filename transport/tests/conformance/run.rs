@@ -348,8 +348,15 @@ impl Run {
         self.sides[side].wanted_in.push(wanted_in);
         let destination = into;
         let (deadline, key) = (self.now + patience, number.to_string());
-        let params =
-            RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
+        let params = RequestParams {
+            consumer: 0,
+            producer: 0,
+            step: 1,
+            key: &key,
+            deadline,
+            destination: destination.map(Into::into),
+            waiter: number,
+        };
         let handle = self.sides[side].session.request(self.now, params).expect("few enough");
         self.sides[side].asked.push(Fate::Waits(handle));
     }

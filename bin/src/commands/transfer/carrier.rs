@@ -121,8 +121,11 @@ pub(in crate::commands) struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn recv(&self, task: &Task, destination: Buffer) -> Result<Tensor, Error> {
-        let options =
-            RecvOptions { timeout: Some(self.timeout), destination: Some(destination), ..RecvOptions::default() };
+        let options = RecvOptions {
+            timeout: Some(self.timeout),
+            destination: Some(destination.into()),
+            ..RecvOptions::default()
+        };
         Ok(task.recv_with(self.from, self.step, self.key, options).wait()?)
     }
 }

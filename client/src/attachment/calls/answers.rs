@@ -10,7 +10,7 @@ use super::super::{
     memory::{Memory, Substitute},
 };
 use super::{
-    Calls, INDEX_MASK, no_room,
+    Calls, INDEX_MASK,
     slot::{Caller, Daemon, Direction, Slot},
 };
 
@@ -174,18 +174,18 @@ impl Calls {
             (Memory::Nothing, Arrived::Inline(bytes)) if waiting || slot.keeps => Buffer::copy_of(bytes),
             (Memory::Nothing, Arrived::Inline(_)) => Buffer::default(),
             (Memory::Nothing, Arrived::Area(buffer)) => buffer,
-            (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination, len)?,
+            (Memory::Destination(destination), Arrived::Destination(len)) => shorten(destination.into_memory(), len)?,
             (Memory::Substitute(mut substitute), Arrived::Destination(len)) => {
                 let landed = shorten(std::mem::take(&mut substitute.landing), len)?;
                 slot.memory = Memory::Substitute(substitute);
                 landed
             }
             // The bytes are in the ring anyway, usually none at all.
-            (Memory::Destination(destination), Arrived::Inline(bytes)) => filled(destination, bytes)?,
+            (Memory::Destination(destination), Arrived::Inline(bytes)) => filled(destination.into_memory(), bytes)?,
             (Memory::Substitute(substitute), Arrived::Inline(bytes)) => {
                 let Substitute { landing, destination } = *substitute;
-                after.spent.push(Memory::Destination(landing));
-                filled(destination, bytes)?
+                after.spent.push(Memory::Destination(landing.into()));
+                filled(destination.into_memory(), bytes)?
             }
             (memory, _) => {
                 after.spent.push(memory);
@@ -209,7 +209,7 @@ impl Calls {
                 self.keep(call, tensor, after);
             }
         } else {
-            after.spent.push(Memory::Destination(data));
+            after.spent.push(Memory::Destination(data.into()));
             slot.spend(after);
         }
         self.end(call, after);
@@ -264,14 +264,13 @@ impl Calls {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         (slot.daemon, slot.copies) = (Daemon::Done, false);
         let waiting = slot.caller == Caller::Waiting;
-        let room = slot.memory.room().unwrap_or_default();
+        let checked = slot.memory.check(meta, data.len());
         match Tensor::from_wire(meta, data) {
-            Ok(tensor) if waiting && tensor.bytes().len() <= room => slot.tensor = Some(tensor),
+            Ok(tensor) if waiting && checked.is_ok() => slot.tensor = Some(tensor),
             Ok(tensor) => {
                 let destination = slot.memory_back(after);
-                if waiting {
-                    let len = tensor.bytes().len();
-                    slot.failure = Some(Box::new(Unreceived { error: no_room(room, len), destination }));
+                if let (true, Err(error)) = (waiting, checked) {
+                    slot.failure = Some(Box::new(Unreceived { error, destination }));
                 }
                 self.keep(call, tensor, after);
             }
@@ -338,7 +337,7 @@ impl Calls {
     pub(super) fn end_with_set_aside(&mut self, call: u32, after: &mut Aftermath) {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let destination = slot.memory_back(after);
-        slot.memory = destination.map_or(Memory::Nothing, Substitute::of_a_tensor);
+        slot.memory = destination.map_or(Memory::Nothing, |destination| Substitute::of_a_tensor(destination.into()));
         (slot.daemon, slot.copies, slot.failure) = (slot.daemon.ended(), false, None);
         self.end(call, after);
     }

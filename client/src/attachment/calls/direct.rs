@@ -1,7 +1,7 @@
 //! Calls whose tensors go over direct lanes. A send is known to the lane alone; a recv waits here, and the daemon is asked if none comes.
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Tensor, Unreceived};
+use sealane_transport::{Error, Room, Tensor, Unreceived};
 
 use super::super::aftermath::Aftermath;
 use super::super::memory::Memory;
@@ -36,11 +36,11 @@ pub(in crate::attachment) enum Waiting {
     Recv(Option<Wanted>),
 }
 
-/// A recv that waits, and how many bytes its destination has room for.
+/// A recv that waits, and the tensors that fit its destination.
 pub(in crate::attachment) struct Wanted {
     pub(in crate::attachment) call: u32,
     pub(in crate::attachment) wish: Wish,
-    pub(in crate::attachment) room: Option<usize>,
+    pub(in crate::attachment) room: Option<Room>,
 }
 
 impl Calls {
@@ -195,11 +195,11 @@ impl Calls {
         }
     }
 
-    /// Fails a recv whose destination is too small for the tensor that has come, which waits for the next one.
-    pub(in crate::attachment) fn too_small(&mut self, call: u32, len: usize, after: &mut Aftermath) {
+    /// Fails a recv whose destination the arrived tensor does not fit. The tensor waits for the next recv.
+    pub(in crate::attachment) fn refuse(&mut self, call: u32, misfit: Error, after: &mut Aftermath) {
         let Some(slot) = self.own_slot(call) else { return };
-        let (asked, room) = ((slot.segment, slot.daemon == Daemon::Working), slot.memory.room().unwrap_or_default());
-        self.overdue(call, no_room(room, len), after);
+        let asked = (slot.segment, slot.daemon == Daemon::Working);
+        self.overdue(call, misfit, after);
         if let (segment, true) = asked {
             self.to_cancel.push((segment, call));
         }
@@ -251,9 +251,4 @@ impl Slot {
         let is_meant = self.place.step() == step && self.place.key() == key;
         is_meant.then(|| Wanted { call, wish, room: self.memory.room() })
     }
-}
-
-/// The error of a recv whose destination is too small.
-pub(in crate::attachment) fn no_room(room: usize, len: usize) -> Error {
-    Error::invalid(format!("the destination has {room} bytes, the tensor needs {len}"))
 }

@@ -3,7 +3,7 @@
 use std::task::Waker;
 
 use sealane_runtime::Buffer;
-use sealane_transport::{Error, Tensor, Unreceived};
+use sealane_transport::{Destination, Error, Tensor, Unreceived};
 
 use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
 use super::matching::Name;
@@ -180,7 +180,7 @@ impl Slot {
             self.daemon = Daemon::Holding;
             let (destination, kept) = std::mem::take(&mut self.memory).apart();
             self.memory = kept;
-            destination
+            destination.map(Destination::into_memory)
         };
         if self.caller == Caller::Waiting {
             // The error may have been known before.
@@ -195,7 +195,7 @@ impl Slot {
         self.memory = rest;
         self.spend(after);
         if self.caller == Caller::Waiting {
-            return destination;
+            return destination.map(Destination::into_memory);
         }
         after.spent.extend(destination.map(Memory::Destination));
         None

@@ -104,18 +104,18 @@ fn a_tensor_lands_where_it_was_wanted() {
     table.receive(inline, Arrived::Inline(&[1; 5])).unwrap();
     let area = table.open(Direction::Recv, Memory::Nothing);
     table.receive(area, Arrived::Area(buffer(5))).unwrap();
-    let destination = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let destination = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     table.receive(destination, Arrived::Destination(5)).unwrap();
     let (landing, target) = (buffer(9), Buffer::from_vec(vec![0; 9]));
     let place = target.as_ptr();
-    let substitute = Memory::Substitute(Box::new(Substitute { landing, destination: target }));
+    let substitute = Memory::Substitute(Box::new(Substitute { landing, destination: target.into() }));
     let substitute = table.open(Direction::Recv, substitute);
     table.receive(substitute, Arrived::Destination(5)).unwrap();
 
     // The bytes came in the ring although there is a destination.
-    let ring = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let ring = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     table.receive(ring, Arrived::Inline(&[1; 5])).unwrap();
-    let memory = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) }));
+    let memory = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9).into() }));
     let both = table.open(Direction::Recv, memory);
     table.receive(both, Arrived::Inline(&[1; 5])).unwrap();
 
@@ -136,9 +136,9 @@ fn a_tensor_that_nobody_wants_any_more_is_dropped_later() {
     let memories = [
         (Memory::Nothing, Arrived::Area(buffer(5))),
         (Memory::Nothing, Arrived::Inline(&[1; 5])),
-        (Memory::Destination(buffer(9)), Arrived::Destination(5)),
+        (Memory::Destination(buffer(9).into()), Arrived::Destination(5)),
         (
-            Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) })),
+            Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9).into() })),
             Arrived::Destination(5),
         ),
     ];
@@ -161,7 +161,7 @@ fn a_tensor_that_nobody_wants_any_more_is_dropped_later() {
 #[test]
 fn memory_that_the_daemon_holds_is_kept_until_it_returns_it() {
     let mut table = Table::new();
-    let (landing, destination) = (buffer(9), buffer(8));
+    let (landing, destination) = (buffer(9), buffer(8).into());
     let call = table.open(Direction::Recv, Memory::Substitute(Box::new(Substitute { landing, destination })));
     assert_eq!(table.calls.returned(3, call, &mut table.after), Err(NOT_UNDER_WAY), "it has not failed yet");
     table.calls.failed(3, call, false, error(), &mut table.after).unwrap();
@@ -197,7 +197,7 @@ fn calls_that_answers_do_not_end_are_counted_while_futures_wait_for_them() {
 fn an_overdue_call_ends_for_its_caller_alone() {
     let mut table = Table::new();
     let waker = Arc::new(Woken::default());
-    let call = table.calls.open(Direction::Recv, 3, Tick::now(), Memory::Destination(buffer(9))).unwrap();
+    let call = table.calls.open(Direction::Recv, 3, Tick::now(), Memory::Destination(buffer(9).into())).unwrap();
     let other = table.open(Direction::Recv, Memory::Nothing);
     table.calls.wake_at_end(call, &waker.clone().into(), true, &mut table.after);
     table.calls.wake_at_end(other, &waker.clone().into(), true, &mut table.after);
@@ -221,7 +221,7 @@ fn what_comes_late_for_an_overdue_recv_that_lent_nothing_is_no_fault() {
     let mut table = Table::new();
     let arrivals: [fn() -> Arrived<'static>; 2] = [|| Arrived::Inline(&[1; 5]), || Arrived::Area(buffer(5))];
     for arrived in arrivals {
-        let call = table.open(Direction::Recv, Substitute::of_a_tensor(buffer(9)));
+        let call = table.open(Direction::Recv, Substitute::of_a_tensor(buffer(9).into()));
         table.calls.overdue(call, error(), &mut table.after);
         let unreceived = table.calls.take_received(call).unwrap().finish().unwrap_err();
         assert_eq!(unreceived.destination.map(|destination| destination.len()), Some(9));
@@ -234,10 +234,10 @@ fn what_comes_late_for_an_overdue_recv_that_lent_nothing_is_no_fault() {
 fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
     let mut table = Table::new();
     let send = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
-    let recv = table.open(Direction::Recv, Memory::Destination(buffer(9)));
-    let forsaken = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let recv = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
+    let forsaken = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     table.calls.forsake(forsaken, true, &mut table.after);
-    let held = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let held = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     table.calls.failed(3, held, false, error(), &mut table.after).unwrap();
     let ended = table.open(Direction::Recv, Memory::Nothing);
     table.receive(ended, Arrived::Inline(&[1; 5])).unwrap();
@@ -255,11 +255,11 @@ fn the_end_of_the_daemon_ends_all_and_gives_all_back() {
 fn a_daemon_that_lives_keeps_what_it_was_lent_when_the_task_is_closed() {
     let mut table = Table::new();
     let send = table.open(Direction::Send, Memory::Source(Payload::from(buffer(9))));
-    let recv = table.open(Direction::Recv, Memory::Destination(buffer(9)));
-    let substitute = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(8) }));
+    let recv = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
+    let substitute = Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(8).into() }));
     let other = table.open(Direction::Recv, substitute);
     let bare = table.open(Direction::Recv, Memory::Nothing);
-    let ended = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let ended = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     table.receive(ended, Arrived::Destination(5)).unwrap();
     table.calls.end_all(false, || Error::unavailable("attachment", "closed"), &mut table.after);
     assert!(table.after.spent.is_empty());
@@ -275,15 +275,15 @@ fn a_daemon_that_lives_keeps_what_it_was_lent_when_the_task_is_closed() {
 fn what_no_correct_daemon_says_is_a_fault_and_leaves_the_call_to_be_ended() {
     let mut table = Table::new();
     let send = table.open(Direction::Send, Memory::Nothing);
-    let recv = table.open(Direction::Recv, Memory::Destination(buffer(4)));
+    let recv = table.open(Direction::Recv, Memory::Destination(buffer(4).into()));
     let bare = table.open(Direction::Recv, Memory::Nothing);
     assert!(table.receive(send, Arrived::Inline(&[1; 5])).is_err());
     assert!(table.calls.sent(3, recv, &mut table.after).is_err());
     assert!(table.receive(recv, Arrived::Destination(5)).is_err());
     assert!(table.receive(bare, Arrived::Destination(5)).is_err());
-    let short = table.open(Direction::Recv, Memory::Destination(buffer(4)));
+    let short = table.open(Direction::Recv, Memory::Destination(buffer(4).into()));
     assert!(table.receive(short, Arrived::Inline(&[1; 5])).is_err());
-    let apart = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let apart = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     assert!(table.receive(apart, Arrived::Area(buffer(5))).is_err());
     table.calls.end_all(true, error, &mut table.after);
     assert!(table.calls.take_sent(send).unwrap().is_err());
@@ -359,7 +359,7 @@ fn what_came_for_a_recv_of_a_step_that_is_over_is_for_nobody_else() {
 fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back() {
     for late in [false, true] {
         let mut table = Table::new();
-        let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
+        let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9).into())));
         table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
         table.calls.forsake(first, true, &mut table.after);
         assert_eq!(table.calls.take_to_cancel(), Some((3, second)));
@@ -380,7 +380,7 @@ fn a_recv_has_what_came_for_another_while_it_was_entered() {
     let first = table.ask(Memory::Nothing);
     table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
     // The second call is in the table, but its key is not known yet: it waits for room in the ring.
-    let second = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+    let second = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
     table.calls.forsake(first, true, &mut table.after);
     assert!(!table.calls.unclaimed().is_empty());
     table.calls.asked(second, WANTED, false, &mut table.after);
@@ -392,13 +392,13 @@ fn a_recv_has_what_came_for_another_while_it_was_entered() {
 
 #[test]
 fn a_recv_has_what_was_set_aside_and_the_next_what_the_daemon_brings_after_all() {
-    let substitute = || Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9) }));
+    let substitute = || Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: buffer(9).into() }));
     let ways = [
         (Memory::Nothing, Some(Arrived::Inline(&[7; 5]))),
         (Memory::Nothing, Some(Arrived::Area(buffer(5)))),
-        (Memory::Destination(buffer(9)), Some(Arrived::Destination(5))),
+        (Memory::Destination(buffer(9).into()), Some(Arrived::Destination(5))),
         (substitute(), Some(Arrived::Destination(5))),
-        (Substitute::of_a_tensor(buffer(9)), Some(Arrived::Area(buffer(5)))),
+        (Substitute::of_a_tensor(buffer(9).into()), Some(Arrived::Area(buffer(5)))),
         (substitute(), None),
     ];
     for (memory, arrived) in ways {
@@ -422,7 +422,7 @@ fn a_recv_has_what_was_set_aside_and_the_next_what_the_daemon_brings_after_all()
 #[test]
 fn a_recv_given_up_before_its_memory_is_back_leaves_what_was_set_aside_to_the_next() {
     let mut table = Table::new();
-    let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9))));
+    let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Destination(buffer(9).into())));
     table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
     table.calls.forsake(first, true, &mut table.after);
     table.calls.failed(3, second, false, error(), &mut table.after).unwrap();
@@ -444,8 +444,10 @@ fn a_recv_that_was_not_submitted_gives_its_destination_back_however_the_link_end
             let destination = buffer(9);
             let place = destination.as_ptr();
             let memory = match in_arena {
-                true => Memory::Destination(destination),
-                false => Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination })),
+                true => Memory::Destination(destination.into()),
+                false => {
+                    Memory::Substitute(Box::new(Substitute { landing: buffer(9), destination: destination.into() }))
+                }
             };
             let call = table.open(Direction::Recv, memory);
             table.calls.end_all(gone, error, &mut table.after);
@@ -485,7 +487,7 @@ fn a_call_whose_record_waits_keeps_its_number_however_it_ends() {
     ];
     for (end, is_lost) in ends.iter().flat_map(|end| [(end, false), (end, true)]) {
         let mut table = Table::new();
-        let call = table.open(Direction::Recv, Memory::Destination(buffer(9)));
+        let call = table.open(Direction::Recv, Memory::Destination(buffer(9).into()));
         table.calls.asked(call, ("peer", 1, "key"), false, &mut table.after);
         table.calls.waits(call);
         end(&mut table, call);

@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use sealane_transport::{Error, Unreceived};
+use sealane_transport::{Destination, Error, Unreceived};
 
 use super::{Aftermath, Calls, Direction, INDEX_MASK, slot::Caller};
 use crate::{clock::Tick, limits::CALL_INDEX_BITS};
@@ -97,6 +97,7 @@ impl Calls {
         }
         let (destination, kept) = std::mem::take(&mut slot.memory).apart();
         slot.memory = kept;
+        let destination = destination.map(Destination::into_memory);
         slot.failure = Some(Box::new(Unreceived { error, destination }));
         // Its caller may write the destination from now on.
         slot.keeps &= !slot.borrowed;

@@ -1,7 +1,7 @@
 //! What comes over a lane: records, entries that are returned, and tensors that wait for their recvs.
 
 use sealane_transport::{
-    Error,
+    Error, Room,
     shm::{Broken, Fate, LaneRecord, Note, Returned},
 };
 
@@ -20,8 +20,8 @@ use crate::limits::LANE_NOTES_PER_LOOK;
 pub(super) enum TakeKept {
     /// The receiver has it, in `loaded`.
     Taken,
-    /// Its so many bytes do not fit where they are wanted: it stays.
-    TooLong(usize),
+    /// The tensor does not fit the destination, and stays in the lane.
+    Misfit(Error),
     /// It is a hint: the daemon has the tensor.
     ByDaemon,
     /// Its sender has taken it back, or it has changed.
@@ -71,31 +71,31 @@ impl Lane {
 }
 
 impl Link {
-    /// Takes a tensor that waits in a lane for a recv of this step and key whose destination has `room`. It was copied before it is
+    /// Takes a tensor that waits in a lane for a recv of this step and key whose destination is `room`. It was copied before it is
     /// checked, so that later writes by its sender change nothing.
     pub(super) fn take_kept(
         &mut self,
         (lane, entry): (u16, u16),
         wanted: (i64, &str),
-        room: Option<usize>,
+        room: Option<Room>,
         calls: &mut Calls,
     ) -> TakeKept {
         let Lanes { lanes, loaded, .. } = &mut self.direct;
         let Some(at) = lanes.get_mut(usize::from(lane)).and_then(Option::as_mut) else { return TakeKept::Lost };
         let is_loaded = at.ends.receiver.load(entry, loaded).is_ok();
         let len = match loaded.record() {
-            Ok(LaneRecord::Tensor { step, key, bytes, .. }) if is_loaded && (step, key) == wanted => Some(bytes.len()),
+            Ok(LaneRecord::Tensor { step, key, meta, bytes }) if is_loaded && (step, key) == wanted => {
+                if let Some(Err(misfit)) = room.map(|room| room.check(meta, bytes.len() as u64)) {
+                    return TakeKept::Misfit(misfit);
+                }
+                Some(bytes.len())
+            }
             Ok(LaneRecord::ByDaemon { .. }) if is_loaded => {
                 at.end_kept_hint(lane, entry, calls);
                 return TakeKept::ByDaemon;
             }
             _ => None,
         };
-        if let (Some(len), Some(room)) = (len, room)
-            && len > room
-        {
-            return TakeKept::TooLong(len);
-        }
         at.forget_kept(lane, entry, calls);
         // A tensor that has changed since it was announced is nobody's.
         let fate = if len.is_some() { Fate::Taken } else { Fate::Duplicate };
@@ -229,18 +229,20 @@ impl Link {
         }
         let name = calls.matching().name(lane, step, key);
         match calls.take_waiting(name, (&at.peer, step, key)) {
-            Waiting::Recv(Some(Wanted { call, wish, room })) if room.is_none_or(|room| bytes.len() <= room) => {
-                if !at.settle(entry, Fate::Taken) {
+            Waiting::Recv(Some(Wanted { call, wish, room })) => {
+                if let Some(Err(misfit)) = room.map(|room| room.check(meta, bytes.len() as u64)) {
+                    calls.refuse(call, misfit, after);
+                } else if !at.settle(entry, Fate::Taken) {
                     // Its sender was faster to take it back.
                     calls.give_name(call, name);
                     return Ok(());
+                } else {
+                    at.has_come(bytes.len());
+                    calls.matching().came_by_lane(&at.peer, key);
+                    calls.hand_over((call, wish), meta, bytes, after);
+                    return Ok(());
                 }
-                at.has_come(bytes.len());
-                calls.matching().came_by_lane(&at.peer, key);
-                calls.hand_over((call, wish), meta, bytes, after);
-                return Ok(());
             }
-            Waiting::Recv(Some(Wanted { call, .. })) => calls.too_small(call, bytes.len(), after),
             Waiting::Recv(None) | Waiting::Nothing => {}
             Waiting::Tensor { entry: before } => match at.kept[usize::from(before)] {
                 // What it announces may have ended.

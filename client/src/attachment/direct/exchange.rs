@@ -10,7 +10,7 @@ use sealane_transport::{
 use super::{
     super::{
         Held, Line, State,
-        calls::{Awaited, Wanted, Wish, no_room},
+        calls::{Awaited, Wanted, Wish},
         link::Peer,
         memory::Memory,
     },
@@ -176,7 +176,7 @@ impl Held<'_> {
                         link.hand_over(call, Wish::Quiet, calls, aftermath);
                         each(Ok(call));
                     }
-                    TakeKept::TooLong(len) => each(Err(no_room(memory.room().unwrap_or_default(), len))),
+                    TakeKept::Misfit(error) => each(Err(error)),
                     TakeKept::ByDaemon => {
                         // The hint is used up: who looks here again must not wait for another.
                         calls.matching().came_by_daemon(from, key);
@@ -224,7 +224,7 @@ impl Held<'_> {
                 let Some(Wanted { wish, room, .. }) = calls.wanted(call, place) else { return };
                 match link.take_kept((lane, entry), (step, key), room, calls) {
                     TakeKept::Taken => link.hand_over(call, wish, calls, aftermath),
-                    TakeKept::TooLong(len) => calls.too_small(call, len, aftermath),
+                    TakeKept::Misfit(error) => calls.refuse(call, error, aftermath),
                     TakeKept::ByDaemon | TakeKept::Lost => calls.give_name(call, name),
                 }
             }

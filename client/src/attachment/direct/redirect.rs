@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sealane_transport::{
-    Code, Error,
+    Code, Destination, Error,
     shm::{LaneRecord, Moved, NO_TIMEOUT, PayloadAt, Span, Submission},
 };
 
@@ -158,6 +158,8 @@ impl Link {
             Some(lent) => self.arena.span_of(lent),
         };
         let timeout_ms = deadline.from(Tick::now()).map_or(NO_TIMEOUT, timeout_ms);
+        let meta = memory.destination().and_then(Destination::meta).cloned();
+        let destination = destination.map(|span| (span, meta.as_ref().map_or(&[][..], |meta| meta.as_wire())));
         let (fused, fail_if_gone) = (false, false);
         let recv = Submission::Recv { call, peer: number, step, timeout_ms, key, destination, fused, fail_if_gone };
         match self.submit(segment, &recv) {

@@ -21,7 +21,7 @@ use sealane_transport::shm::{
     Submission,
 };
 use sealane_transport::tensor::LastKind;
-use sealane_transport::{Error, Handle, Tensor, Unreceived};
+use sealane_transport::{Destination, Error, Handle, Tensor, TensorMeta, Unreceived};
 
 use super::super::deadline;
 use super::listed::Listed;
@@ -320,7 +320,7 @@ impl Client {
                 }
             }
             Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone } => {
-                let destination = destination.map(|span| self.destination(call, span)).transpose()?;
+                let destination = destination.map(|place| self.recv_destination(call, place)).transpose()?;
                 let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
                 from.enter_listed(node, listed);
                 self.recv(node, now, from, (call, key), destination, (fused, fail_if_gone))?;
@@ -455,7 +455,7 @@ impl Client {
         now: Instant,
         Asked { peer, pair, step, deadline }: Asked<'_>,
         (call, key): (u32, &str),
-        destination: Option<Buffer>,
+        destination: Option<Destination>,
         (fused, fail_if_gone): (bool, bool),
     ) -> Result<(), Misconduct> {
         let waiter = RecvWaiter::Client(ClientCall { client: self.handle, call: name(call) });
@@ -471,7 +471,7 @@ impl Client {
                 let ticket = node.recv(now, request);
                 self.note_ticket(call, ticket);
             }
-            Err(error) => node.finish_recv(waiter, Err(Unreceived { error, destination })),
+            Err(error) => node.finish_recv(waiter, Err(Unreceived::returning(error, destination))),
         }
         Ok(())
     }
@@ -529,6 +529,15 @@ impl Client {
 
     fn destination(&self, call: u32, span: Span) -> Result<Buffer, Misconduct> {
         self.arena.destination(call, span).map_err(|outside| Misconduct(outside.to_string()))
+    }
+
+    fn recv_destination(&self, call: u32, (span, meta): (Span, &[u8])) -> Result<Destination, Misconduct> {
+        let memory = self.destination(call, span)?;
+        if meta.is_empty() {
+            return Ok(memory.into());
+        }
+        let meta = TensorMeta::from_wire(meta).map_err(|error| Misconduct(error.to_string()))?;
+        Ok(Destination::of(meta, memory))
     }
 
     fn cancel(&mut self, node: &mut Node, call: u32, record: &mut Record) {

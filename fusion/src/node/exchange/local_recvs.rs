@@ -11,7 +11,7 @@ use sealane_runtime::{Buffer, DeviceError, Sweep};
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::ReceiveMemory;
 use sealane_transport::trace::Moment;
-use sealane_transport::{Arena, Chains, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
+use sealane_transport::{Arena, Chains, Destination, Error, Handle, Payload, Tensor, TensorMeta, Unreceived};
 
 use super::{Exchange, RecvRequest};
 use crate::limits::{COPY_AT_ONCE_BYTES, COPY_BATCH_BYTES, COPY_BUDGET_BYTES};
@@ -36,12 +36,12 @@ struct PendingRecv {
     /// Its entry in the table, if it waits there.
     entry: Handle,
     /// By itself: few recvs bring one, and all are moved.
-    destination: Option<Box<Buffer>>,
+    destination: Option<Box<Destination>>,
     waiter: RecvWaiter,
 }
 
 impl PendingRecv {
-    fn take_destination(&mut self) -> Option<Buffer> {
+    fn take_destination(&mut self) -> Option<Destination> {
         self.destination.take().map(|destination| *destination)
     }
 }
@@ -206,22 +206,21 @@ impl Exchange {
         let at = MatchKey { pair: producer_pair, step: recv.step, key: recv.key };
         let gone = context.gone(context.pairs[producer_pair].local, recv.fail_if_gone);
         if let Err(error) = gone.map_or_else(|| self.check_here(at, &context.pairs), Err) {
-            let destination = recv.destination;
-            context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
+            context.reporter.finish_recv(recv.waiter, Err(Unreceived::returning(error, recv.destination)));
             return None;
         }
         let slot = self.table.slot(at);
         match self.table.waiting(slot) {
-            Some(Waiting::Tensor(payload)) => {
+            Some(Waiting::Tensor((meta, payload))) => {
                 let (len, consumer) = (payload.len(), context.pairs[recv.pair].local);
                 let limit = context.settings.session.tensor_bytes_max;
-                let of_device = is_of_device(payload, recv.destination.as_ref());
-                let place = place(&context.memory, limit, consumer, recv.destination.take(), payload);
+                let of_device = is_of_device(payload, recv.destination.as_deref());
+                let place = place(&context.memory, limit, consumer, recv.destination.take(), (meta, payload));
                 self.take_here(now, recv, (at, slot), (place, len, of_device), context)
             }
             Some(Waiting::Request(_)) => {
-                let (error, destination) = (requested_twice(at), recv.destination);
-                context.reporter.finish_recv(recv.waiter, Err(Unreceived { error, destination }));
+                let unreceived = Unreceived::returning(requested_twice(at), recv.destination);
+                context.reporter.finish_recv(recv.waiter, Err(unreceived));
                 None
             }
             None => self.wait_here(now, recv, (at, slot), context),
@@ -295,8 +294,8 @@ impl Exchange {
         let RecvRequest { pair, step, deadline, destination, waiter, .. } = recv;
         let consumer = context.pairs[pair].local;
         if self.local.is_full_for(consumer) {
-            let error = too_many(context);
-            context.reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+            let unreceived = Unreceived::returning(too_many(context), destination);
+            context.reporter.finish_recv(waiter, Err(unreceived));
             return None;
         }
         let (entry, destination) = (NOWHERE, destination.map(Box::new));
@@ -322,11 +321,13 @@ impl Exchange {
             self.fail_here(handle, unheard(), &mut context.reporter);
             return Some(tensor);
         }
-        if tensor.1.len() > COPY_AT_ONCE_BYTES || is_of_device(&tensor.1, recv.destination.as_deref()) {
+        if tensor.1.len() > COPY_AT_ONCE_BYTES
+            || is_of_device(&tensor.1, recv.destination.as_ref().map(|destination| &***destination))
+        {
             return Some(tensor);
         }
         let limit = context.settings.session.tensor_bytes_max;
-        let place = place(&context.memory, limit, recv.consumer, recv.take_destination(), &tensor.1);
+        let place = place(&context.memory, limit, recv.consumer, recv.take_destination(), (&tensor.0, &tensor.1));
         self.table.take_request(slot);
         let (waiter, since) = self.local.take_waiter(handle).expect("just looked at");
         match place {
@@ -359,7 +360,7 @@ impl Exchange {
             return self.released(pending, tensor, false, context);
         };
         let limit = context.settings.session.tensor_bytes_max;
-        match place(&context.memory, limit, recv.consumer, recv.take_destination(), &tensor.1) {
+        match place(&context.memory, limit, recv.consumer, recv.take_destination(), (&tensor.0, &tensor.1)) {
             Ok(Place::Memory { to, is_brought }) => {
                 // It keeps its handle, by which it can be cancelled while it is copied.
                 let pairs = &context.pairs;
@@ -474,7 +475,7 @@ impl Exchange {
         if let Some(PendingRecv { waiter, destination, entry, .. }) = self.local.remove(handle) {
             self.table.cancel_local(entry);
             let destination = destination.map(|destination| *destination);
-            reporter.finish_recv(waiter, Err(Unreceived { error, destination }));
+            reporter.finish_recv(waiter, Err(Unreceived::returning(error, destination)));
         }
     }
 
@@ -560,19 +561,18 @@ pub(super) fn place(
     memory: &Memory,
     limit: u64,
     consumer: u16,
-    destination: Option<Buffer>,
-    payload: &Payload,
+    destination: Option<Destination>,
+    (meta, payload): (&TensorMeta, &Payload),
 ) -> Result<Place, Unreceived> {
     let len = payload.len();
     if len as u64 > limit {
         let reason = format!("the tensor has {len} bytes, the limit is {limit}");
-        return Err(Unreceived { error: Error::full("transport.tensor_bytes_max", reason), destination });
+        return Err(Unreceived::returning(Error::full("transport.tensor_bytes_max", reason), destination));
     }
-    match destination {
-        Some(destination) if destination.len() < len => {
-            let reason = format!("the destination has {} bytes, the tensor needs {len}", destination.len());
-            Err(Unreceived { error: Error::invalid(reason), destination: Some(destination) })
-        }
+    if let Some(Err(error)) = destination.as_ref().map(|destination| destination.check(meta.as_wire(), len as u64)) {
+        return Err(Unreceived::returning(error, destination));
+    }
+    match destination.map(Destination::into_memory) {
         // A client that sends to itself may name the same memory for both.
         Some(destination) if overlap(&destination, payload) => {
             let error = Error::invalid("the destination overlaps the tensor that is to be copied there");

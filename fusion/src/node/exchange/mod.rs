@@ -11,12 +11,12 @@ mod steps;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use sealane_runtime::{Buffer, earliest};
+use sealane_runtime::earliest;
 use sealane_transport::limits::KEY_BYTES_MAX;
 use sealane_transport::session::{PeerRequest, RequestParams};
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::WireError;
-use sealane_transport::{Error, Handle, Payload, Unreceived};
+use sealane_transport::{Destination, Error, Handle, Payload, Unreceived};
 
 use super::cells::{RecvWaiter, SendWaiter, Sender, Ticket};
 use super::context::{Context, draining};
@@ -50,7 +50,7 @@ pub struct RecvRequest<'a> {
     /// When it ends with DeadlineExceeded.
     pub deadline: Instant,
     /// The caller's memory for the tensor, if it brings any.
-    pub destination: Option<Buffer>,
+    pub destination: Option<Destination>,
     /// Who gets the outcome.
     pub waiter: RecvWaiter,
     /// One of many requested together: it does not wait for the window.

@@ -260,7 +260,7 @@ impl<'s> End<'s> {
         let (consumer, peer_task) = (script.below(TASKS) as u16, script.below(TASKS) as u32);
         match script.below(16) {
             0..=2 => {
-                let destination = script.yes().then(|| Buffer::from_vec(vec![0; script.one_of(&SIZES)]));
+                let destination = script.yes().then(|| Buffer::from_vec(vec![0; script.one_of(&SIZES)]).into());
                 let (step, key, waiter) = (script.below(STEPS) as i64, script.one_of(&KEYS), self.recvs.begin());
                 let params = RequestParams { consumer, producer: peer_task, step, key, deadline, destination, waiter };
                 let options = RequestOptions { fused: script.yes(), fail_if_gone: script.yes() };

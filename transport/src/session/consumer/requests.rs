@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use sealane_runtime::Buffer;
-
 use super::{HAS_WAITER, PendingRequest, RequestOptions, RequestParams, State, not_served};
 use crate::arena::Handle;
 use crate::call::Unreceived;
+use crate::destination::Destination;
 use crate::error::Error;
 use crate::if_gone::IfGone;
 use crate::limits::KEY_BYTES_MAX;
@@ -65,7 +64,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         options: RequestOptions,
     ) -> Result<Handle, (Unreceived, W)> {
         if let Some(error) = self.refusal(&params) {
-            return Err((Unreceived { error, destination: params.destination }, params.waiter));
+            return Err((Unreceived::returning(error, params.destination), params.waiter));
         }
         let (consumer, RequestOptions { fused, fail_if_gone }) = (&mut self.consumer, options);
         let (handle, request) = consumer.requests.renew(PendingRequest::nothing).expect("there is room");
@@ -75,7 +74,8 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         (request.was_sent, request.announced, request.fused) = (false, false, fused);
         request.if_gone = IfGone::new(fail_if_gone);
         request.brought = params.destination.is_some();
-        request.destination = params.destination;
+        let (destination, meta) = params.destination.map(Destination::into_parts).unzip();
+        (request.destination, request.meta) = (destination, meta.flatten());
         request.waiter = Some(params.waiter);
         debug_assert!(!request.is_of_rows(), "the tensor would be asked for as rows");
         let (step, key) = (params.step, params.key);
@@ -112,18 +112,19 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
 
     /// Cancels a request: no answer is reported for it. Returns its waiter, and its destination unless the tensor is being
     /// written to it right now; `None` if the request has already ended.
-    pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Buffer>)> {
+    pub fn cancel(&mut self, handle: Handle) -> Option<(W, Option<Destination>)> {
         let known = self.consumer.requests.get(handle)?.state != State::Queued;
         let request = self.consumer.remove(handle)?;
         if known && self.attached.is_some() {
             self.control.push(Control::Cancel(handle));
         }
-        Some((request.waiter?, request.destination))
+        let destination = request.destination.map(|memory| Destination::from_parts(memory, request.meta));
+        Some((request.waiter?, destination))
     }
 
     /// Cancels a request whose tensor is not arriving right now, and returns its destination. `None` if it may be arriving, or
     /// if the request has ended.
-    pub fn cancel_unanswered(&mut self, handle: Handle) -> Option<Option<Buffer>> {
+    pub fn cancel_unanswered(&mut self, handle: Handle) -> Option<Option<Destination>> {
         let request = self.consumer.requests.get(handle)?;
         if request.announced || (request.brought && request.destination.is_none()) {
             return None;
@@ -186,7 +187,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
                 step: request.step,
                 key: &key,
                 deadline: request.deadline,
-                destination: request.destination,
+                destination: request.destination.map(|memory| Destination::from_parts(memory, request.meta)),
                 waiter: request.waiter.expect(HAS_WAITER),
             };
             each(

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::Unreceived;
 use crate::error::{Code, Error, Operation};
 use crate::limits::KEY_BYTES_MAX;
+use crate::tensor::{DType, TensorMeta};
+use crate::{Destination, Unreceived};
 
 fn refusal(outcome: Result<Handle, (Unreceived, u32)>) -> (Error, Option<usize>, u32) {
     let (unanswered, waiter) = outcome.expect_err("refused");
@@ -81,7 +82,7 @@ fn a_deadline_ends_the_request_and_tells_the_peer() {
 #[test]
 fn only_a_request_that_went_out_is_cancelled_at_the_peer() {
     let mut pair = Pair::new();
-    let params = RequestParams { destination: Some(heap(9)), ..pair.asking.wanting("never sent", 1) };
+    let params = RequestParams { destination: Some(heap(9).into()), ..pair.asking.wanting("never sent", 1) };
     let queued = pair.asking.session.request(pair.asking.now, params).unwrap();
     let (waiter, destination) = pair.asking.session.cancel(queued).unwrap();
     assert_eq!((waiter, destination.unwrap().len()), (1, 9));
@@ -127,7 +128,7 @@ fn requests_given_up_without_a_link_leave_nothing_behind() {
 fn a_tensor_lands_in_the_destination_that_was_brought() {
     let mut pair = Pair::new();
     for (room, bytes) in [(8, 8), (100, 8), (100, 0), (100_000, 90_000)] {
-        let params = RequestParams { destination: Some(heap(room)), ..pair.asking.wanting("w", 1) };
+        let params = RequestParams { destination: Some(heap(room).into()), ..pair.asking.wanting("w", 1) };
         pair.asking.session.request(pair.asking.now, params).unwrap();
         pair.talk();
         let id = pair.answering.asked_one();
@@ -148,13 +149,15 @@ fn a_tensor_that_has_no_place_goes_back_and_the_error_says_why() {
     let limits = SessionLimits { tensor_bytes_max: 3 << 20, ..SessionLimits::default() };
     let mut pair = Pair { asking: End::with(limits), answering: End::new() };
     let held = pair.asking.slab.allocate(SLAB_BYTES - (1 << 20)).unwrap();
+    let exact = TensorMeta::new(DType::F32, &[2]).unwrap();
     let cases = [
-        (Some(heap(9)), 10, "the destination has 9 bytes, the tensor needs 10"),
+        (Some(heap(9).into()), 10, "the destination has 9 bytes, the tensor needs 10"),
+        (Some(Destination::of(exact, heap(8))), 8, "the destination takes f32[2], the tensor has other metadata"),
         (None, 2 << 20, "runtime.slab_receive_bytes is full: the receive slab is full: 2097152 bytes were requested"),
         (None, 4 << 20, "transport.tensor_bytes_max is full: the tensor has 4194304 bytes, the limit is 3145728"),
     ];
     for (destination, bytes, message) in cases {
-        let room = destination.as_ref().map(|buffer: &Buffer| buffer.len());
+        let room = destination.as_ref().map(|destination: &Destination| destination.len());
         let params = RequestParams { destination, ..pair.asking.wanting("w", 1) };
         pair.asking.session.request(pair.asking.now, params).unwrap();
         pair.talk();
@@ -199,7 +202,7 @@ fn a_refusal_of_the_peer_reaches_the_waiter_with_its_code() {
 fn requests_over_a_limit_come_back_at_once() {
     let mut asking = End::with(SessionLimits { queued_requests_max: 2, ..SessionLimits::default() });
     let long = "k".repeat(KEY_BYTES_MAX + 1);
-    let params = RequestParams { destination: Some(heap(3)), ..asking.wanting(&long, 1) };
+    let params = RequestParams { destination: Some(heap(3).into()), ..asking.wanting(&long, 1) };
     let (error, room, waiter) = refusal(asking.session.request(asking.now, params));
     assert_eq!((error.code(), room, waiter), (Code::InvalidArgument, Some(3), 1));
     let params = RequestParams { producer: PEER_TASK + 1, ..asking.wanting("w", 2) };
@@ -208,7 +211,7 @@ fn requests_over_a_limit_come_back_at_once() {
 
     asking.ask(&long[1..], 3);
     asking.ask("w", 4);
-    let params = RequestParams { destination: Some(heap(3)), ..asking.wanting("w", 5) };
+    let params = RequestParams { destination: Some(heap(3).into()), ..asking.wanting("w", 5) };
     let (error, room, waiter) = refusal(asking.session.request(asking.now, params));
     assert_eq!(
         error.to_string(),

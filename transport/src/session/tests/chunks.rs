@@ -107,7 +107,7 @@ fn a_link_lost_between_chunks_of_two_tensors_gives_both_their_memory_back() {
         let mut pair = pair();
         let own = heap(LARGE);
         let address = own.as_ptr();
-        let params = RequestParams { destination: Some(own), ..pair.asking.wanting("own", 0) };
+        let params = RequestParams { destination: Some(own.into()), ..pair.asking.wanting("own", 0) };
         pair.asking.session.request(pair.asking.now, params).unwrap();
         let ids = {
             pair.asking.ask("slab", 1);
@@ -210,7 +210,7 @@ fn a_tensor_sent_twice_at_once_ends_the_link_and_the_consumers_memory_stays() {
     let mut asking = End::with(limits());
     let own = heap(20);
     let address = own.as_ptr();
-    let params = RequestParams { destination: Some(own), ..asking.wanting("w", 1) };
+    let params = RequestParams { destination: Some(own.into()), ..asking.wanting("w", 1) };
     let id = asking.session.request(asking.now, params).unwrap();
     let token = |number: u64| Handle::from_bits(1 << 32 | number);
     let begin = |transfer: u16| Response { id, token: token(transfer.into()), payload_bytes: 20, transfer, meta: &[] };

@@ -142,7 +142,7 @@ fn requests_move_to_another_session_with_all_that_they_brought() {
     let mut asking = End::new();
     asking.lose_link();
     asking.ask("stays", 1);
-    let moves = RequestParams { consumer: 3, destination: Some(heap(5)), ..asking.wanting("moves", 2) };
+    let moves = RequestParams { consumer: 3, destination: Some(heap(5).into()), ..asking.wanting("moves", 2) };
     asking.session.request(asking.now, moves).unwrap();
     let mut moved = Vec::new();
     asking.session.take_requests(

@@ -40,7 +40,7 @@ struct Slot {
 
 impl Slot {
     fn options(&mut self) -> RecvOptions {
-        RecvOptions { destination: self.destination.take(), ..RecvOptions::default() }
+        RecvOptions { destination: self.destination.take().map(Into::into), ..RecvOptions::default() }
     }
 
     fn tensor(&self) -> Result<Tensor, Error> {

@@ -319,7 +319,7 @@ impl Side {
     /// The memory that a tensor is requested into: its own, or memory allocated for this transfer.
     fn options(&mut self, task: &Task, number: usize) -> Result<RecvOptions, Error> {
         let memory = self.memory[number].take().map_or_else(|| task.alloc(self.sizes[number]), Ok)?;
-        Ok(RecvOptions { destination: Some(memory), ..RecvOptions::default() })
+        Ok(RecvOptions { destination: Some(memory.into()), ..RecvOptions::default() })
     }
 
     /// Waits for all tensors of a step, and requests those that were not requested yet.

@@ -337,7 +337,7 @@ impl Pair {
             step,
             key: self.share.keys.get(number),
             deadline: now + PATIENCE,
-            destination: recv.memory.take(),
+            destination: recv.memory.take().map(Into::into),
             waiter: number,
         };
         let asked = match self.variant.fuse {

@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
 use sealane_transport::session::{CameAhead, CameTogether, ReceiveMemory, TakenTogether};
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::{Fate, WireError};
-use sealane_transport::{Error, Handle, Unreceived};
+use sealane_transport::{Destination, Handle, Unreceived};
 
 use super::super::{Exchange, LastPair};
 use super::{AheadRange, Entry};
@@ -182,27 +181,26 @@ pub(super) fn release(AheadRange { session, first, count, cost }: AheadRange, fa
 fn receive(
     came: &CameAhead<'_>,
     (waiter, since): (RecvWaiter, Instant),
-    destination: &mut Option<Buffer>,
+    destination: &mut Option<Destination>,
     (reporter, memory): (&mut Reporter, &Memory),
 ) -> (Option<Fate>, Option<Instant>) {
     let len = came.payload.len();
     let failed = if !reporter.outcomes.listens(&waiter) {
         Some(unheard())
     } else if let Some(to) = destination {
-        (to.len() < len)
-            .then(|| Error::invalid(format!("the destination has {} bytes, the tensor needs {len}", to.len())))
+        to.check(came.meta, len as u64).err()
     } else {
-        memory.allocate(came.consumer, len).map(|to| *destination = Some(to)).err()
+        memory.allocate(came.consumer, len).map(|to| *destination = Some(to.into())).err()
     };
     let (None, Some(to)) = (&failed, destination.as_mut()) else {
-        let unreceived = Unreceived { error: failed.unwrap_or_else(unheard), destination: destination.take() };
-        reporter.finish_recv(waiter, Err(unreceived));
+        let error = failed.unwrap_or_else(unheard);
+        reporter.finish_recv(waiter, Err(Unreceived::returning(error, destination.take())));
         return (Some(Fate::Returned), None);
     };
     to.truncate(len);
     to.volatile_mut().copy_from(came.payload);
     reporter.count_received(1, len);
-    let outcome = reporter.outcomes.tensor_of(came.meta, std::mem::take(to));
+    let outcome = reporter.outcomes.tensor_of(came.meta, std::mem::take(to).into_memory());
     if reporter.recorder.is_some() {
         let (step, key, bytes) = (came.step, String::from_utf8_lossy(came.key).into(), len as u64);
         reporter.trace(Handle::NONE, || Moment::RecvInMemory { step, key, since, bytes });

@@ -19,12 +19,12 @@ use std::hash::BuildHasher;
 use std::time::Instant;
 
 use hashbrown::{DefaultHashBuilder, HashSet, HashTable};
-use sealane_runtime::{Buffer, earliest};
+use sealane_runtime::earliest;
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::{KeyOf, RequestOptions};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::wire::Fate;
-use sealane_transport::{Arena, Chains, Handle, reuse_key};
+use sealane_transport::{Arena, Chains, Destination, Handle, reuse_key};
 
 use super::batches::Batches;
 use super::large_keys::LargeKeys;
@@ -66,7 +66,7 @@ struct Entry {
     since: Instant,
     deadline: Instant,
     /// The caller's memory, until the request is sent.
-    destination: Option<Buffer>,
+    destination: Option<Destination>,
     /// Set for a recv that waits.
     waiter: Option<RecvWaiter>,
     options: RequestOptions,

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::Handle;
 use sealane_transport::limits::AHEAD_TENSOR_BYTES;
 use sealane_transport::session::RequestOptions;
 use sealane_transport::wire::AheadRecords;
+use sealane_transport::{Destination, Handle};
 
 use super::super::batches::Batches;
 use super::super::received::Brought;
@@ -27,7 +27,7 @@ use crate::rendezvous::{MatchKey, RawMatchKey};
 /// One recv of a call.
 enum Slot {
     /// It waits, with the caller's memory if there is any.
-    Open(Option<Buffer>),
+    Open(Option<Destination>),
     /// It has its tensor, or never waited together with the others.
     Over,
 }
@@ -155,7 +155,7 @@ impl Posted {
 
     /// The waiter at a slot, since when it waits, and its memory.
     #[inline]
-    pub(super) fn at(&mut self, Found { call, number }: Found) -> (RecvWaiter, Instant, &mut Option<Buffer>) {
+    pub(super) fn at(&mut self, Found { call, number }: Found) -> (RecvWaiter, Instant, &mut Option<Destination>) {
         let Call { batch, since, slots, .. } = &mut self.calls[call];
         let Slot::Open(destination) = &mut slots[number] else { unreachable!("just found") };
         (RecvWaiter::Batch { batch: *batch, index: number as u32 }, *since, destination)
@@ -268,7 +268,7 @@ impl RemoteRecvs {
         session: Handle,
         to_post: ToPost<'_, K, D>,
         context: &mut Context,
-    ) -> Option<Vec<(usize, Option<Buffer>)>>
+    ) -> Option<Vec<(usize, Option<Destination>)>>
     where
         K: Iterator<Item = &'k str> + Clone,
         D: Iterator<Item = Buffer>,
@@ -298,9 +298,9 @@ impl RemoteRecvs {
         let (mut slots, mut others) = (self.posted.spare.pop().unwrap_or_default(), Vec::new());
         let mut left = 0;
         for number in 0..count {
-            let (key, destination) = (list.key(number), destinations.next());
-            let is_small = |to: &Buffer| to.device().is_none() && to.len() <= AHEAD_TENSOR_BYTES;
-            let can_wait = |destination: &Option<Buffer>| {
+            let (key, destination) = (list.key(number), destinations.next().map(Destination::from));
+            let is_small = |to: &Destination| to.device().is_none() && to.len() <= AHEAD_TENSOR_BYTES;
+            let can_wait = |destination: &Option<Destination>| {
                 destination.as_ref().is_none_or(is_small)
                     && !self.large.contains(pair, key)
                     && (is_alone || !self.has(RawMatchKey { pair, step, key: key.as_bytes() }))

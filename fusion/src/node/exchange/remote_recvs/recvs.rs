@@ -2,13 +2,12 @@
 
 use std::time::Instant;
 
-use sealane_runtime::Buffer;
 use sealane_transport::limits::{AHEAD_TENSOR_BYTES, KEY_BYTES_MAX};
 use sealane_transport::session::{RequestOptions, RequestParams};
 use sealane_transport::tensor::Tensor;
 use sealane_transport::trace::Moment;
 use sealane_transport::wire::Fate;
-use sealane_transport::{Error, Handle, Unreceived};
+use sealane_transport::{Destination, Error, Handle, Unreceived};
 
 use super::super::batches::Batches;
 use super::super::local_recvs::place;
@@ -66,7 +65,7 @@ impl Exchange {
             (None, Err(error)) => error,
             (Some(handle), _) => {
                 let Some(kept) = self.remote.take_kept(handle) else {
-                    let unreceived = Unreceived { error: requested_twice(at), destination };
+                    let unreceived = Unreceived::returning(requested_twice(at), destination);
                     context.reporter.finish_recv(waiter, Err(unreceived));
                     return None;
                 };
@@ -74,7 +73,7 @@ impl Exchange {
                 return None;
             }
         };
-        context.reporter.finish_recv(waiter, Err(Unreceived { error: failed, destination }));
+        context.reporter.finish_recv(waiter, Err(Unreceived::returning(failed, destination)));
         None
     }
 
@@ -84,12 +83,12 @@ impl Exchange {
         now: Instant,
         Kept { range, tensor }: Kept,
         at: MatchKey<'_>,
-        (destination, waiter): (Option<Buffer>, RecvWaiter),
+        (destination, waiter): (Option<Destination>, RecvWaiter),
         context: &mut Context,
     ) {
         let (meta, payload) = tensor.into_parts();
         let (consumer, limit) = (context.pairs[at.pair].local, context.settings.session.tensor_bytes_max);
-        let placed = place(&context.memory, limit, consumer, destination, &payload);
+        let placed = place(&context.memory, limit, consumer, destination, (&meta, &payload));
         let way = context.peers.way_of(range.session);
         let bytes = payload.len();
         match placed.and_then(|place| place.fill(payload)) {
@@ -146,7 +145,7 @@ impl Exchange {
     }
 
     /// The request of a recv was never sent: the recv may send another, with the memory that it brought.
-    pub(in crate::node) fn forget_request(&mut self, handle: Handle, destination: Option<Buffer>) {
+    pub(in crate::node) fn forget_request(&mut self, handle: Handle, destination: Option<Destination>) {
         if let Some(entry) = self.remote.entries.get_mut(handle) {
             (entry.destination, entry.request) = (destination, None);
         }
@@ -233,7 +232,7 @@ impl Exchange {
             back = with.cancel(id).and_then(|(_, destination)| destination);
             context.peers.mark_dirty(session);
         }
-        context.reporter.finish_recv(waiter, Err(Unreceived { error, destination: back }));
+        context.reporter.finish_recv(waiter, Err(Unreceived::returning(error, back)));
     }
 
     /// Ends the recvs of a pair in `step` with `error`, and gives back what came for them.

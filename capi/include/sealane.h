@@ -924,7 +924,8 @@ sealane_error *sealane_send(sealane_task *task,
  * sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context
  * of its item. `calls` is NULL or has an entry for each.
  *
- * If this returns an error, none of them was sent.
+ * A list that would bring the task's calls in flight on one shard of the daemon above 16,384 is refused as a whole: each tensor ends with
+ * SEALANE_CODE_RESOURCE_EXHAUSTED. If this returns an error, none of them was sent.
  */
 sealane_error *sealane_send_all(sealane_task *task,
                                 sealane_text to,
@@ -971,7 +972,7 @@ sealane_error *sealane_recv_fail_if_gone(sealane_task *task,
  * sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the
  * context of its entry. `calls` is NULL or has an entry for each.
  *
- * If this returns an error, none of them was requested.
+ * A list that is too long is refused as a whole, as by sealane_send_all. If this returns an error, none of them was requested.
  */
 sealane_error *sealane_recv_all(sealane_task *task,
                                 sealane_text from,

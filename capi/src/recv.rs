@@ -105,7 +105,7 @@ unsafe fn recv(
 /// sealane_recv for many tensors at a fraction of the cost each, with one timeout. `received` is called for each, with the
 /// context of its entry. `calls` is NULL or has an entry for each.
 ///
-/// If this returns an error, none of them was requested.
+/// A list that is too long is refused as a whole, as by sealane_send_all. If this returns an error, none of them was requested.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_recv_all(
     task: *mut sealane_task,

@@ -70,7 +70,8 @@ pub unsafe extern "C" fn sealane_send(
 /// sealane_send for many tensors at a fraction of the cost each, with one timeout. `done` is called for each, with the context
 /// of its item. `calls` is NULL or has an entry for each.
 ///
-/// If this returns an error, none of them was sent.
+/// A list that would bring the task's calls in flight on one shard of the daemon above 16,384 is refused as a whole: each tensor ends with
+/// SEALANE_CODE_RESOURCE_EXHAUSTED. If this returns an error, none of them was sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_send_all(
     task: *mut sealane_task,

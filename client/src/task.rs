@@ -356,6 +356,9 @@ impl Task {
     }
 
     /// [`send`](Self::send) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
+    ///
+    /// One shard of a daemon takes 16,384 calls of a task at a time. A list that would exceed this is refused as a whole: each of its sends
+    /// ends with ResourceExhausted, and no tensor is sent.
     pub fn send_all<K: AsRef<str>>(
         &self,
         to: &str,
@@ -418,7 +421,7 @@ impl Task {
 
     /// [`recv_with`](Self::recv_with) for many tensors, at a fraction of the cost each: one lock and one doorbell for all.
     /// Tensors that the peer has not sent ahead within 1 ms are requested by the daemon together: in few messages, and without waiting
-    /// for the window.
+    /// for the window. A list that is too long is refused as a whole, as by [`send_all`](Self::send_all).
     ///
     /// ```no_run
     /// # use sealane::{RecvOptions, Task};
@@ -736,7 +739,7 @@ impl Task {
     }
 
     /// [`push`](Self::push) for many tensors, in order, at a fraction of the cost each. It ends when the queue has taken all
-    /// of them, with the first error if there was any.
+    /// of them, with the first error if there was any. A list that is too long is refused as a whole, as by [`send_all`](Self::send_all).
     pub fn push_all(&self, to: &str, queue: &str, tensors: impl IntoIterator<Item = Tensor>) -> Pushing {
         self.push_all_with(to, queue, tensors, SendOptions::default())
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use sealane_transport::limits::QUEUE_TENSORS_MAX;
-use sealane_transport::shm::limits::INLINE_BYTES_MAX;
+use sealane_transport::shm::limits::{CALLS_PER_SHARD_MAX, INLINE_BYTES_MAX};
 
 // Turns of a node.
 
@@ -283,7 +283,7 @@ pub(crate) const CLIENT_BYTES_PER_TURN: u64 = 1 << 20;
 
 /// Calls of one client in flight on one shard at most; more end with ResourceExhausted. A quarter of what a session holds
 /// that all tasks of a host share (`fusion.queued_requests_max`).
-pub(crate) const CLIENT_CALLS_MAX: usize = 1 << 14;
+pub(crate) const CLIENT_CALLS_MAX: usize = CALLS_PER_SHARD_MAX;
 
 /// How often a full completion ring is retried: clients do not signal when they free space.
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);

@@ -185,7 +185,8 @@ impl Task {
     /// from all workers before it waits for the first overlaps their transfers.
     ///
     /// ``recv`` for many tensors, as a dict in the order of the keys: asked for together, which is much cheaper than one by
-    /// one.
+    /// one. Keys that would bring a task's calls in flight on one shard of the daemon above 16,384 are refused as a whole with
+    /// ``ResourceExhausted``.
     ///
     /// ``out`` may hold arrays for some keys. If one tensor fails, its error is raised and the others are lost; with
     /// ``partial=True`` the dict holds the error in the tensor's place.
@@ -249,7 +250,8 @@ impl Task {
     ///
     /// ``send`` for many tensors: a mapping from keys to tensors. Waits until ``peer`` has all of them.
     ///
-    /// If one fails, its error is raised and the others continue.
+    /// If one fails, its error is raised and the others continue. A mapping that would bring a task's sends, recvs and pushes in flight on
+    /// one shard of the daemon above 16,384 is refused as a whole with ``ResourceExhausted``.
     #[pyo3(signature = (peer, step, tensors, *, timeout=None))]
     fn send_all_async(
         &self,

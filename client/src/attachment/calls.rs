@@ -226,7 +226,19 @@ impl Calls {
 
     /// True if so many more calls may be in flight.
     pub(super) fn have_room_for(&self, calls: usize) -> bool {
-        CALLS_MAX - self.slots.len() + self.vacant.len() + self.batches.room() >= calls
+        CALLS_MAX - self.entered() >= calls
+    }
+
+    /// Number of calls that are entered, at most.
+    #[inline]
+    pub(super) fn entered(&self) -> usize {
+        self.slots.len() - self.vacant.len() - self.batches.room()
+    }
+
+    /// Number of calls on a shard that the daemon has not answered, or is to be told of.
+    pub(super) fn open_on(&self, segment: u16) -> usize {
+        let is_open = |slot: &&Slot| slot.segment == segment && slot.daemon.is_open();
+        self.slots.iter().filter(is_open).count() + self.batches.open_on(segment)
     }
 
     /// A step is over: discards tensors kept or still coming for cancelled recvs of that step.

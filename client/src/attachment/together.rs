@@ -5,7 +5,7 @@ use std::{cell::OnceCell, time::Duration};
 
 use sealane_transport::{
     Error, RecvOptions, SendOptions, Tensor, Unreceived,
-    shm::{CallList, SmallCall, Submission},
+    shm::{CallList, SmallCall, Submission, limits::CALLS_PER_SHARD_MAX},
 };
 
 use super::{
@@ -122,6 +122,10 @@ impl Attachment {
                 break held;
             }
         };
+        if let Err(error) = held.check_list(to.peer, tensors.len()) {
+            drop(held);
+            return tensors.iter().for_each(|_| each(Err(error.clone())));
+        }
         let Placement { placed, refused } = placement;
         let (mut next, mut may_share) = (0, true);
         while next < tensors.len() {
@@ -172,7 +176,11 @@ impl Attachment {
             None => Ok(Memory::Nothing),
             Some(_) => memories.next().expect("each destination has its memory"),
         };
-        let mut held = match self.up(now, timeout) {
+        let up = self.up(now, timeout).and_then(|mut held| {
+            held.check_list(from.peer, wanted.len())?;
+            Ok(held)
+        });
+        let mut held = match up {
             Ok(held) => held,
             Err(error) => {
                 let refused = |memory: Memory| Unreceived::returning(error.clone(), memory.into_destination().0);
@@ -207,6 +215,28 @@ impl Attachment {
 }
 
 impl Held<'_> {
+    /// Checks whether the shard that serves a peer takes so many more calls. A list that exceeds its limit is refused as a whole: otherwise
+    /// the daemon would refuse the rest of the list when the first calls have already taken effect.
+    ///
+    /// # Errors
+    /// ResourceExhausted, and those of a peer that cannot be named.
+    fn check_list(&mut self, peer: &str, count: usize) -> Result<(), Error> {
+        // Usually fewer calls are in flight on all shards together.
+        if count + self.calls.entered() <= CALLS_PER_SHARD_MAX {
+            return Ok(());
+        }
+        let segment = self.peer(peer)?.segment;
+        let open = self.calls.open_on(segment);
+        if count + open <= CALLS_PER_SHARD_MAX {
+            return Ok(());
+        }
+        let reason = format!(
+            "this list has {count} calls, and {open} others of this task are in flight on one shard of the daemon, which takes \
+             {CALLS_PER_SHARD_MAX}: none of the list was begun; divide it, and wait for some calls before making more"
+        );
+        Err(Error::full("client calls", reason))
+    }
+
     /// Sends the first of these small tensors together, as many as find room; returns how many, and calls `each` for them. 0 if the
     /// first has to go by itself, `None` if all have to: over a lane that is not read yet, or into an error that each meets then.
     pub(super) fn send_together<K: AsRef<str>>(

@@ -203,3 +203,36 @@ fn the_last_clone_says_goodbye() {
         assert!(error.to_string().contains("dropped"), "{error}");
     }
 }
+
+#[test]
+fn list_of_too_many_calls_is_refused_as_a_whole() {
+    // As many as one shard keeps of a task.
+    const MOST: usize = 16_384;
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
+    let task = to(&daemon).attach().unwrap();
+    let wanted = |count: usize| (0..count).map(|key| (key.to_string(), RecvOptions::default()));
+    let tensors = |count: usize| (0..count).map(|key| (key.to_string(), tensor(8, 1)));
+    let is_refused = |error: &Error| {
+        error.code() == Code::ResourceExhausted && error.to_string().contains("none of the list was begun")
+    };
+    let waiting: Vec<_> = (0..100).map(|key| task.recv(TASK, 1, &format!("waiting {key}"))).collect();
+    for count in [MOST + 1, MOST - 99] {
+        let refused = Sending::wait_all(task.send_all(TASK, 2, tensors(count)));
+        assert!(refused.len() == count && refused.iter().all(|sent| sent.as_ref().is_err_and(is_refused)));
+        let refused = Receiving::wait_all(task.recv_all(TASK, 2, wanted(count)));
+        assert!(
+            refused.len() == count && refused.iter().all(|got| got.as_ref().is_err_and(|got| is_refused(&got.error)))
+        );
+        let pushed = task.push_all(TASK, "queue", tensors(count).map(|(_, tensor)| tensor).collect::<Vec<_>>()).wait();
+        assert!(is_refused(&pushed.unwrap_err()));
+    }
+    let options = RecvOptions { timeout: Some(Duration::from_millis(1)), ..RecvOptions::default() };
+    assert_eq!(task.recv_with(TASK, 2, "0", options).wait().unwrap_err().error.code(), Code::DeadlineExceeded);
+    // What fits goes.
+    let receivings = task.recv_all(TASK, 3, wanted((MOST - 100) / 2));
+    let sendings = task.send_all(TASK, 3, tensors((MOST - 100) / 2));
+    assert!(Receiving::wait_all(receivings).iter().all(|received| received.is_ok()));
+    assert!(Sending::wait_all(sendings).iter().all(|sent| sent.is_ok()));
+    drop(waiting);
+}

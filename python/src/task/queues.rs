@@ -44,7 +44,8 @@ impl Task {
     /// ``push`` for many tensors, in order: any iterable of them, or the rows of an array. Much cheaper than one by one. Waits
     /// until the queue has taken all of them.
     ///
-    /// If one fails, its error is raised and the others continue.
+    /// If one fails, its error is raised and the others continue. Tensors that would bring a task's calls in flight on one shard of the
+    /// daemon above 16,384 are refused as a whole with ``ResourceExhausted``.
     #[pyo3(signature = (to, queue, arrays, *, timeout=None))]
     fn push_many_async(
         &self,

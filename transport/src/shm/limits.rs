@@ -11,6 +11,10 @@ use crate::limits::{
 /// the tensors in flight, only records that the other side has not read yet.
 pub const SLOTS: usize = 1024;
 
+/// Most calls of a client that one shard of the daemon has not answered. A list of calls that would exceed it is refused as a whole by the
+/// client.
+pub const CALLS_PER_SHARD_MAX: usize = 1 << 14;
+
 /// Words of a slot: two cache lines, which the processor fetches as a pair.
 pub const SLOT_WORDS: usize = 16;
 

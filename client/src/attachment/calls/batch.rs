@@ -300,6 +300,12 @@ impl Batches {
         self.idle.push(number);
     }
 
+    /// Calls on a shard that the daemon has not answered and that have no slots.
+    pub(super) fn open_on(&self, segment: u16) -> usize {
+        let there = self.batches.iter().filter(|batch| batch.direction.is_some() && batch.segment == segment);
+        there.map(|batch| (batch.count - batch.ended.count_ones()) as usize).sum()
+    }
+
     /// Calls in progress that have no slots.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn under_way(&self) -> usize {

@@ -154,7 +154,8 @@ impl Task {
 
     /// ``recv`` that does not wait: ``await`` the returned object, or call its ``result``.
     ///
-    /// Requests a tensor from ``peer``, which may be sent before or after, and waits for it.
+    /// Requests a tensor from ``peer``, which may be sent before or after, and waits for it. An array of more than 512 bytes is in memory
+    /// shared with the daemon, which a forked child shares too: copy the array before the fork if the child reads or writes it.
     ///
     /// ``timeout`` is in seconds, by default the daemon's ``request_timeout``; ``math.inf`` for no limit. With ``out``
     /// the tensor arrives in that array, which must have its type and shape, and which is returned, without a copy if it
@@ -280,7 +281,7 @@ impl Task {
     }
 
     /// An array whose memory is shared with the daemon, so that it is sent and received into without a copy. Its contents
-    /// are undefined.
+    /// are undefined. A forked child shares the memory with its parent: copy the array before the fork if both use it.
     ///
     /// ``dtype`` is anything that numpy accepts, or the name of a type that numpy lacks; then a ``Tensor`` is returned.
     /// With an embedded engine the memory is ordinary.

@@ -47,8 +47,10 @@ struct State {
 enum News {
     Start(Call),
     Wake(u64),
-    /// Give up this call, or all calls of this group.
+    /// Give up this call.
     GiveUp(u64, sealane_error),
+    /// Give up all calls of this group.
+    GiveUpGroup(u64, sealane_error),
     Release(Box<dyn FnOnce() + Send>),
 }
 
@@ -162,9 +164,14 @@ impl Executor {
         self.news.notify_one();
     }
 
-    /// Gives up a call, or all of a group, unless they have ended.
+    /// Gives up a call, unless it has ended.
     pub(crate) fn give_up(&self, number: u64, error: sealane_error) {
         self.tell(News::GiveUp(number, error));
+    }
+
+    /// Gives up all calls of a group that have not ended.
+    pub(crate) fn give_up_group(&self, group: u64, error: sealane_error) {
+        self.tell(News::GiveUpGroup(group, error));
     }
 
     fn tell(&self, news: News) {
@@ -214,29 +221,21 @@ impl Executor {
     }
 
     fn run(self: &Arc<Self>) {
-        let mut calls = HashMap::new();
+        let mut calls = Calls::default();
         let mut news = Vec::new();
-        // Includes calls that may have ended; those without a deadline cost nothing.
-        let mut deadlines = BTreeSet::new();
-        while let Some(stopping) =
-            self.wait(&mut news, calls.is_empty(), deadlines.first().map(|(deadline, _)| *deadline))
-        {
+        while let Some(stopping) = self.wait(&mut news, calls.entries.is_empty(), calls.next_deadline()) {
             let mut released = 0;
-            while let Some((_, number)) = deadlines.first().copied().filter(|(deadline, _)| *deadline <= Instant::now())
-            {
-                deadlines.pop_first();
-                news.push(News::GiveUp(number, sealane_error::late()));
-            }
+            let now = Instant::now();
+            let late = calls.deadlines.iter().take_while(|(deadline, _)| *deadline <= now);
+            news.extend(late.map(|(_, number)| News::GiveUp(*number, sealane_error::late())));
             for each in news.drain(..) {
-                if let News::Start(Call { deadline: Some(deadline), number, .. }) = &each {
-                    deadlines.insert((*deadline, *number));
-                }
                 released += usize::from(matches!(each, News::Release(_)));
                 self.hear(each, &mut calls);
             }
             if stopping {
-                for (_, running) in calls.drain() {
-                    running.end(sealane_error::cancelled("the task was detached"));
+                calls.deadlines.clear();
+                for (_, entry) in calls.entries.drain() {
+                    entry.end(sealane_error::cancelled("the task was detached"));
                 }
             }
             self.lock().lent -= released;
@@ -268,21 +267,26 @@ impl Executor {
         Some(state.stopping)
     }
 
-    fn hear(self: &Arc<Self>, news: News, calls: &mut HashMap<u64, Entry>) {
+    fn hear(self: &Arc<Self>, news: News, calls: &mut Calls) {
         match news {
-            News::Start(Call { number, group, running, .. }) => {
+            News::Start(Call { number, group, deadline, running }) => {
                 let wakeup = Arc::new(Wakeup { number, executor: self.clone(), told: AtomicBool::new(false) });
-                calls.insert(number, Entry { group, running, wakeup });
-                look(number, calls);
+                calls.insert(number, Entry { group, deadline, running, wakeup });
+                calls.look(number);
             }
-            News::Wake(number) => look(number, calls),
+            News::Wake(number) => calls.look(number),
             News::GiveUp(number, error) => {
                 // If it has ended by now, its outcome is delivered.
-                look(number, calls);
-                let is_of = |(each, entry): (&u64, &Entry)| (*each == number || entry.group == number).then_some(*each);
-                let given_up: Vec<u64> = calls.iter().filter_map(is_of).collect();
+                calls.look(number);
+                if let Some(entry) = calls.remove(number) {
+                    entry.end(error);
+                }
+            }
+            News::GiveUpGroup(group, error) => {
+                let of_group = calls.entries.iter().filter(|(_, entry)| entry.group == group);
+                let given_up: Vec<u64> = of_group.map(|(number, _)| *number).collect();
                 for number in given_up {
-                    if let Some(entry) = calls.remove(&number) {
+                    if let Some(entry) = calls.remove(number) {
                         entry.end(error.clone());
                     }
                 }
@@ -295,8 +299,48 @@ impl Executor {
     }
 }
 
+/// Calls that have not ended, and the deadlines of those that have one.
+#[derive(Default)]
+struct Calls {
+    entries: HashMap<u64, Entry>,
+    deadlines: BTreeSet<(Instant, u64)>,
+}
+
+impl Calls {
+    fn insert(&mut self, number: u64, entry: Entry) {
+        self.deadlines.extend(entry.deadline.map(|deadline| (deadline, number)));
+        self.entries.insert(number, entry);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&number)?;
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, number));
+        }
+        Some(entry)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Checks whether a call has ended, and runs its callback if so.
+    fn look(&mut self, number: u64) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        // Before the poll: anything that happens from now on is reported again.
+        entry.wakeup.told.store(false, Ordering::SeqCst);
+        let waker = Waker::from(entry.wakeup.clone());
+        if entry.running.poll(&mut Context::from_waker(&waker))
+            && let Some(ended) = self.remove(number)
+        {
+            ended.end(sealane_error::internal());
+        }
+    }
+}
+
 struct Entry {
     group: u64,
+    deadline: Option<Instant>,
     running: Box<dyn Running>,
     wakeup: Arc<Wakeup>,
 }
@@ -304,19 +348,6 @@ struct Entry {
 impl Entry {
     fn end(self, instead: sealane_error) {
         self.running.tell(instead);
-    }
-}
-
-/// Checks whether a call has ended, and runs its callback if so.
-fn look(number: u64, calls: &mut HashMap<u64, Entry>) {
-    let Some(entry) = calls.get_mut(&number) else { return };
-    // Before the poll: anything that happens from now on is reported again.
-    entry.wakeup.told.store(false, Ordering::SeqCst);
-    let waker = Waker::from(entry.wakeup.clone());
-    if entry.running.poll(&mut Context::from_waker(&waker))
-        && let Some(ended) = calls.remove(&number)
-    {
-        ended.end(sealane_error::internal());
     }
 }
 
@@ -396,7 +427,7 @@ mod tests {
         let (_, left) = start(&executor, 0, pending());
         executor.give_up(number, sealane_error::cancelled("alone"));
         assert_eq!(alone.recv_timeout(LONG), Ok((sealane_code::Cancelled, None)));
-        executor.give_up(group, sealane_error::cancelled("together"));
+        executor.give_up_group(group, sealane_error::cancelled("together"));
         for ended in of_group {
             assert_eq!(ended.recv_timeout(LONG), Ok((sealane_code::Cancelled, None)));
         }
@@ -432,6 +463,28 @@ mod tests {
         assert_eq!([(); 2].map(|()| ended.recv_timeout(LONG).unwrap().1), [sealane_code::Cancelled; 2]);
         assert!(ended.try_recv().is_err());
         executor.join();
+    }
+
+    #[test]
+    fn calls_that_have_ended_leave_no_deadline() {
+        let executor = Arc::<Executor>::default();
+        let mut calls = Calls::default();
+        let start = |calls: &mut Calls, future: Pin<Box<dyn Future<Output = ()> + Send>>| {
+            let number = executor.number();
+            let call = Executor::call(number, 7, future, |_| {}).within(Some(LONG));
+            executor.hear(News::Start(call), calls);
+            number
+        };
+        for _ in 0..100 {
+            start(&mut calls, Box::pin(ready(())));
+        }
+        assert_eq!((calls.entries.len(), calls.deadlines.len()), (0, 0), "they have ended");
+        let numbers = [(); 3].map(|()| start(&mut calls, Box::pin(pending())));
+        assert_eq!((calls.entries.len(), calls.deadlines.len()), (3, 3));
+        executor.hear(News::GiveUp(numbers[0], sealane_error::late()), &mut calls);
+        assert_eq!((calls.entries.len(), calls.deadlines.len()), (2, 2));
+        executor.hear(News::GiveUpGroup(7, sealane_error::late()), &mut calls);
+        assert_eq!((calls.entries.len(), calls.next_deadline()), (0, None));
     }
 
     #[test]

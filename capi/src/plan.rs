@@ -208,7 +208,7 @@ pub unsafe extern "C" fn sealane_plan_get(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_plan_close(plan: *mut sealane_plan) {
     let end = |plan: Box<sealane_plan>| {
-        plan.executor.give_up(plan.group, sealane_error::cancelled("the plan was closed"));
+        plan.executor.give_up_group(plan.group, sealane_error::cancelled("the plan was closed"));
         let closed = std::mem::replace(&mut *plan.home.standing(), Standing::Closed);
         drop(closed);
     };

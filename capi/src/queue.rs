@@ -186,7 +186,7 @@ unsafe fn accept(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sealane_acceptor_close(acceptor: *mut sealane_acceptor) {
     let end = |acceptor: Box<sealane_acceptor>| {
-        acceptor.executor.give_up(acceptor.group, sealane_error::cancelled("the acceptor was closed"));
+        acceptor.executor.give_up_group(acceptor.group, sealane_error::cancelled("the acceptor was closed"));
     };
     // SAFETY: null, or made by `sealane_acceptor_open` and closed once.
     unsafe { close(acceptor, |acceptor| acceptor.process, end) };

@@ -325,6 +325,9 @@ pub(crate) const STREAM_RETRY_MAX: Duration = Duration::from_secs(30);
 /// none, and asks again.
 pub(crate) const STREAM_ANSWERS_MAX: usize = 1024;
 
+/// Most frames to one peer that it has caused and not taken yet: acceptances, windows, and frames about connections.
+pub(crate) const STREAM_REPLIES_MAX: usize = 1024;
+
 /// Pause before a failed push of a stream's last word is tried again; and for how long it is tried. By then, the
 /// other end has asked, as it does whenever the recv that waits for its peer's end has to be renewed.
 pub(crate) const STREAM_TELL_PAUSE: Duration = Duration::from_millis(250);

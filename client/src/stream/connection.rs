@@ -85,6 +85,8 @@ pub(super) struct Connection {
     pub(super) end: End,
     /// Counted among the streams for which the peer is watched.
     pub(super) is_counted: bool,
+    /// The peer has dialed it, and has too many replies to take to be told that it was accepted.
+    pub(super) is_unanswered: bool,
     /// It was waiting for the other end when the last request timeout passed.
     is_late: bool,
     /// Why the stream has ended.

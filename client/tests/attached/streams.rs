@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use sealane::{Acceptor, Code, RecvOptions, Stream, StreamOptions, Streams, Task, Tensor};
+use sealane::{AcceptOptions, Acceptor, Code, RecvOptions, Stream, StreamOptions, Streams, Task, Tensor};
 use tempfile::TempDir;
 
 use crate::{
@@ -221,4 +221,45 @@ fn streams_wait_for_no_room_in_the_ring_of_a_daemon_that_hangs() {
     let mut came = String::new();
     (&accepted).read_to_string(&mut came).unwrap();
     assert_eq!(came, "text".repeat(MANY));
+}
+
+/// A frame of the protocol of streams, as `client/src/stream/frame.rs` has it.
+fn frame(kind: u8, stream: u64, value: u64) -> Tensor {
+    let mut bytes = [0_u8; 24];
+    bytes[0] = kind;
+    bytes[8..16].copy_from_slice(&stream.to_le_bytes());
+    bytes[16..].copy_from_slice(&value.to_le_bytes());
+    Tensor::from_elements(&[24], &bytes).unwrap()
+}
+
+#[test]
+fn offers_whose_answers_are_not_taken_leave_calls() {
+    const ACCEPT: u8 = 1;
+    const OFFER: u8 = 11;
+    // More than a task may have in flight, and than the queue of its streams holds.
+    const OFFERS: u64 = (16_384 + 2 * 4096) / 64 * 64;
+    let directory = directory();
+    let daemon = Daemon::start(&directory, Settings { shards: 1, ..Settings::default() });
+    let victim = to(&daemon).attach().unwrap();
+    let [attacker, honest] = [0, 1].map(|at| to_as(&daemon, &peers()[at]).attach().unwrap());
+    // The victim dials; the attacker speaks the protocol of streams by itself.
+    let frames = attacker.acceptor("sealane.streams", AcceptOptions::default());
+    let streams = Streams::of(&victim);
+    let connecting = streams.connect(attacker.name(), "x", StreamOptions::default());
+    let open = frames.accept().wait().unwrap();
+    let stream = u64::from_le_bytes(open.tensor.bytes()[8..16].try_into().unwrap());
+    attacker.push(victim.name(), "sealane.streams", frame(ACCEPT, stream, 1 << 20)).wait().unwrap();
+    let connected = connecting.wait().unwrap();
+    // From now on it takes nothing.
+    drop((open, frames));
+    for first in (0..OFFERS).step_by(64) {
+        let offers = (first..first + 64).map(|number| frame(OFFER, stream, number));
+        attacker.push_all(victim.name(), "sealane.streams", offers.collect::<Vec<_>>()).wait().unwrap();
+    }
+    for step in 0..3 {
+        let receiving = honest.recv(victim.name(), step, "key");
+        victim.send(honest.name(), step, "key", tensor(64, 1)).wait().unwrap();
+        receiving.wait().unwrap();
+    }
+    drop(connected);
 }

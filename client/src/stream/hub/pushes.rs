@@ -24,7 +24,10 @@ use super::{
 };
 use crate::{
     Receiving, Sending,
-    limits::{STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE, STREAM_TELL_PAUSE},
+    limits::{
+        STREAM_PUSHES_AWAITED, STREAM_PUSHES_MAX, STREAM_REPLIES_MAX, STREAM_RETRY_MAX, STREAM_RETRY_PAUSE,
+        STREAM_TELL_PAUSE,
+    },
 };
 
 /// A task with which there are streams, or that is still to be told of some.
@@ -35,9 +38,11 @@ pub(super) struct Peer {
     pushes: VecDeque<Posted>,
     /// How many of the first of them somebody waits for.
     awaited: usize,
+    /// Number of pushes in flight that the peer has caused.
+    replies: usize,
     /// Streams with bytes to push, in turn.
     queued: VecDeque<Key>,
-    /// Streams to ask the peer about, in turn.
+    /// Streams to ask the peer about, or to tell it of, in turn.
     pub(super) asked: VecDeque<Key>,
     /// Streams with refused pushes, and the pause after which these are pushed again.
     refused: Vec<Key>,
@@ -58,6 +63,7 @@ impl Peer {
             bell,
             pushes: VecDeque::new(),
             awaited: 0,
+            replies: 0,
             queued: VecDeque::new(),
             asked: VecDeque::new(),
             refused: Vec::new(),
@@ -111,7 +117,9 @@ impl Peer {
             }
         {
             self.awaited = self.awaited.saturating_sub(1);
-            ended.extend(self.pushes.pop_front().map(|posted| (posted, outcome)));
+            let posted = self.pushes.pop_front().expect("it was just polled");
+            self.replies -= usize::from(posted.frame.is_reply);
+            ended.push((posted, outcome));
         }
         ended
     }
@@ -123,6 +131,8 @@ pub(in crate::stream) struct Pushed {
     carries: bool,
     /// It is a last word, with that serial number.
     word: Option<u64>,
+    /// The peer has caused it.
+    is_reply: bool,
     tensor: Tensor,
 }
 
@@ -160,6 +170,11 @@ impl Refused {
     /// True if no other bytes of the stream may be sent.
     pub(in crate::stream) fn holds(&self) -> bool {
         self.is_trying || !self.frames.is_empty()
+    }
+
+    /// True if no more frames that the peer causes may be kept.
+    fn is_full(&self) -> bool {
+        self.frames.len() >= STREAM_REPLIES_MAX
     }
 
     /// True if everything pushed was taken, as far as is known.
@@ -349,7 +364,8 @@ impl Hub {
         self.ask(state, name);
     }
 
-    /// Asks the peer about streams by repeating their windows: it answers where it takes one for ended.
+    /// Asks the peer about streams by repeating their windows: it answers where it takes one for ended. Tells it of acceptances and windows
+    /// that waited because it had too many replies to take.
     fn ask(&self, state: &mut State, name: &Arc<str>) {
         while let Some(peer) = state.peers.get_mut(name)
             && peer.pushes.len() < STREAM_PUSHES_MAX
@@ -357,7 +373,8 @@ impl Hub {
         {
             if let Some(connection) = state.connections.get(&key).filter(|connection| !connection.end.is_failed()) {
                 let allowed = connection.incoming.allowed();
-                self.push(state, &key, Kind::Window(allowed), &[]);
+                let kind = if connection.is_unanswered { Kind::Accept(allowed) } else { Kind::Window(allowed) };
+                self.push(state, &key, kind, &[]);
             }
         }
     }
@@ -392,7 +409,7 @@ impl Hub {
                     self.tensor(&key, Kind::Reset(code), &reset_to_bytes(taken, &reason))
                 }
             };
-            self.post(state, &key, Pushed { carries: false, word: Some(serial), tensor }, false);
+            self.post(state, &key, Pushed { carries: false, word: Some(serial), is_reply: false, tensor }, false);
         }
     }
 
@@ -437,12 +454,36 @@ impl Hub {
     }
 
     /// Pushes a frame of a stream. Its outcome is handled in order.
+    ///
+    /// A peer that does not take its replies gets no more of them: acceptances and windows wait, and a stream with another reply ends.
     pub(super) fn push(&self, state: &mut State, key: &Key, kind: Kind, bytes: &[u8]) {
+        let is_reply =
+            matches!(kind, Kind::Accept(_) | Kind::Window(_) | Kind::Have(_) | Kind::Broken(_) | Kind::Lost(_));
+        if is_reply {
+            let has_room = self.meet(state, &key.peer).replies < STREAM_REPLIES_MAX;
+            let is_full = state.connections.get(key).is_some_and(|connection| connection.refused.is_full());
+            match (kind, state.connections.get_mut(key)) {
+                (Kind::Accept(_), Some(connection)) => connection.is_unanswered = !has_room,
+                (Kind::Accept(_) | Kind::Window(_), _) => {}
+                _ if has_room && !is_full => {}
+                _ => {
+                    let reason = format!("it has not taken {STREAM_REPLIES_MAX} frames about streams");
+                    return self.fail(state, key, &Error::unavailable(&key.peer, reason));
+                }
+            }
+            if !has_room {
+                let asked = &mut self.meet(state, &key.peer).asked;
+                if !asked.contains(key) {
+                    asked.push_back(key.clone());
+                }
+                return;
+            }
+        }
         // Frames about a connection stay behind the frame that announced it.
         let carries =
             matches!(kind, Kind::Data(_) | Kind::Finish(_) | Kind::Ring(_) | Kind::Socket(_) | Kind::Broken(_));
         let tensor = self.tensor(key, kind, bytes);
-        self.post(state, key, Pushed { carries, word: None, tensor }, false);
+        self.post(state, key, Pushed { carries, word: None, is_reply, tensor }, false);
     }
 
     /// Tells the other end of a stream a last word.
@@ -476,6 +517,7 @@ impl Hub {
         let push = self.task.push(&key.peer, QUEUE, frame.tensor.share());
         let peer = self.meet(state, &key.peer);
         let was_awaited = peer.is_awaited();
+        peer.replies += usize::from(frame.is_reply);
         peer.pushes.push_back(Posted { stream: key.stream, is_dialed: key.is_dialed, frame, is_again, push });
         if is_again {
             peer.awaited = peer.pushes.len();
@@ -503,7 +545,7 @@ mod tests {
 
     fn frame(number: u64) -> Pushed {
         let tensor = Tensor::from_elements(&[1], &[number]).unwrap();
-        Pushed { carries: true, word: None, tensor }
+        Pushed { carries: true, word: None, is_reply: false, tensor }
     }
 
     #[test]

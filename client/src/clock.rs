@@ -31,6 +31,11 @@ impl Tick {
         Tick(clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, milliseconds))
     }
 
+    /// The number of milliseconds since the system's start, the same in all processes of a host.
+    pub(crate) fn milliseconds(self) -> u64 {
+        self.0
+    }
+
     #[inline]
     pub(crate) fn after(self, timeout: Duration) -> Tick {
         Tick(self.0.saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)))

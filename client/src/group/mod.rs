@@ -439,6 +439,7 @@ impl Group {
     ) -> Result<(), Error> {
         self.members.check()?;
         let mut collectives = self.lock_collectives(until)?;
+        let _in_progress = self.counters.begin(call.kind);
         collectives.begin(call, until)?;
         run(&mut collectives)
     }

@@ -1,7 +1,7 @@
 //! What `sealane stat --groups` shows: groups of processes, such as PyTorch's, whose ranks on this host count their calls. Needs no
 //! daemon.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use sealane::{CallFigures, Group, RankFigures};
 use serde_json::{Value, json};
@@ -15,6 +15,12 @@ const SCHEMA: &str = "sealane-groups/1";
 
 /// A rank is slow if the calls of the others take this many times as long, since they wait for it.
 const SLOW: f64 = 1.1;
+
+/// A collective that has been in progress for longer is stalled.
+const STALLED: Duration = Duration::from_secs(1);
+
+/// Most missing ranks that are listed.
+const MISSING_MAX: usize = 8;
 
 /// A snapshot of the groups on this host.
 pub(super) struct Groups {
@@ -49,13 +55,23 @@ impl Groups {
 
     pub(super) fn to_json(&self) -> String {
         let calls = |calls: &CallFigures| json!({"call": calls.name, "count": calls.count, "bytes": calls.bytes, "seconds": calls.time.as_secs_f64()});
-        let rank = |rank: &RankFigures| json!({"rank": rank.rank, "pid": rank.process, "calls": rank.calls.iter().map(calls).collect::<Vec<_>>()});
+        let rank = |rank: &RankFigures| {
+            let since = rank.since.as_secs_f64();
+            json!({
+                "rank": rank.rank,
+                "pid": rank.process,
+                "calls": rank.calls.iter().map(calls).collect::<Vec<_>>(),
+                "in_progress": rank.in_progress.map(|call| json!({"call": call, "seconds": since})),
+                "idle_seconds": rank.in_progress.is_none().then_some(since),
+            })
+        };
         let group = |ranks: &[RankFigures]| {
             json!({
                 "group": name(&ranks[0]),
                 "size": ranks[0].size,
                 "hosts": ranks[0].hosts,
-                "uptime_s": age(&ranks[0]).as_secs(),
+                "uptime_s": ranks[0].uptime.as_secs(),
+                "missing": missing(ranks).iter().map(|rank| rank.rank).collect::<Vec<_>>(),
                 "ranks": ranks.iter().map(rank).collect::<Vec<_>>(),
             })
         };
@@ -68,20 +84,17 @@ fn name(rank: &RankFigures) -> String {
     format!("{:016x}", rank.group)
 }
 
-fn age(rank: &RankFigures) -> Duration {
-    SystemTime::now().duration_since(rank.began).unwrap_or_default()
-}
-
 /// A heading, a row for each kind of call, and the rank that the others wait for.
 fn group(ranks: &[RankFigures], before: &[RankFigures], seconds: f64) -> String {
     let first = &ranks[0];
     let (size, hosts) = (counted(first.size, "rank"), counted(first.hosts, "host"));
     let here = if ranks.len() < first.size { format!(", {} of them here", ranks.len()) } else { String::new() };
-    let mut text = format!("Group {}: {size} on {hosts}{here}, for {}\n", name(first), span(age(first)));
+    let mut text = format!("Group {}: {size} on {hosts}{here}, for {}\n", name(first), span(first.uptime));
     let mut kinds: Vec<&str> = Vec::new();
-    for calls in ranks.iter().flat_map(|rank| &rank.calls) {
-        if !kinds.contains(&calls.name) {
-            kinds.push(calls.name);
+    let ended = ranks.iter().flat_map(|rank| rank.calls.iter().map(|calls| calls.name));
+    for name in ended.chain(ranks.iter().filter_map(|rank| rank.in_progress)) {
+        if !kinds.contains(&name) {
+            kinds.push(name);
         }
     }
     if kinds.is_empty() {
@@ -101,6 +114,7 @@ fn group(ranks: &[RankFigures], before: &[RankFigures], seconds: f64) -> String 
         let means = calls.iter().map(|(calls, _)| calls.time.as_nanos() as u64 / calls.count.max(1));
         vec![
             (*kind).to_owned(),
+            count(ranks.iter().filter(|rank| rank.in_progress == Some(*kind)).count() as f64),
             count(calls.iter().map(|(calls, _)| calls.count as f64).sum()),
             count(rate(|calls| calls.count)),
             bytes(rate(|calls| calls.bytes)),
@@ -108,9 +122,58 @@ fn group(ranks: &[RankFigures], before: &[RankFigures], seconds: f64) -> String 
             duration(means.max().unwrap_or(0)),
         ]
     };
-    let heads = columns(&["call"], &["ended", "calls/s", "bytes/s", "mean, fastest rank", "slowest rank"]);
+    let heads =
+        columns(&["call"], &["in progress", "ended", "calls/s", "bytes/s", "mean, fastest rank", "slowest rank"]);
     text += &Table::new(heads, kinds.iter().map(row)).to_text();
-    text + &slowest(ranks)
+    text + &stalled(ranks).unwrap_or_else(|| slowest(ranks))
+}
+
+/// The rank that has been in a collective for longest, if that is stalled.
+fn longest_waiting(ranks: &[RankFigures]) -> Option<&RankFigures> {
+    let longest = ranks.iter().filter(|rank| rank.in_progress.is_some()).max_by_key(|rank| rank.since)?;
+    (longest.since >= STALLED).then_some(longest)
+}
+
+/// The ranks here that the others here wait for in a stalled collective.
+fn missing(ranks: &[RankFigures]) -> Vec<&RankFigures> {
+    let steps = |rank: &RankFigures| rank.steps_ahead_of(&ranks[0]);
+    let least = ranks.iter().map(steps).min();
+    if longest_waiting(ranks).is_none() || ranks.iter().map(steps).max() == least {
+        return Vec::new();
+    }
+    ranks.iter().filter(|rank| Some(steps(rank)) == least).collect()
+}
+
+/// The ranks that are missing in a stalled collective.
+fn stalled(ranks: &[RankFigures]) -> Option<String> {
+    let waiting = longest_waiting(ranks)?;
+    let missing = missing(ranks);
+    let time = |rank: &RankFigures| duration(rank.since.as_nanos() as u64);
+    let place = |rank: &RankFigures| match rank.in_progress {
+        Some(call) => format!("in {call} for {}", time(rank)),
+        None => format!("in no collective for {}", time(rank)),
+    };
+    if missing.is_empty() {
+        let others = if ranks.len() < waiting.size { ": they wait for ranks of other hosts" } else { "" };
+        return Some(format!(
+            "all ranks here are in the same collective, rank {} {}{others}\n",
+            waiting.rank,
+            place(waiting)
+        ));
+    }
+    let line = |rank: &&RankFigures| {
+        format!(
+            "missing: rank {} (process {}), {}, while rank {} has been {}\n",
+            rank.rank,
+            rank.process,
+            place(rank),
+            waiting.rank,
+            place(waiting)
+        )
+    };
+    let more = missing.len().saturating_sub(MISSING_MAX);
+    let more = if more > 0 { format!("and {} more\n", counted(more, "rank")) } else { String::new() };
+    Some(missing.iter().take(MISSING_MAX).map(line).collect::<String>() + &more)
 }
 
 fn of<'r>(rank: &'r RankFigures, kind: &str) -> Option<&'r CallFigures> {
@@ -197,7 +260,7 @@ mod tests {
         now.ranks[1].calls[0].time = Duration::from_secs(1);
         let text = now.to_text(&before);
         let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(rows[1], ["all_reduce", "2", "1", "1.00", "kB", "1.00", "s", "4.00", "s"], "{text}");
+        assert_eq!(rows[1], ["all_reduce", "0", "2", "1", "1.00", "kB", "1.00", "s", "4.00", "s"], "{text}");
         let slowest = format!(
             "the slowest here is rank 1 (process {}): it spent 1.00 s in collectives, rank 0 4.00 s, as it waits for others\n",
             std::process::id()
@@ -207,6 +270,34 @@ mod tests {
         let rank = &json["groups"][0]["ranks"][1];
         assert_eq!((&json["schema"], &json["groups"][0]["size"]), (&json!("sealane-groups/1"), &json!(2)));
         assert_eq!(rank["calls"][0], json!({"call": "all_reduce", "count": 1, "bytes": 1000, "seconds": 1.0}));
+        assert_eq!((&rank["in_progress"], &json["groups"][0]["missing"]), (&Value::Null, &json!([])));
+        assert!(rank["idle_seconds"].is_number());
+
+        // Rank 1 has had the least time in collectives so far, and does not come to the next.
+        thread::scope(|scope| {
+            scope.spawn(|| groups[0].barrier(None).unwrap());
+            let stalled = loop {
+                let now = look();
+                if now.ranks[0].since >= STALLED && now.ranks[0].in_progress.is_some() {
+                    break now;
+                }
+                thread::yield_now();
+            };
+            let text = stalled.to_text(&before);
+            let missing = format!("missing: rank 1 (process {}), in no collective for ", std::process::id());
+            let last = text.lines().next_back().unwrap();
+            assert!(last.starts_with(&missing) && last.contains("while rank 0 has been in barrier for 1."), "{text}");
+            assert!(text.lines().any(|line| line.starts_with("barrier") && line.contains(" 1 ")), "{text}");
+            let json: Value = serde_json::from_str(&stalled.to_json()).unwrap();
+            let group = &json["groups"][0];
+            assert_eq!(
+                (&group["missing"], &group["ranks"][0]["in_progress"]["call"]),
+                (&json!([1]), &json!("barrier"))
+            );
+            assert!(group["ranks"][0]["in_progress"]["seconds"].as_f64().unwrap() >= 1.0);
+            assert_eq!(group["ranks"][0]["idle_seconds"], Value::Null);
+            groups[1].barrier(None).unwrap();
+        });
         drop(groups);
         assert_eq!(look().ranks, []);
     }

@@ -66,7 +66,7 @@ fn a_peer_that_is_absent_is_named_by_every_call_and_once_by_the_log() {
 }
 
 #[test]
-fn recvs_from_a_killed_daemon_end_and_its_successor_serves() {
+fn recvs_from_a_killed_daemon_end_until_it_is_back() {
     let mut hosts = Hosts::start(&[&[PS], &[WORKER]]);
     let (ps, worker) = (hosts.attach(PS), hosts.attach(WORKER));
     let sending = ps.send(WORKER, STEP, "linked", tensor(1, 64));

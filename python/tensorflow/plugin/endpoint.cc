@@ -286,7 +286,7 @@ struct Watching {
   std::string producer;
 };
 
-// Not the step of a rendezvous or of collectives, which are cleaned up.
+// No rendezvous and no collective has this step, so no cleanup ends a watch.
 constexpr int64_t kWatchStep = INT64_MIN;
 
 }  // namespace

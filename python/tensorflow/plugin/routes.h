@@ -121,7 +121,7 @@ class Routes {
   bool Refused(absl::string_view pair, absl::string_view from, absl::string_view why);
   // Sealane has lost the producer, or this task's daemon.
   void Lost(AskRoute* route, absl::string_view why);
-  // The same for all pairs requested of a producer: returns those that used Sealane.
+  // Sealane has lost the producer of these pairs. Returns the pairs that used Sealane.
   std::vector<std::string> Lost(absl::string_view producer, absl::string_view why);
   // Whether any pair is requested of this task over Sealane.
   bool UsesSealane(absl::string_view producer);

@@ -117,7 +117,7 @@ class Step : public tensorflow::core::RefCounted {
   // A producer has had these tensors out for a while. Recvs that await them another way than they are sent go by gRPC, lest they wait
   // forever.
   void Held(absl::string_view pair, absl::string_view from, const HeldTensors& held);
-  // A producer sends no more of a pair by Sealane.
+  // A producer sends no more of a pair by Sealane, or Sealane has lost it.
   void Refused(absl::string_view pair);
   // The step has failed at a producer, for good.
   void AbortedBy(absl::string_view producer, const absl::Status& status);

@@ -70,7 +70,7 @@ def test_a_partitioned_variable_of_which_one_part_is_not_in_the_map(make_job):
     assert_by_grpc(ps1, "worker/0")
     assert worker.pairs()["ps/1"]["route"] == "grpc" and "endpoint map" in worker.pairs()["ps/1"]["why"]
     assert worker.log().count("/job:ps/replica:0/task:1 go by gRPC") == 1
-    # These are the lines that the page shows.
+    # The page shows these lines.
     [shown] = re.findall(r"```text\n(  Sealane: .*?)```", PAGE.read_text(), re.DOTALL)
     for task, address in {"worker0:2222": job.cluster["worker"][0], "ps1:2222": job.cluster["ps"][1]}.items():
         shown = shown.replace(task, address)
@@ -131,7 +131,7 @@ def test_a_daemon_that_comes_later(make_job):
     assert by_grpc(worker.pairs()["ps/0"]) == grpc
 
 
-def test_a_peers_daemon_that_is_away_is_named_as_the_reason(make_job):
+def test_unreachable_daemon_is_the_logged_reason(make_job):
     job = make_job(ps=1, worker=1, daemons=2)
     job.daemons[1].start()
     _, worker = job.start_all(("ps", 0), ("worker", 0))
@@ -141,7 +141,7 @@ def test_a_peers_daemon_that_is_away_is_named_as_the_reason(make_job):
     assert why in worker.log()
 
 
-def test_a_task_without_the_plugin_is_named_as_the_reason(make_job):
+def test_missing_plugin_is_the_logged_reason(make_job):
     job = make_job(ps=1, worker=1, daemons=2).start_daemons()
     job.start("ps", SEALANE_TF="off")
     worker = job.start("worker")

@@ -146,7 +146,7 @@ def test_steps_that_begin_after_their_daemon_died_go_by_grpc(job):
 
 
 @pytest.mark.parametrize("end", ["kill", "drain"])
-def test_steps_use_grpc_while_another_hosts_daemon_is_away(make_job, end):
+def test_steps_use_grpc_while_a_peers_daemon_is_away(make_job, end):
     job = make_job(ps=1, worker=1, daemons=2).start_daemons()
     ps, worker = job.start_all(("ps", 0), ("worker", 0))
     assert_trains(worker)
@@ -167,7 +167,7 @@ def test_steps_use_grpc_while_another_hosts_daemon_is_away(make_job, end):
     wait_until("tensors by Sealane both ways", returned)
 
 
-def test_steps_begun_when_another_hosts_daemon_dies_do_not_hang(make_job):
+def test_steps_go_on_when_a_peers_daemon_dies(make_job):
     job = make_job(ps=1, worker=1, daemons=2).start_daemons()
     _, worker = job.start_all(("ps", 0), ("worker", 0))
     assert_trains(worker)

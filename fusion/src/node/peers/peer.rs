@@ -47,7 +47,7 @@ pub(in crate::node) struct Peer {
     pub(super) is_negotiating: bool,
     pub(in crate::node) connection: Connection,
     pub(super) calls: Calls,
-    /// The peer announced that it stops, and the next process at its address is waited for.
+    /// The peer announced its stop, so calls wait for the next process at its address.
     pub(super) is_expected_back: bool,
     /// When the last link was lost.
     pub(super) lost_at: Option<Instant>,

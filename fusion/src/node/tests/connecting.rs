@@ -154,7 +154,8 @@ fn a_peer_that_was_connected_and_refuses_calls_is_gone() {
     assert!(error.to_string().contains("it was connected, and the link was lost"), "{error}");
 }
 
-/// A worker whose ps, with which it was connected, refuses connections from now on; `announced`: it has said so.
+/// Returns a network of a worker whose ps has ended, after they were connected: the ps's address refuses connections. `announced` tells
+/// whether the ps said goodbye.
 fn left_alone(announced: bool) -> Net {
     let mut net = Net::pair();
     let asked = net.recv(WORKER, "ps:1", "w");
@@ -169,7 +170,7 @@ fn left_alone(announced: bool) -> Net {
     net
 }
 
-/// Lets time pass in small steps, as dials become due.
+/// Passes time in small steps, so that dials are made when they become due.
 fn pass_slowly(net: &mut Net, time: Duration) {
     let step = Duration::from_millis(10);
     (0..time.as_millis() / step.as_millis()).for_each(|_| net.pass(step));

@@ -91,6 +91,11 @@ impl Mapping {
             return Err(ShmError::TooLarge { bytes, limit: MEMORY_BYTES_MAX });
         }
         let bytes = bytes.max(1).next_multiple_of(PAGE);
+        // Before the kernel sends SIGXFSZ, which ends a process that does not block or ignore it.
+        let limit = file_size_limit();
+        if bytes > limit {
+            return Err(ShmError::FileSizeLimit { bytes, limit });
+        }
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = match memfd_create(name, flags | NOEXEC_SEAL) {
             // The kernel does not know the flag.
@@ -98,11 +103,7 @@ impl Mapping {
             answer => answer,
         }
         .map_err(ShmError::system("making shared memory"))?;
-        ftruncate(&fd, bytes as libc::off_t).map_err(|errno| match errno {
-            // Unless the process blocks or ignores SIGXFSZ, that signal has ended it by now.
-            Errno::EFBIG => ShmError::FileSizeLimit { bytes, limit: file_size_limit() },
-            errno => ShmError::system("sizing shared memory")(errno),
-        })?;
+        ftruncate(&fd, bytes as libc::off_t).map_err(ShmError::system("sizing shared memory"))?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(purpose.seals)).map_err(ShmError::system("sealing shared memory"))?;
         Ok((Self::map(&fd, bytes, purpose)?, fd))
     }

@@ -17,7 +17,7 @@ use sealane_transport::session::{
 };
 use sealane_transport::tcp::TcpLink;
 use sealane_transport::wire::{Fate, WireError};
-use sealane_transport::{Handle, Link, Meta, Payload, SessionLimits, Tensor};
+use sealane_transport::{Destination, Handle, Link, Meta, Payload, SessionLimits, Tensor};
 
 use super::super::engine::{NAME, PATIENCE, QUEUE, key_of};
 use super::memory::destination;
@@ -142,7 +142,7 @@ impl Sink<usize, ()> for Taker<'_> {
         }
         if let Some(request) = recv.request {
             let Some(memory) = session.cancel_unanswered(request) else { return Ok(Some(Fate::Returned)) };
-            (recv.request, recv.memory) = (None, memory);
+            (recv.request, recv.memory) = (None, memory.map(Destination::into_memory));
         }
         recv.take(came.payload);
         self.came.push(number);

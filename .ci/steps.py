@@ -17,6 +17,8 @@ Prints the selected steps in the given order, and reports on stderr each step th
 ['tests']
 >>> select(["pytorch", "tensorflow"], ["client/src/group/reduce.rs"])
 ['pytorch']
+>>> select(["tests", "dashboard"], ["deploy/grafana/sealane.json"])
+['tests', 'dashboard']
 >>> [step for step in PATHS if step not in select(PATHS, [".ci/run"])]
 []
 
@@ -38,6 +40,7 @@ PATHS = {
     "cleanroom": ("README.md", "*/Cargo.toml", "*/pyproject.toml", "deploy/debian/*", "*/build.rs"),
     "without_io_uring": ("runtime/*", "fusion/src/engine/*", "bin/src/commands/daemon/*", "xtask/src/without_io_uring.rs"),
     "packages": ("deploy/*", "capi/*", "bin/src/cli.rs", "*/Cargo.toml", "xtask/src/package.rs"),
+    "dashboard": (".ci/dashboard", "deploy/grafana/*", "bin/src/commands/daemon/metrics/*", "bin/src/figures/*", "fusion/src/metrics/*"),
     "lab": ("transport/src/verbs/*", "transport/src/link.rs", "transport/src/session/*", "transport/src/transfers.rs",
             "transport/tests/*", "fusion/src/engine/links.rs", "xtask/src/rdma_lab*"),
     "abi": ("transport/src/verbs/ibverbs/*", "tests/abi/*"),

@@ -48,7 +48,7 @@ fn the_window_holds_back_and_parked_requests_do_not_count() {
 #[test]
 fn a_deadline_ends_the_request_and_tells_the_peer() {
     let mut pair = Pair::new();
-    let destination = Some(heap(64));
+    let destination = Some(heap(64).into());
     let params = RequestParams {
         deadline: pair.asking.now + Duration::from_secs(2),
         destination,

@@ -8,7 +8,7 @@ const BYTES: usize = 100_000;
 
 /// One request, answered with a tensor of [`BYTES`]; returns what the answering side then sends.
 fn answered(pair: &mut Pair, destination: Option<Buffer>) -> Vec<u8> {
-    let params = RequestParams { destination, ..pair.asking.wanting("w", 1) };
+    let params = RequestParams { destination: destination.map(Into::into), ..pair.asking.wanting("w", 1) };
     pair.asking.session.request(pair.asking.now, params).unwrap();
     pair.talk();
     let id = pair.answering.asked_one();

@@ -27,6 +27,7 @@ fn send<'a>(key: &'a str, meta: &'a [u8], payload: PayloadAt<'a>) -> Submission<
 
 fn recv(key: &str, destination: Option<Span>) -> Submission<'_> {
     let (step, timeout_ms, fused) = (i64::MIN, NO_TIMEOUT, false);
+    let destination = destination.map(|span| (span, &[][..]));
     Submission::Recv { call: u32::MAX, peer: 1, step, timeout_ms, key, destination, fused, fail_if_gone: false }
 }
 
@@ -88,7 +89,7 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
         recv("grad/fc1", None),
         recv("grad/fc1", Some(SPAN)),
         fused(None),
-        fused(Some(SPAN)),
+        fused(Some((SPAN, &[9; 24][..]))),
         publish("w", &[1, 2, 3], PayloadAt::Inline(b"abc")),
         publish("ключ", &[9; 24], PayloadAt::Arena(SPAN)),
         Submission::Publish {

@@ -71,7 +71,7 @@ fn recv(call: u32, peer: u16, destination: Option<Span>) -> Submission<'static> 
         step: STEP,
         timeout_ms: NO_TIMEOUT,
         key: "some key",
-        destination,
+        destination: destination.map(|span| (span, &[][..])),
         fused: false,
         fail_if_gone: false,
     }

@@ -207,7 +207,7 @@ fn whenever_a_recv_is_given_up_its_tensor_is_the_next_ones() {
             let (step, len) = (round as i64, [64, 8 << 10, 200 << 10][round as usize % 3]);
             let options = |destination| RecvOptions { timeout: Some(STUCK), destination, ..RecvOptions::default() };
             let sending = ps.send(WORKER, step, "key", tensor(round, len));
-            let destination = round.is_multiple_of(2).then(|| worker.alloc(len).unwrap());
+            let destination = round.is_multiple_of(2).then(|| worker.alloc(len).unwrap().into());
             let given_up = worker.recv_with(PS, step, "key", options(destination));
             (0..round * 40).for_each(|_| std::hint::spin_loop());
             drop(given_up);

@@ -164,7 +164,9 @@ impl Scribbler {
                 fail_if_gone: false,
             },
             10 => {
-                let (destination, fused, fail_if_gone) = (Some(place), true, is_inline);
+                // With the metadata of a tensor, of none, or broken metadata.
+                let wanted = [&[][..], tensor.as_wire(), &no_tensor][self.below(3) as usize];
+                let (destination, fused, fail_if_gone) = (Some((place, wanted)), true, is_inline);
                 Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone }
             }
             11 => Submission::Cancel { call },

@@ -87,7 +87,7 @@ impl Control {
         if let Some(watch) = &self.files.watch {
             self.readiness.add(&**watch, For::Reading, Ready::Files).map_err(refused)?;
         }
-        // The files were read before they were watched, and may have changed in between. The daemon is ready once they are read.
+        // The files were read before they are watched, and may have changed in between. The daemon is ready once they are read again.
         self.reread(Instant::now());
         loop {
             let now = Instant::now();
@@ -576,7 +576,7 @@ impl Control {
     fn drop_overdue(&mut self, now: Instant) {
         for number in self.connections.overdue(now) {
             let Some(connection) = self.connections.get_mut(number) else { continue };
-            let (peer, reason) = (connection.peer, "it took too long to send its request or read the answer");
+            let (peer, reason) = (connection.peer, "the process took too long to send its request or read the answer");
             if let Some((reason, unlogged)) = self.refusals.add(now, reason) {
                 tracing::warn!(pid = peer.pid, uid = peer.uid, reason, unlogged, "dropped connection");
             }

@@ -49,7 +49,7 @@ use self::reload::{Files, MapInUse};
 use self::signals::Signals;
 use self::socket::{Claim, ClientSocket};
 use self::take_over::{Predecessor, Serving};
-use self::watch::{Unwatched, Watch};
+use self::watch::Watch;
 use crate::flags::{SettingsFlags, path_override};
 use crate::settings::{Override, Settings};
 use crate::trace::TraceFile;
@@ -263,10 +263,7 @@ fn watch(settings: &Settings) -> Option<Watch> {
     let mut files = vec![settings.transport.endpoint_map.value.as_path()];
     files.extend(settings.security.peers.files());
     match Watch::new(&files) {
-        Ok((watch, unwatched)) => {
-            unwatched.into_iter().for_each(Unwatched::warn);
-            Some(watch)
-        }
+        Ok(watch) => Some(watch),
         Err(error) => {
             tracing::warn!(%error, "changes of the endpoint map and of credentials are not detected, send SIGHUP to reload them; is fs.inotify.max_user_instances reached?");
             None

@@ -43,20 +43,19 @@ impl Unwatched {
 }
 
 impl Watch {
-    /// Watches for changes of the files at these paths; also returns the directories that cannot be watched, and why.
+    /// Prepares to watch for changes of the files at these paths; [`renew`](Self::renew) begins.
     ///
     /// # Errors
     /// Those of the system: a limit of it is reached.
-    pub(super) fn new(paths: &[&Path]) -> Result<(Watch, Vec<Unwatched>), Errno> {
+    pub(super) fn new(paths: &[&Path]) -> Result<Watch, Errno> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let directories: BTreeSet<_> = paths.iter().map(|path| directory_of(path).to_owned()).collect();
         let files = paths.iter().map(|path| path.file_name().unwrap_or_default().to_owned()).collect();
-        let watch = Watch { inotify, directories, files };
-        let unwatched = watch.renew();
-        Ok((watch, unwatched))
+        Ok(Watch { inotify, directories, files })
     }
 
-    /// Watches the directories that now have these names, if they were replaced; returns those that cannot be watched.
+    /// Watches the directories that have these names now; returns those that cannot be watched. Blocks while their file systems do
+    /// not respond.
     pub(super) fn renew(&self) -> Vec<Unwatched> {
         let add = |directory: &PathBuf| {
             let added = self.inotify.add_watch(directory, CHANGES);
@@ -102,7 +101,8 @@ mod tests {
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("keys")).unwrap();
         // A path that cannot be watched does not keep the others from being watched.
-        let (watch, unwatched) = Watch::new(&[&path("none/secret"), &path("map"), &path("keys/secret")]).unwrap();
+        let watch = Watch::new(&[&path("none/secret"), &path("map"), &path("keys/secret")]).unwrap();
+        let unwatched = watch.renew();
         assert_eq!(unwatched.iter().map(|one| &*one.directory).collect::<Vec<_>>(), [path("none")]);
         assert!(!watch.changed());
         fs::write(path("neighbour"), "a").unwrap();
@@ -133,13 +133,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let inner = directory.path().join("inner");
         fs::create_dir(&inner).unwrap();
-        let (watch, _) = Watch::new(&[&inner.join("map")]).unwrap();
+        let watch = Watch::new(&[&inner.join("map")]).unwrap();
+        assert!(watch.renew().is_empty());
         fs::rename(&inner, directory.path().join("old")).unwrap();
         assert_eq!(watch.renew().len(), 1);
         fs::create_dir(&inner).unwrap();
         assert!(watch.renew().is_empty());
         fs::write(inner.join("map"), "a").unwrap();
         assert!(watch.changed());
-        assert!(Watch::new(&[Path::new("map")]).unwrap().1.is_empty());
+        assert!(Watch::new(&[Path::new("map")]).unwrap().renew().is_empty());
     }
 }

@@ -510,11 +510,6 @@ typedef struct {
    */
   size_t bytes;
   /**
-   * Type and shape of the only tensor that the memory takes; another one is treated as one that is too long. NULL: any. Read before
-   * the function returns. Must be NULL for rows of tables.
-   */
-  const sealane_meta *meta;
-  /**
    * Must not be NULL unless memory is. For sealane_pull_all_rows_wait, which calls none, it must be NULL.
    */
   sealane_release release;

@@ -4,13 +4,13 @@
 use std::{
     ffi::c_void,
     ops::Range,
-    ptr::{NonNull, null, null_mut},
+    ptr::{NonNull, null_mut},
     slice,
     sync::Arc,
 };
 
 use bytes::Bytes;
-use sealane::{Buffer, Destination, Tensor, TensorMeta};
+use sealane::{Buffer, Tensor};
 use sealane_runtime::Lender;
 
 use crate::{
@@ -57,9 +57,6 @@ pub struct sealane_destination {
     pub memory: *mut c_void,
     /// Length in bytes. If a longer tensor arrives, the recv ends with SEALANE_CODE_INVALID_ARGUMENT, and may be repeated.
     pub bytes: usize,
-    /// Type and shape of the only tensor that the memory takes; another one is treated as one that is too long. NULL: any. Read before
-    /// the function returns. Must be NULL for rows of tables.
-    pub meta: *const sealane_meta,
     /// Must not be NULL unless memory is. For sealane_pull_all_rows_wait, which calls none, it must be NULL.
     pub release: sealane_release,
     /// Passed to release.
@@ -219,15 +216,12 @@ const SMALL_BYTES: usize = 512;
 /// Null, or a destination.
 pub(crate) unsafe fn destination(given: *const sealane_destination) -> Outcome<sealane_destination> {
     if given.is_null() {
-        return Ok(NO_DESTINATION);
+        return Ok(sealane_destination { memory: null_mut(), bytes: 0, release: None, release_context: null_mut() });
     }
     check(given, "destination")?;
     // SAFETY: as this function's caller promises.
     Ok(unsafe { *given })
 }
-
-const NO_DESTINATION: sealane_destination =
-    sealane_destination { memory: null_mut(), bytes: 0, meta: null(), release: None, release_context: null_mut() };
 
 /// Checks a destination before it is [lent](lend).
 ///
@@ -253,56 +247,12 @@ pub(crate) fn check_destination(given: &sealane_destination) -> Outcome {
 /// # Safety
 /// As `sealane_destination` says.
 pub(crate) unsafe fn lend(task: &sealane_task, given: &sealane_destination) -> Option<Buffer> {
-    let sealane_destination { memory, bytes, release, release_context, .. } = *given;
+    let sealane_destination { memory, bytes, release, release_context } = *given;
     let (start, release) = (NonNull::new(memory.cast::<u8>())?, release?);
     // SAFETY: as C code promises of a destination.
     let lent = unsafe { Lent::new(task, memory, bytes, release, release_context) };
     // SAFETY: the memory belongs to the library alone, and is writable, until it is released, which is when the lender is dropped.
     Some(unsafe { Buffer::lent(start, bytes, 0, Arc::new(lent)) })
-}
-
-/// The type and shape that a recv's destination takes; `None` for any.
-///
-/// # Errors
-/// InvalidArgument.
-///
-/// # Safety
-/// As `sealane_destination` says.
-pub(crate) unsafe fn wanted_meta(given: &sealane_destination) -> Outcome<Option<TensorMeta>> {
-    if given.meta.is_null() {
-        return Ok(None);
-    }
-    check(given.meta, "the destination's meta")?;
-    // SAFETY: as C code promises of a destination.
-    unsafe { meta(&*given.meta) }.map(Some)
-}
-
-/// Checks that a destination for rows has no type and shape, which are those of its table.
-///
-/// # Errors
-/// InvalidArgument.
-pub(crate) fn check_has_no_meta(given: &sealane_destination) -> Outcome {
-    match given.meta.is_null() {
-        true => Ok(()),
-        false => Err(sealane_error::invalid("destination: meta must be NULL for rows, whose table has their type")),
-    }
-}
-
-/// A destination of a recv that takes tensors of one type and shape, or any. From now on it belongs to the library until it is released.
-///
-/// # Safety
-/// As for [`lend`].
-pub(crate) unsafe fn lend_to_recv(
-    task: &sealane_task,
-    given: &sealane_destination,
-    wanted: Option<TensorMeta>,
-) -> Option<Destination> {
-    // SAFETY: as this function's caller promises.
-    let memory = unsafe { lend(task, given) }?;
-    Some(match wanted {
-        Some(meta) => Destination::of(meta, memory),
-        None => memory.into(),
-    })
 }
 
 /// A destination of a blocked caller, as a buffer; `None` if it has no memory. Its release is not reported.

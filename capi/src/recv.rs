@@ -11,7 +11,7 @@ use crate::{
     executor::Executor,
     guard::{Outcome, entry},
     input::{array, sealane_text, text, timeout},
-    lent::{check_destination, destination, lend_to_recv, sealane_destination, wanted_meta},
+    lent::{check_destination, destination, lend, sealane_destination},
     send::places,
     task::{sealane_task, task},
 };
@@ -91,9 +91,8 @@ unsafe fn recv(
             let (from, key) = (text(from, "from")?, text(key, "key")?);
             let destination = self::destination(destination)?;
             check_destination(&destination)?;
-            let meta = wanted_meta(&destination)?;
             task.ready_for(1, timeout, |_| key.len() as u64)?;
-            let options = RecvOptions { timeout, destination: lend_to_recv(task, &destination, meta), fail_if_gone };
+            let options = RecvOptions { timeout, destination: lend(task, &destination).map(Into::into), fail_if_gone };
             let receiving = task.task.recv_with(from, step, key, options);
             let number = numbered(&task.executor, task.process, call);
             task.executor.start([Executor::call(number, 0, receiving, move |outcome| tell(receiver, outcome))]);
@@ -126,14 +125,13 @@ pub unsafe extern "C" fn sealane_recv_all(
             let (from, wanted) = (text(from, "from")?, array(wanted, count, "wanted")?);
             let checked = wanted.iter().map(|each| {
                 check_destination(&each.destination)?;
-                let destination = (&each.destination, wanted_meta(&each.destination)?);
-                Ok((text(each.key, "key")?, destination, Receiver::new(received, each.context)?))
+                Ok((text(each.key, "key")?, &each.destination, Receiver::new(received, each.context)?))
             });
-            let mut checked = checked.collect::<Outcome<Vec<_>>>()?;
+            let checked = checked.collect::<Outcome<Vec<_>>>()?;
             let bytes = || checked.iter().map(|(key, ..)| key.len() as u64).sum();
             task.ready_for(count, timeout, |_| bytes())?;
-            let asked = checked.iter_mut().map(|(key, (destination, meta), _)| {
-                let destination = lend_to_recv(task, destination, meta.take());
+            let asked = checked.iter().map(|(key, destination, _)| {
+                let destination = lend(task, destination).map(Into::into);
                 (*key, RecvOptions { timeout, destination, ..RecvOptions::default() })
             });
             let receivings = task.task.recv_all(from, step, asked);

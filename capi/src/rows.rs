@@ -1,11 +1,7 @@
 //! Rows of tables that are pulled from their owners.
 #![allow(unsafe_code)]
 
-use std::{
-    ffi::c_void,
-    iter::zip,
-    ptr::{null, null_mut},
-};
+use std::{ffi::c_void, iter::zip, ptr::null_mut};
 
 use sealane::{MissingRows, PulledRows, PullingAllRows, RowsOptions, RowsWanted, UnpulledRows};
 
@@ -15,7 +11,7 @@ use crate::{
     executor::Executor,
     guard::{Outcome, check, entry, given, unpanicked},
     input::{Options, array, options, sealane_text, timeout},
-    lent::{check_destination, check_has_no_meta, destination, lend, lend_while_waiting, sealane_destination},
+    lent::{check_destination, destination, lend, lend_while_waiting, sealane_destination},
     sharded::sealane_sharded_table,
     task::{place, sealane_task, task},
     tensor::sealane_tensor,
@@ -128,8 +124,7 @@ pub unsafe extern "C" fn sealane_pull_rows_wait(
 ) -> *mut sealane_error {
     entry(|| {
         let place = place(rows, "rows")?;
-        let destination =
-            sealane_destination { memory: out, bytes, meta: null(), release: None, release_context: null_mut() };
+        let destination = sealane_destination { memory: out, bytes, release: None, release_context: null_mut() };
         let wanted = sealane_wanted_rows { table, ids, count, destination };
         // SAFETY: as the header asks of C code.
         unsafe { place.write(only(pull_all_wait(task, &[wanted], options)?).into_raw()) };
@@ -243,7 +238,6 @@ unsafe fn all_wanted(wanted: &[sealane_wanted_rows]) -> Outcome<Vec<RowsWanted<'
     if isize::try_from(bytes).is_err() {
         return Err(sealane_error::invalid(format!("destinations of {bytes} bytes are too large")));
     }
-    wanted.iter().try_for_each(|each| check_has_no_meta(&each.destination))?;
     let each = |&sealane_wanted_rows { table, ids, count, .. }: &_| {
         // SAFETY: as this function's caller promises.
         unsafe { Ok(RowsWanted { table: &given(table, "table")?.0, ids: array(ids, count, "ids")?, out: None }) }

@@ -124,7 +124,6 @@ fn memory_that_was_lent_is_released_once_when_nobody_uses_it_any_more() {
         let destination = sealane_destination {
             memory: to,
             bytes: bytes.len(),
-            meta: null(),
             release: Some(release),
             release_context: filled.context(),
         };
@@ -343,27 +342,4 @@ fn each_of_many_that_are_sent_together_waits_no_longer_than_was_said() {
     let mut codes = [ear.told().code, ear.told().code];
     codes.sort_by_key(|code| *code as i32);
     assert_eq!(codes, [sealane_code::Ok, sealane_code::DeadlineExceeded]);
-}
-
-#[test]
-fn destination_of_another_meta_leaves_the_tensor() {
-    let World { ps, worker, .. } = &world();
-    for length in [8, 4096] {
-        let (bytes, dims) = (vec![7_u8; length], [length as u64]);
-        let (sent, got, lent) = (Ear::new(), Ear::new(), Ear::new());
-        ps.send(WORKER, 1, "key", &bytes, &sent);
-        let right = source(&bytes, &dims).meta;
-        let mut memory = vec![0_u8; length];
-        let mut recv = |meta: *const sealane_meta| {
-            let destination = sealane_destination { meta, ..lent.destination(&mut memory) };
-            let (from, key, context) = (text(PS), text("key"), got.context());
-            // SAFETY: the memory stays until it is released, all else until the function returns.
-            ok(unsafe { sealane_recv(worker.0, from, 1, key, &destination, 0, Some(received), context, null_mut()) });
-        };
-        recv(&sealane_meta { code: SEALANE_INT, ..right });
-        assert_eq!(got.told().code, sealane_code::InvalidArgument);
-        recv(&right);
-        assert_eq!(got.tensor().bytes(), &bytes[..]);
-        sent.ok();
-    }
 }

@@ -109,13 +109,7 @@ impl Ear {
     /// Memory for a recv; this records its release.
     pub fn destination(&self, memory: &mut [u8]) -> sealane_destination {
         let (start, bytes) = (memory.as_mut_ptr().cast(), memory.len());
-        sealane_destination {
-            memory: start,
-            bytes,
-            meta: null(),
-            release: Some(release),
-            release_context: self.context(),
-        }
+        sealane_destination { memory: start, bytes, release: Some(release), release_context: self.context() }
     }
 
     #[track_caller]
@@ -200,7 +194,7 @@ pub fn source(bytes: &[u8], dims: &[u64; 1]) -> sealane_source {
 }
 
 pub const NOWHERE: sealane_destination =
-    sealane_destination { memory: null_mut(), bytes: 0, meta: null(), release: None, release_context: null_mut() };
+    sealane_destination { memory: null_mut(), bytes: 0, release: None, release_context: null_mut() };
 
 /// A task, detached when dropped.
 pub struct Task(pub *mut sealane_task);

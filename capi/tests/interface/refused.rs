@@ -84,8 +84,7 @@ fn a_recv_that_makes_no_sense_takes_nothing_over() {
     let ear = Ear::new();
     let mut memory = [0_u8; 8];
     let memory: *mut c_void = memory.as_mut_ptr().cast();
-    let context = ear.context();
-    let good = sealane_destination { memory, bytes: 8, meta: null(), release: Some(release), release_context: context };
+    let good = sealane_destination { memory, bytes: 8, release: Some(release), release_context: ear.context() };
     let (from, key, context) = (text(PS), text("key"), ear.context());
     // SAFETY: what is no null lives until each function returns; nothing of this is taken over.
     unsafe {

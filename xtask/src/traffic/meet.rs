@@ -93,7 +93,7 @@ fn receive_tick(actor: &Actor, from: usize, tick: u64) -> impl Iterator<Item = i
     for Parcel { key, bytes, timeout } in parcels(from, actor.me, tick) {
         let label = Label::of(Kind::Send, from, tick, key);
         let call = actor.ledger.begin(What { key, ..What::new(Kind::Recv, &[from], tick as i64) }, timeout);
-        let destination = actor.destination(mix(tick, u64::from(key)), bytes);
+        let destination = actor.destination(mix(tick, u64::from(key)), bytes).map(Into::into);
         asked.push((call, label, bytes));
         wanted.push((key.to_string(), RecvOptions { timeout: Some(timeout), destination, ..RecvOptions::default() }));
     }

@@ -75,6 +75,12 @@ def everything(group):
     assert (array == size * (size + 1) / 2).all()
     group.all_reduce(array, "average")
     assert (array == size * (size + 1) / 2).all()
+    for dtype in (np.complex64, np.complex128):
+        complexes = np.full(50_001, rank + 1 - rank * 1j, dtype=dtype)
+        group.all_reduce(complexes)
+        assert (complexes == size * (size + 1) / 2 - size * (size - 1) / 2 * 1j).all()
+        group.all_reduce(complexes, "average")
+        assert (complexes == size * (size + 1) / 2 - size * (size - 1) / 2 * 1j).all()
     integers = np.array([rank, -rank], dtype=np.int64)
     group.reduce(integers, root=1, op="max")
     assert integers.tolist() == ([size - 1, 0] if rank == 1 else [rank, -rank])
@@ -228,7 +234,7 @@ def misuse(group):
     for call, what in [
         (lambda: group.all_reduce(np.ones((4, 4))[:, 0]), "an array of gaps"),
         (lambda: group.all_reduce(np.array(["text"], dtype=object)), "of objects"),
-        (lambda: group.all_reduce(np.ones(3, dtype=np.complex64)), "type c64"),
+        (lambda: group.all_reduce(np.ones(3, dtype=np.complex64), "product"), "type c64"),
         (lambda: group.all_reduce(np.ones(3), "median"), "no reduction 'median'"),
         (lambda: group.broadcast(np.ones(3), root=7), "no rank 7"),
         (lambda: group.all_gather(np.ones(3), np.ones(5)), "not a part"),

@@ -11,7 +11,7 @@ use sealane_transport::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReduceOp {
-    /// Adds them; integers wrap around.
+    /// Adds them, complex numbers too; integers wrap around.
     Sum = 1,
     /// Multiplies them; integers wrap around.
     Product = 2,
@@ -19,7 +19,7 @@ pub enum ReduceOp {
     Min = 3,
     /// The larger; NaN if either is.
     Max = 4,
-    /// The sum divided by the number of ranks, of floats alone.
+    /// The sum divided by the number of ranks, of floats and complex numbers alone.
     Average = 5,
     /// Bitwise and, of integers and booleans.
     BitAnd = 6,
@@ -35,6 +35,11 @@ impl ReduceOp {
         use ReduceOp::{Average, BitAnd, BitOr, BitXor, Max, Min, Product, Sum};
         [Sum, Product, Min, Max, Average, BitAnd, BitOr, BitXor]
     };
+
+    /// True if the real and imaginary parts of complex numbers are reduced separately.
+    fn is_linear(self) -> bool {
+        matches!(self, ReduceOp::Sum | ReduceOp::Average)
+    }
 
     /// The name in messages.
     pub fn name(self) -> &'static str {
@@ -107,6 +112,9 @@ fn reduction(dtype: DType, op: ReduceOp) -> Option<Reduction> {
         (TypeCode::UInt, 16) => integer::<u16, 2>(op)?,
         (TypeCode::UInt, 8) => integer::<u8, 1>(op)?,
         (TypeCode::Bool, 8) => boolean(op)?,
+        // Their parts are added, and divided, each by itself.
+        (TypeCode::Complex, 128) if op.is_linear() => float::<f64, 8>(op)?,
+        (TypeCode::Complex, 64) if op.is_linear() => float::<f32, 4>(op)?,
         _ => return None,
     })
 }
@@ -330,6 +338,11 @@ mod tests {
         assert_eq!(reduced(u, ReduceOp::BitXor, &[&[6_u64], &[3]]), [5]);
         assert_eq!(reduced(u, ReduceOp::BitAnd, &[&[6_u64], &[3]]), [2]);
         assert_eq!(reduced(u, ReduceOp::BitOr, &[&[6_u64], &[3]]), [7]);
+        let c = dtype(TypeCode::Complex, 64);
+        assert_eq!(reduced(c, ReduceOp::Sum, &[&[1.0_f32, 2.0], &[0.5, -4.0]]), [1.5, -2.0]);
+        assert_eq!(reduced(c, ReduceOp::Average, &[&[1.0_f32, 2.0], &[3.0, -4.0]]), [2.0, -1.0]);
+        let c = dtype(TypeCode::Complex, 128);
+        assert_eq!(reduced(c, ReduceOp::Average, &[&[1.0_f64, 2.0], &[3.0, -4.0]]), [2.0, -1.0]);
         let bools = dtype(TypeCode::Bool, 8);
         assert_eq!(reduced(bools, ReduceOp::Sum, &[&[1_u8, 1, 0], &[1, 0, 0]]), [1, 1, 0]);
         assert_eq!(reduced(bools, ReduceOp::Product, &[&[1_u8, 1, 0], &[1, 0, 0]]), [1, 0, 0]);
@@ -340,7 +353,9 @@ mod tests {
         for (dtype, op) in [
             (dtype(TypeCode::Float, 32), ReduceOp::BitAnd),
             (dtype(TypeCode::Int, 32), ReduceOp::Average),
-            (dtype(TypeCode::Complex, 64), ReduceOp::Sum),
+            (dtype(TypeCode::Complex, 64), ReduceOp::Product),
+            (dtype(TypeCode::Complex, 128), ReduceOp::Max),
+            (dtype(TypeCode::Complex, 32), ReduceOp::Sum),
         ] {
             let error = Reduction::new(dtype, op, 2).unwrap_err().to_string();
             assert!(error.contains(op.name()) && error.contains(&dtype.to_string()), "{error}");

@@ -49,6 +49,15 @@ def every_call():
     both = torch.tensor([1 + 1j])
     dist.all_reduce(both)
     assert both.item() == size + size * 1j
+    for dtype in (torch.complex64, torch.complex128):
+        for op, parts in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, size)):
+            given = torch.full((size,), rank + 1 - rank * 1j, dtype=dtype)
+            expected = (total - (total - size) * 1j) / parts
+            out = torch.empty(1, dtype=dtype)
+            dist.reduce_scatter_tensor(out, given, op)
+            assert out.item() == expected
+            dist.reduce(given, 0, op)
+            assert given[0].item() == (expected if rank == 0 else rank + 1 - rank * 1j)
     for empty in (torch.ones(0), torch.tensor(rank + 1.0)):
         dist.all_reduce(empty)
     assert empty.item() == total
@@ -451,6 +460,7 @@ def wrong():
         (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG), "bool have no reduction"),
         (lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2), [1, 1], [2, 1]), "split sizes"),
         (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2)), "its size for each rank"),
+        (lambda: dist.reduce(torch.ones(2, dtype=torch.complex64), 0, dist.ReduceOp.PRODUCT), "type c64 have no reduction"),
         (lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(3)), "its size for each rank"),
         (lambda: dist.all_to_all_single(torch.ones(5), torch.ones(5)), "5 rows are not a part for each of 2 ranks"),
         (lambda: dist.all_to_all_single(torch.ones(3, 4), torch.ones(3, 4)), "3 rows are not a part for each of 2"),

@@ -1,6 +1,6 @@
 //! Errors of the runtime: one variant per operation, with its operands and what to do.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{fmt, io, path::PathBuf, time::Duration};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -11,7 +11,7 @@ pub enum RuntimeError {
         /// The reason, and what to do about it.
         reason: String,
     },
-    #[error("{operation} failed: {source}")]
+    #[error("{operation} failed: {}", WithRemedy(.source))]
     System { operation: &'static str, source: io::Error },
     /// A setting is invalid.
     #[error("setting {setting}: {problem}")]
@@ -85,5 +85,22 @@ pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         text.clone()
     } else {
         "(no message)".into()
+    }
+}
+
+/// The error of a system call in words; if no descriptors are left, with the limit to raise.
+#[derive(Debug)]
+pub struct WithRemedy<'e>(pub &'e io::Error);
+
+impl fmt::Display for WithRemedy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.0, f)?;
+        match self.0.raw_os_error() {
+            Some(libc::EMFILE) => {
+                f.write_str("; raise this process's limit: `ulimit -n`, or LimitNOFILE= in the systemd unit")
+            }
+            Some(libc::ENFILE) => f.write_str("; raise this host's limit: `sysctl fs.file-max`"),
+            _ => Ok(()),
+        }
     }
 }

@@ -115,7 +115,7 @@ pub use self::{
     device_memory::{DeviceError, DeviceMemory, HostCopy, MemoryKind},
     dma_buf::{DmaBuf, Reach, Reacher},
     earliest::earliest,
-    error::RuntimeError,
+    error::{RuntimeError, WithRemedy},
     histogram::{Histogram, HistogramSnapshot},
     polling::Polling,
     rows::{Rows, STRIPES_MAX},

@@ -2,7 +2,7 @@
 
 use std::{fmt, io::ErrorKind, time::Duration};
 
-use sealane_runtime::DeviceError;
+use sealane_runtime::{DeviceError, WithRemedy};
 
 /// gRPC's canonical codes that Sealane uses; the number is the one on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -319,6 +319,6 @@ pub enum LinkError {
 
 impl LinkError {
     pub fn io(operation: &'static str, error: &std::io::Error) -> Self {
-        LinkError::Io { operation, message: error.to_string(), kind: error.kind() }
+        LinkError::Io { operation, message: WithRemedy(error).to_string(), kind: error.kind() }
     }
 }

@@ -62,7 +62,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, WithRemedy};
 #[cfg(any(test, feature = "fuzzing"))]
 use sealane_transport::shm::attach::GivenLane;
 use sealane_transport::{
@@ -183,7 +183,7 @@ impl Attachment {
         // Unknown if the system does not tell; then nothing speaks against a spin.
         let cpus = std::thread::available_parallelism().map_or(usize::MAX, |cpus| cpus.get());
         let mark = Arc::new(ForkMark::new().map_err(|error| broken("a page that forks are known by", &error))?);
-        let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &error))?);
+        let nudge = Arc::new(Nudge::new().map_err(|error| broken("an eventfd", &WithRemedy(&error.into())))?);
         Ok(Arc::new_cyclic(|me: &Weak<Attachment>| {
             let freed: Weak<dyn Freed> = me.clone();
             let link = Link::new(0, attached, daemon, (&mark, &freed), settings.backlog);

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use sealane_runtime::Shard;
+use sealane_runtime::{Shard, WithRemedy};
 use sealane_transport::tcp::TcpSettings;
 use socket2::Socket;
 
@@ -86,7 +86,7 @@ impl Listener {
                 // After these errors the listener itself reports whether more callers wait.
                 let harmless = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
                 if !harmless.contains(&error.kind()) {
-                    tracing::warn!(%error, retry_in = ?ACCEPT_PAUSE, "a caller cannot be accepted");
+                    tracing::warn!(error = %WithRemedy(&error), retry_in = ?ACCEPT_PAUSE, "a caller cannot be accepted");
                     self.paused_until = Some(now + ACCEPT_PAUSE);
                 }
                 None

@@ -44,7 +44,7 @@ const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE((DESCRIPTORS_MAX * size_o
 
 const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
 
-/// Receives one message, if there is one.
+/// Receives one message, if there is one. Returns EMFILE if the process has no room for its descriptors.
 ///
 /// Written by hand: the library gives up on a message with too many descriptors and leaks those that came.
 pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Message, Errno> {
@@ -62,7 +62,12 @@ pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Message, Er
     let len = Errno::result(len)? as usize;
     // SAFETY: the kernel has just filled the header and the control area in.
     let descriptors = unsafe { take_descriptors(&header) };
-    let cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+    // The kernel discards descriptors for which the process has no room, as if they were too many.
+    let has_lost = header.msg_flags & libc::MSG_CTRUNC != 0;
+    if has_lost && socket.try_clone().is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE)) {
+        return Err(Errno::EMFILE);
+    }
+    let cut = has_lost || header.msg_flags & libc::MSG_TRUNC != 0;
     Ok(Message { len, cut, descriptors })
 }
 

@@ -2,11 +2,13 @@
 
 use std::{io, path::PathBuf};
 
+use sealane_runtime::WithRemedy;
+
 /// Why shared memory, a bell or a socket could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {
-    #[error("{operation} failed: {source}")]
+    #[error("{operation} failed: {}", WithRemedy(.source))]
     System { operation: &'static str, source: io::Error },
     /// Memory received over the socket can still change its size, which could kill this process with SIGBUS.
     #[error("shared memory is not sealed against a change of its size (seals {seals:#x})")]

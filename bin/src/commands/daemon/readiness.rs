@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use sealane_runtime::WithRemedy;
 
 use crate::Failure;
 
@@ -121,7 +122,7 @@ fn timeout(duration: Duration) -> EpollTimeout {
 }
 
 fn failed(error: Errno) -> Failure {
-    Failure::work(format!("the daemon cannot wait for its clients ({error}); raise the limit of open files"))
+    Failure::work(format!("the daemon cannot wait for its clients ({})", WithRemedy(&error.into())))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use sealane_runtime::WithRemedy;
 
 use crate::Failure;
 
@@ -38,9 +39,7 @@ impl Signals {
     /// The kernel refuses.
     pub(super) fn take() -> Result<Signals, Failure> {
         let set: SigSet = MEANINGS.iter().map(|(signal, _)| *signal).collect();
-        let refused = |error: Errno| {
-            Failure::work(format!("signals cannot be set up ({error}); is /proc/sys/fs/file-max reached?"))
-        };
+        let refused = |error: Errno| Failure::work(format!("signals cannot be set up ({})", WithRemedy(&error.into())));
         let mut blocked = set;
         blocked.add(Signal::SIGXFSZ);
         blocked.thread_block().map_err(refused)?;

@@ -14,7 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::{
+    errno::Errno,
+    sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+};
 use sealane_transport::{
     Error, LinkError,
     authentication::Authentication,
@@ -73,6 +76,8 @@ struct State {
     listener: Option<socket2::Socket>,
     /// Callers that have not said who they are.
     called: Vec<Called>,
+    /// The error of the last accept, if it failed because no descriptors are left.
+    no_room: Option<LinkError>,
     /// Connections by which others send to this rank.
     incoming: HashMap<(usize, Purpose), Shared>,
     outgoing: Vec<Outgoing>,
@@ -239,6 +244,9 @@ impl Network {
         let mut open = HashMap::new();
         loop {
             self.accept();
+            if let Some(error) = self.state().no_room.take() {
+                return Err(unusable(error));
+            }
             for mut one in std::mem::take(&mut dialing) {
                 match self.advance(&mut one) {
                     Ok(Some(pipe)) => drop(open.insert(one.rank, pipe)),
@@ -358,10 +366,19 @@ impl Network {
     /// Accepts callers.
     pub(in crate::group) fn accept(&self) {
         let mut state = self.state();
-        let State { listener, called: waiting, .. } = &mut *state;
+        let State { listener, called: waiting, no_room, .. } = &mut *state;
         while waiting.len() < GROUP_CALLED_MAX
-            && let Some(Ok((socket, _))) = listener.as_ref().map(socket2::Socket::accept)
+            && let Some(accepted) = listener.as_ref().map(socket2::Socket::accept)
         {
+            let socket = match accepted {
+                Ok((socket, _)) => socket,
+                Err(error) => {
+                    let is_full =
+                        [Errno::EMFILE, Errno::ENFILE].contains(&Errno::from_raw(error.raw_os_error().unwrap_or(0)));
+                    *no_room = is_full.then(|| LinkError::io("accept", &error));
+                    break;
+                }
+            };
             let called = CalledPipe::new(socket, &self.authentication);
             let watched = called.and_then(|pipe| {
                 self.watch(&pipe, Purpose::Collectives)?;

@@ -246,7 +246,7 @@ impl Meeting {
     /// Hears from later ranks who they are. A connection that says anything else is a stranger's, and is closed.
     fn hear_callers(&mut self) -> Result<(), JoinError> {
         for connection in std::mem::take(&mut self.callers) {
-            match hear(&connection) {
+            match hear(&connection)? {
                 Heard::Nothing => self.callers.push_back(connection),
                 Heard::Rank(rank, descriptor)
                     if rank > self.own
@@ -283,7 +283,7 @@ impl Meeting {
     /// Hears the answers of earlier ranks.
     fn hear_called(&mut self) -> Result<(), JoinError> {
         for (rank, process) in std::mem::take(&mut self.called) {
-            match hear(&process.connection) {
+            match hear(&process.connection)? {
                 Heard::Nothing => self.called.push((rank, process)),
                 Heard::Rank(said, descriptor) if said == rank => {
                     let segment = OthersSegment::open(&descriptor, self.others.len())?;
@@ -307,15 +307,18 @@ enum Heard {
     Gone,
 }
 
-fn hear(connection: &OwnedFd) -> Heard {
+/// # Errors
+/// [`JoinError::System`] if this process has no room for the descriptor.
+fn hear(connection: &OwnedFd) -> Result<Heard, JoinError> {
     let mut rank = [0; 4];
-    match descriptors::receive(connection, &mut rank) {
+    Ok(match descriptors::receive(connection, &mut rank) {
         Err(Errno::EAGAIN | Errno::EINTR) => Heard::Nothing,
         Ok(mut message) if message.len == rank.len() && !message.cut && message.descriptors.len() == 1 => {
             Heard::Rank(u32::from_ne_bytes(rank) as usize, message.descriptors.remove(0))
         }
+        Err(Errno::EMFILE) => return Err(ShmError::system("receiving a rank's memory")(Errno::EMFILE).into()),
         Ok(_) | Err(_) => Heard::Gone,
-    }
+    })
 }
 
 fn is_of_this_user(connection: &OwnedFd) -> bool {

@@ -20,6 +20,7 @@ use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, Heade
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use sealane_runtime::WithRemedy;
 use tokio::sync::{Semaphore, oneshot};
 
 pub(in crate::commands) use self::exposition::MEDIA_TYPE;
@@ -156,7 +157,7 @@ pub(in crate::commands) async fn serve(
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(error) => {
-                tracing::debug!(%error, "a metrics connection cannot be accepted");
+                tracing::debug!(error = %WithRemedy(&error), "a metrics connection cannot be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }

@@ -254,29 +254,26 @@ fn file_size_limit_refuses_only_large_arenas() {
 }
 
 fn forbidden_shared_memory_refuses_the_start() {
-    for call in [libc::SYS_memfd_create, libc::SYS_ftruncate] {
-        let place = Place::new();
-        // The filter applies to the thread, and to what it starts.
-        let refused = std::thread::scope(|scope| {
-            let start = || {
-                forbid(call);
-                Running::start(&mut place.command(&small("daemon", &[]))).err().expect("no client could attach")
-            };
-            scope.spawn(start).join().unwrap()
-        });
-        assert!(refused.contains("no memory can be shared with clients ("), "{refused}");
-        let remedy = "allow memfd_create, ftruncate, fcntl and mmap, as in a seccomp profile";
-        assert!(refused.contains(remedy), "{refused}");
-        let (code, says, _) = std::thread::scope(|scope| {
-            let check = || {
-                forbid(call);
-                run(&mut place.command(&small("check", &[])))
-            };
-            scope.spawn(check).join().unwrap()
-        });
-        assert_eq!(code, Some(1), "{says}");
-        assert!(says.contains("fails   daemon           no memory can be shared with clients"), "{says}");
-    }
+    let place = Place::new();
+    // The filter applies to the thread, and to all processes that the thread starts.
+    let without_memfd = |act: &(dyn Fn() -> (Option<i32>, String) + Sync)| {
+        let run = || {
+            forbid(libc::SYS_memfd_create);
+            act()
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    };
+    let (_, refused) = without_memfd(&|| {
+        (None, Running::start(&mut place.command(&small("daemon", &[]))).err().expect("no client could attach"))
+    });
+    assert!(refused.contains("no memory can be shared with clients ("), "{refused}");
+    assert!(refused.contains("allow memfd_create, ftruncate, fcntl and mmap, as in a seccomp profile"), "{refused}");
+    let (code, says) = without_memfd(&|| {
+        let (code, says, _) = run(&mut place.command(&small("check", &[])));
+        (code, says)
+    });
+    assert_eq!(code, Some(1), "{says}");
+    assert!(says.contains("fails   daemon           no memory can be shared with clients"), "{says}");
 }
 
 /// Forbids a system call to this thread and to all that it starts, as a container's seccomp profile does.

@@ -332,7 +332,7 @@ typedef struct {
   const char *socket;
   /**
    * Size in bytes of the memory shared with the daemon, for tensors to send and receive. Default 512 MiB, or less where the
-   * daemon grants less. The first 64 MiB are there from the start, the rest is allocated on first use.
+   * daemon grants less. The first 8 MiB are allocated when the client attaches, the rest on first use.
    */
   uint64_t arena_bytes;
   /**

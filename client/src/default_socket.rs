@@ -1,6 +1,6 @@
 //! The socket at which a daemon and its clients meet if no setting names one. Daemons and clients of all languages use this module.
 //!
-//! Limits: at most four places are looked at.
+//! Limits: at most four places are checked.
 
 use std::{
     fmt, fs, io,

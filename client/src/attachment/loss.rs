@@ -201,7 +201,7 @@ impl Attachment {
                 }
                 return Err(match error.code() {
                     Code::Unavailable => also(lost, &format!("reattaching failed: {error}")),
-                    // The failure is not for want of a daemon.
+                    // A daemon was found, so the failure has another cause.
                     _ => error,
                 });
             }

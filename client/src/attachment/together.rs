@@ -215,7 +215,7 @@ impl Attachment {
 }
 
 impl Held<'_> {
-    /// Checks whether the shard that serves a peer takes so many more calls. A list that exceeds its limit is refused as a whole: otherwise
+    /// Checks whether the shard that serves a peer takes `count` more calls. A list that exceeds its limit is refused as a whole: otherwise
     /// the daemon would refuse the rest of the list when the first calls have already taken effect.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub struct Portion {
     pub views: bool,
     /// Clients of one user may send each other small tensors through a lane of their own.
     pub direct_lanes: bool,
-    /// The job that clients are told.
+    /// The job of the daemon; sent to clients.
     pub job: Option<JobName>,
 }
 
@@ -120,6 +120,7 @@ mod tests {
             tensor_bytes_max: 1 << 20,
             views: true,
             direct_lanes: true,
+            job: None,
         };
         let socket = Arc::new(UnixDatagram::unbound().unwrap().into());
         let wish = Attach::new("a:1", 1 << 20);

@@ -134,7 +134,7 @@ impl Gathering {
         budget: usize,
     ) -> (usize, Result<Gathered, Error>) {
         if self.ids.is_empty() {
-            std::mem::swap(&mut self.ids, spare);
+            self.ids = std::mem::take(spare);
             self.ids.clear();
             for (table, named) in zip(&self.tables, named.iter()) {
                 decode(named, table.part.table_rows, &mut self.ids);
@@ -158,8 +158,8 @@ impl Gathering {
                 }
             }
         }
-        self.ids.clear();
-        std::mem::swap(&mut self.ids, spare);
+        // Not a swap: `spare` may hold the numbers of another request, which found no memory.
+        *spare = std::mem::take(&mut self.ids);
         (cost, outcome)
     }
 

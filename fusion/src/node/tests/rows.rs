@@ -4,7 +4,7 @@ use sealane_transport::gathered_rows;
 use sealane_transport::named_rows::NamedRowsBuf;
 
 use super::*;
-use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY, ROW_WAITS_MAX, ROW_WAKES_PER_TURN};
+use crate::limits::{ROW_REQUESTS_BYTES_MAX, ROW_RETRY_EVERY, ROW_TURNS_MAX, ROW_WAITS_MAX, ROW_WAKES_PER_TURN};
 use crate::metrics::{TableCounters, TableFigures};
 use crate::node::PullRowsRequest;
 
@@ -247,6 +247,32 @@ fn a_row_that_is_always_being_written_ends_its_request() {
         assert!(error.to_string().contains("row 5 of 'user' was written at each"), "{error}");
         net.nothing_is_left();
     }
+}
+
+#[test]
+fn waiting_request_keeps_its_row_numbers() {
+    let mut net = Net::pair();
+    publish(&mut net, "user", 1, 4096, 3);
+    let task = net.nodes[0].local_task("ps:1").unwrap();
+    let mut locks = vec![0_u32; 4096];
+    locks[5] = 1;
+    net.nodes[0].publish(task, "user\0locks", 1, Tensor::from_elements(&[4096], &locks).unwrap()).unwrap();
+    let memory = net.nodes[0].send_slab().allocate(SLAB_BYTES * 9 / 10).unwrap();
+    // The first request has copied row 4 when the second one decodes its own numbers and finds no memory.
+    let locked = ask(&mut net, (1, "worker:1"), "user", 1, &[4, 5, 6]);
+    let large = ask(&mut net, (1, "worker:1"), "user", 1, &(0..4000).collect::<Vec<_>>());
+    for _ in 0..2 * ROW_TURNS_MAX {
+        net.pass(ROW_RETRY_EVERY);
+    }
+    let error = locked.error();
+    assert!(error.to_string().contains("row 5 of 'user' was written at each"), "{error}");
+    drop(memory);
+    net.pass(ROW_RETRY_EVERY);
+    net.pass(ROW_RETRY_EVERY);
+    assert_eq!(large.rows().len(), 4000 * ROW);
+    drop((large, locked));
+    net.rest();
+    net.nothing_is_left();
 }
 
 #[test]

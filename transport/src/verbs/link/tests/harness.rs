@@ -274,8 +274,15 @@ impl Side {
         };
         let address = destination.as_mut().map_or(0, |destination| Spot::of(destination).address as usize);
         let (deadline, key) = (now + Duration::from_secs(60), format!("{number} {size}"));
-        let params =
-            RequestParams { consumer: 0, producer: 0, step: 1, key: &key, deadline, destination, waiter: number };
+        let params = RequestParams {
+            consumer: 0,
+            producer: 0,
+            step: 1,
+            key: &key,
+            deadline,
+            destination: destination.map(crate::Destination::from),
+            waiter: number,
+        };
         (self.session.request(now, params).expect("accepted"), address)
     }
 

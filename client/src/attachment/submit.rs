@@ -414,8 +414,6 @@ pub(super) fn table_full() -> Error {
     Error::full("client calls", reason)
 }
 
-/// The error of a recv that could not begin.
-
 /// The error if there is no link.
 pub(super) fn down(line: &Line) -> Error {
     match line {

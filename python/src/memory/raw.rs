@@ -81,7 +81,8 @@ pub(crate) fn apart(
         return call(given.as_ref(), into.as_mut());
     }
     if given.len <= into.len {
-        return call(&given.as_ref().to_vec(), into.as_mut());
+        let copy = given.as_ref().to_vec();
+        return call(&copy, into.as_mut());
     }
     let mut result = into.as_ref().to_vec();
     call(given.as_ref(), &mut result)?;

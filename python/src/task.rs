@@ -159,7 +159,8 @@ impl Task {
     ///
     /// ``timeout`` is in seconds, by default the daemon's ``request_timeout``; ``math.inf`` for no limit. With ``out``
     /// the tensor arrives in that array, which must have its type and shape, and which is returned, without a copy if it
-    /// came from ``empty``. If it has another type or shape, ``InvalidArgument`` is raised, and the tensor stays for the next ``recv``. Do not touch it until the call has ended. With ``fail_if_gone=True``, ``Left`` is raised as soon as the
+    /// came from ``empty``. If the tensor has another type or shape, ``InvalidArgument`` is raised, and the tensor stays for the next
+    /// ``recv``. Do not touch the array until the call has ended. With ``fail_if_gone=True``, ``Left`` is raised as soon as the
     /// peer's process is known to have ended, also if it had before; a peer that was never there is waited for.
     #[pyo3(signature = (peer, step, key, *, out=None, timeout=None, fail_if_gone=false))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python callers name")]

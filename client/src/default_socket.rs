@@ -74,7 +74,7 @@ pub fn is_in_user_directory(socket: &Path) -> bool {
 /// Checks that the directory of a socket belongs to this user alone, if it is the one in `/tmp`, where any user could have made it.
 ///
 /// # Errors
-/// It does not, or cannot be looked at: who owns it, and with which mode.
+/// The owner and mode of the directory, if another user may use it, or the reason why it cannot be checked.
 pub fn check_directory(socket: &Path) -> Result<(), String> {
     let Some(directory) = socket.parent().filter(|_| is_in_user_directory(socket)) else { return Ok(()) };
     check_owner(directory, geteuid().as_raw())

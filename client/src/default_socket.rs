@@ -21,7 +21,7 @@ const FILE_NAME: &str = "sealane.sock";
 /// The directory of a daemon that serves all users of a host.
 const HOST_DIRECTORY: &str = "/run/sealane";
 
-/// The only mode of a [user's directory](user_directory).
+/// The only mode of the directory of a user in `/tmp`.
 pub const USER_DIRECTORY_MODE: u32 = 0o700;
 
 /// The user that may use the host's directory in any case.

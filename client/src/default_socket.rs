@@ -82,7 +82,7 @@ pub fn check_directory(socket: &Path) -> Result<(), String> {
 
 fn check_owner(directory: &Path, uid: u32) -> Result<(), String> {
     let shown = directory.display();
-    let found = fs::symlink_metadata(directory).map_err(|error| format!("{shown} cannot be looked at ({error})"))?;
+    let found = fs::symlink_metadata(directory).map_err(|error| format!("{shown} cannot be checked ({error})"))?;
     let (owner, mode) = (found.uid(), found.permissions().mode() & 0o7777);
     if found.is_dir() && owner == uid && mode == USER_DIRECTORY_MODE {
         return Ok(());

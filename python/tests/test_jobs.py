@@ -12,7 +12,7 @@ import pytest
 
 import sealane
 
-# Attaches, publishes, and reports the error with which its calls end for good, once its standard input ends.
+# Attaches and publishes. Once its standard input has ended, publishes until its attachment ends for good, and reports the error.
 HOLDER = """
 import sys, time, sealane
 task = sealane.attach({task!r}, socket={socket!r}, timeout={stuck})

@@ -5,7 +5,7 @@
 //! The names are of Linux's abstract sockets: a killed process leaves no file behind, and another network namespace counts
 //! as another host. Any user of the host can list these names and connect, but only processes of the same user are heard.
 //!
-//! Limits: a turn accepts [`GROUP_ACCEPTS_PER_TURN`] connections, so that it ends whoever connects; at most
+//! Limits: a turn accepts [`GROUP_ACCEPTS_PER_TURN`] connections, so that a flood of connections cannot keep it from ending; at most
 //! [`GROUP_CALLERS_MAX`] connections that have not said which rank they are stay open.
 
 use std::{

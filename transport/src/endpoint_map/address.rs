@@ -34,9 +34,7 @@ impl Host {
     pub fn parse(text: &str) -> Result<Host, AddressProblem> {
         host(text).map_err(|at| at.problem)
     }
-}
 
-impl Host {
     /// Returns whether every host means itself by this one: a loopback address, or `localhost`.
     pub fn is_loopback(&self) -> bool {
         match self {

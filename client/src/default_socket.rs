@@ -200,7 +200,7 @@ mod tests {
         let uid = geteuid().as_raw();
         let path = parent.path().join("d");
         let refused = |uid| check_owner(&path, uid).unwrap_err();
-        assert!(refused(uid).contains("cannot be looked at"), "{}", refused(uid));
+        assert!(refused(uid).contains("cannot be checked"), "{}", refused(uid));
         fs::create_dir(&path).unwrap();
         let set_mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         for mode in [0o755, 0o770, 0o1700] {

@@ -199,7 +199,7 @@ unsafe fn pull_all(
         let mut wanted = all_wanted(given)?;
         given.iter().try_for_each(|each| check_destination(&each.destination))?;
         task.ready_for(1, options.timeout, |_| 0)?;
-        zip(&mut wanted, given).for_each(|(wanted, given)| wanted.out = lend(task, &given.destination));
+        zip(&mut wanted, given).for_each(|(wanted, given)| wanted.out = lend(task, &given.destination).map(Into::into));
         let pulling = task.task.pull_all_rows(wanted, &options);
         let number = numbered(&task.executor, task.process, call);
         let tell = move |outcome: Outcome<<PullingAllRows as Future>::Output>| tell(outcome.and_then(pulled));
@@ -222,7 +222,7 @@ unsafe fn pull_all_wait(
         let (task, options) = (self::task(task)?, rows_options(options)?);
         let mut wanted = all_wanted(given)?;
         for (wanted, given) in zip(&mut wanted, given) {
-            wanted.out = lend_while_waiting(&given.destination)?;
+            wanted.out = lend_while_waiting(&given.destination)?.map(Into::into);
         }
         pulled(task.task.pull_all_rows(wanted, &options).wait())
     }

@@ -220,7 +220,7 @@ impl Destination {
     /// The object that now contains the tensor; on a device it was copied before.
     ///
     /// # Errors
-    /// InvalidArgument if the type or shape of pulled rows differs from the object's, which then holds their bytes.
+    /// InvalidArgument if the type or shape of the tensor differs from the object's, which is then unchanged.
     pub(crate) fn filled<'py>(&self, py: Python<'py>, tensor: &sealane::Tensor) -> PyResult<Bound<'py, PyAny>> {
         if let Memory::Host(memory) = &self.memory {
             let wanted = TensorMeta::new(memory.dtype(), memory.shape()).or_raise(py)?;

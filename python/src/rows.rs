@@ -220,16 +220,24 @@ impl Ids {
         Ok(Ids { numbers, shape })
     }
 
-    /// The rows with the numbers' dimensions replaced by a single one.
+    /// Returns the rows with the dimensions of the numbers replaced by a single one.
     pub(crate) fn rows(&self, rows: sealane::Tensor) -> Result<sealane::Tensor, Error> {
         let (meta, payload) = rows.into_parts();
-        let shape = meta.shape();
+        sealane::Tensor::new(self.flat(&meta)?, payload)
+    }
+
+    /// Returns the metadata of rows with the dimensions of the numbers replaced by a single one.
+    ///
+    /// # Errors
+    /// InvalidArgument if the shape does not begin with that of the numbers.
+    fn flat(&self, rows: &TensorMeta) -> Result<TensorMeta, Error> {
+        let shape = rows.shape();
         let Some(row) = shape.strip_prefix(&self.shape[..]) else {
             let named = self.shape.as_slice();
             return Err(Error::invalid(format!("rows of shape {:?} for numbers of shape {named:?}", shape.as_slice())));
         };
         let flat: Shape = std::iter::once(self.numbers.len() as u64).chain(row.iter().copied()).collect();
-        sealane::Tensor::new(TensorMeta::new(meta.dtype(), &flat)?, payload)
+        TensorMeta::new(rows.dtype(), &flat)
     }
 
     /// The rows as an array: the numbers' shape, followed by a row's.
@@ -277,10 +285,12 @@ impl OfTable {
         Ok(Self { table: table.0.clone(), ids: Ids::new(ids)?, destination: out.map(Destination::new).transpose()? })
     }
 
-    /// The memory of `out`, if there is one.
-    fn memory(&self, py: Python<'_>) -> PyResult<Option<sealane::Buffer>> {
-        let out = self.destination.as_ref().map(|destination| destination.tensor(py)).transpose()?;
-        Ok(out.map(sealane::Tensor::into_buffer))
+    /// Returns the memory of `out`, if there is one, for rows of its type and shape only.
+    fn memory(&self, py: Python<'_>) -> PyResult<Option<sealane::Destination>> {
+        let Some(destination) = &self.destination else { return Ok(None) };
+        let out = destination.tensor(py)?;
+        let meta = self.ids.flat(out.meta()).or_raise(py)?;
+        Ok(Some(sealane::Destination::of(meta, out.into_buffer())))
     }
 }
 
@@ -326,12 +336,12 @@ impl WantedRows {
     ///
     /// # Errors
     /// As [`Destination::tensor`].
-    pub(crate) fn memory(&self, py: Python<'_>) -> PyResult<Vec<Option<sealane::Buffer>>> {
+    pub(crate) fn memory(&self, py: Python<'_>) -> PyResult<Vec<Option<sealane::Destination>>> {
         self.tables.iter().map(|table| table.memory(py)).collect()
     }
 
     /// Requests all rows. Without the GIL.
-    pub(crate) fn begin(&self, task: &sealane::Task, memory: Vec<Option<sealane::Buffer>>) -> Rows {
+    pub(crate) fn begin(&self, task: &sealane::Task, memory: Vec<Option<sealane::Destination>>) -> Rows {
         let each = self.tables.iter().zip(memory);
         let wanted = each.map(|(OfTable { table, ids, .. }, out)| RowsWanted { table, ids: &ids.numbers, out });
         Rows(task.pull_all_rows(wanted, &self.options))

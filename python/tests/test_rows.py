@@ -42,9 +42,18 @@ def test_rows_come_into_the_callers_array(ps, worker, key):
         pulling = worker.pull_rows_async(table, ids[::-1], out=out)
         assert pulling.result() is out
         np.testing.assert_array_equal(out, array[ids[::-1]])
-    for wrong in (np.empty((50, 100, 15), np.float32), np.empty((50, 100, 16), np.int32), whole().T):
+    for wrong in (np.empty((50, 100, 15), np.float32), whole().T):
         with pytest.raises(sealane.InvalidArgument):
             worker.pull_rows(table, ids, out=wrong)
+
+
+@pytest.mark.parametrize("shape, dtype", [((3, 16), np.int32), ((3, 4, 4), np.float32), ((48,), np.float32)])
+def test_rows_of_another_type_or_shape_do_not_overwrite_out(ps, worker, key, shape, dtype):
+    ps.publish_table(key, whole())
+    out = np.full(shape, 7, dtype)
+    with pytest.raises(sealane.InvalidArgument):
+        worker.pull_rows(sealane.ShardedTable(key, PS), [1, 2, 3], out=out)
+    assert (out == 7).all()
 
 
 def test_many_tables_are_pulled_at_once(ps, worker, key):

@@ -1,10 +1,10 @@
 //! The memory that pulled rows go to. An owner's answer is checked before use: it may be any tensor. Pure.
 
-use std::{hint::black_box, ops::Range};
+use std::{hint::black_box, ops::Range, sync::Arc};
 
 use sealane_runtime::Buffer;
 use sealane_transport::{
-    Error, Tensor, TensorMeta,
+    Destination, Error, Tensor, TensorMeta,
     tensor::{DType, Shape},
 };
 
@@ -28,6 +28,8 @@ impl Row {
 pub(super) struct Places {
     /// Present once it is known what rows are.
     memory: Option<Buffer>,
+    /// The only metadata of all rows together that the caller's memory takes.
+    wanted: Option<Arc<TensorMeta>>,
     named: usize,
     /// Bytes of a row: a guess until the first rows have come.
     row_bytes: Option<usize>,
@@ -36,11 +38,12 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// For so many rows, in the caller's memory or the heap. `row_bytes` is the size that rows had earlier.
-    pub(super) fn new(memory: Option<Buffer>, named: usize, row_bytes: Option<usize>) -> Self {
+    /// Places for `named` rows, in the caller's memory or the heap. `row_bytes` is the size that rows had earlier.
+    pub(super) fn new(out: Option<Destination>, named: usize, row_bytes: Option<usize>) -> Self {
+        let (memory, wanted) = out.map(Destination::into_parts).unzip();
         let of_memory = memory.as_ref().and_then(|memory| memory.len().checked_div(named));
         let row_bytes = of_memory.filter(|&bytes| bytes > 0).or(row_bytes);
-        Self { memory, named, row_bytes: row_bytes.filter(|&bytes| bytes > 0), known: None }
+        Self { memory, wanted: wanted.flatten(), named, row_bytes: row_bytes.filter(|&bytes| bytes > 0), known: None }
     }
 
     /// Bytes of a row, as far as known.
@@ -66,7 +69,7 @@ impl Places {
     ///
     /// # Errors
     /// Unavailable naming the owner, if it has sent another number of rows than it was asked for; InvalidArgument if rows differ from the
-    /// others, or do not fill the caller's memory; ResourceExhausted if there is no memory for all.
+    /// others, or do not fit the caller's memory; ResourceExhausted if there is no memory for all.
     pub(super) fn put(
         &mut self,
         share: &Share,
@@ -103,7 +106,7 @@ impl Places {
     /// Prepares for rows of that kind.
     ///
     /// # Errors
-    /// InvalidArgument if others are expected, or they do not fill the caller's memory; ResourceExhausted if there is no memory for all.
+    /// InvalidArgument if others are expected, or they do not fit the caller's memory; ResourceExhausted if there is no memory for all.
     pub(super) fn expect(&mut self, row: Row, key: &str) -> Result<(), Error> {
         match &self.known {
             Some((_, known)) if *known == row => Ok(()),
@@ -144,6 +147,9 @@ impl Places {
         let meta = TensorMeta::new(row.dtype, &shape)?;
         // Rows whose bits do not fill their last byte cannot lie side by side in one tensor.
         meta.check_bytes(all as u64)?;
+        if let Some(wanted) = self.wanted.as_deref().filter(|wanted| **wanted != meta) {
+            return Err(Error::invalid(format!("the memory takes {wanted:?}, the rows of '{key}' are {meta:?}")));
+        }
         match &self.memory {
             Some(memory) if memory.len() != all => {
                 let room = memory.len();
@@ -227,6 +233,21 @@ mod tests {
             assert_eq!(places.row_bytes(), Some(16));
             assert!(put(&mut places, &wrong).is_err(), "{wrong:?}");
             assert_eq!(places.take().unwrap().bytes(), [7; 32]);
+        }
+    }
+
+    #[test]
+    fn typed_memory_takes_only_its_rows() {
+        let share = &split(&ShardedTable::of("ps", "t").unwrap(), &[1, 2]).unwrap()[0].share();
+        let rows = Tensor::from_elements(&[2, 4], &[7_u8; 8]).unwrap();
+        for (dtype, shape, is_right) in
+            [(DType::U8, vec![2, 4], true), (DType::I8, vec![2, 4], false), (DType::U8, vec![2, 2, 2], false)]
+        {
+            let out = Destination::of(TensorMeta::new(dtype, &shape).unwrap(), Buffer::from_vec(vec![0; 8]));
+            let mut places = Places::new(Some(out), 2, None);
+            let put = places.put(share, (0, 2), (rows.meta(), rows.bytes()), ("ps", "t"));
+            assert_eq!(put.map_err(|error| error.code()), if is_right { Ok(()) } else { Err(Code::InvalidArgument) });
+            assert_eq!(places.take_memory().unwrap()[..], if is_right { [7; 8] } else { [0; 8] });
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
 
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::{
-    Code, Error, PullOptions, RecvOutcome, Tensor, Unreceived, gathered_rows, named_rows::NamedRowsBuf,
+    Code, Destination, Error, PullOptions, RecvOutcome, Tensor, Unreceived, gathered_rows, named_rows::NamedRowsBuf,
 };
 
 use super::{
@@ -54,8 +54,9 @@ pub struct RowsWanted<'a> {
     pub table: &'a ShardedTable,
     /// The numbers of the rows.
     pub ids: &'a [u64],
-    /// Memory for the rows, of exactly their size; it comes back with the outcome. `None`: heap memory.
-    pub out: Option<Buffer>,
+    /// Memory for the rows, of exactly their size; it is returned with the outcome. A [`Destination::of`] takes only rows that have its
+    /// type and shape `[ids, ...]` together: other rows fail with InvalidArgument and are not written there. `None`: heap memory.
+    pub out: Option<Destination>,
 }
 
 /// Rows that were pulled.

@@ -76,7 +76,7 @@ pub fn rows_come_to_their_places(ps: &Task, worker: &Task) {
     let out = worker.alloc(6 * 64).unwrap();
     let at = out.as_ptr();
     let pulled = worker
-        .pull_rows_into(RowsWanted { table: &users, ids: &ids, out: Some(out) }, &RowsOptions::default())
+        .pull_rows_into(RowsWanted { table: &users, ids: &ids, out: Some(out.into()) }, &RowsOptions::default())
         .wait()
         .unwrap();
     assert_eq!((pulled.rows.bytes().as_ptr(), firsts(&pulled.rows)), (at, ids.map(|id| id as f32).to_vec()));
@@ -106,6 +106,7 @@ pub fn what_cannot_be_pulled_says_why(ps: &Task, worker: &Task) {
     ps.publish_table("user", table(ps, 10, whole), TableOptions::default()).unwrap();
     let users = ShardedTable::of(ps.name(), "user").unwrap();
     let refuse = |table: &ShardedTable, ids: &[u64], out: Option<Buffer>| {
+        let out = out.map(Into::into);
         worker.pull_rows_into(RowsWanted { table, ids, out }, &RowsOptions::default()).wait().unwrap_err()
     };
     let unreceived = refuse(&users, &[1, 10], None);
@@ -204,7 +205,7 @@ pub fn rows_that_are_missing_are_left_out_where_that_is_asked_for(ps: &Task, wor
     assert!(none.missing.iter().all(|missing| missing.error.code() == Code::DeadlineExceeded));
     let new = ShardedTable::new("user", [ps.name(), worker.name()], parts.sharding().clone()).unwrap();
     for (table, bytes) in [(&new, 128), (&parts, 100)] {
-        let out = Some(Buffer::from_vec(vec![0; bytes]));
+        let out = Some(Buffer::from_vec(vec![0; bytes]).into());
         let none = worker.pull_rows_into(RowsWanted { table, ids: &[1, 3], out }, &short).wait().unwrap_err();
         assert_eq!((none.error.code(), none.destination.map(|out| out.len())), (Code::DeadlineExceeded, Some(bytes)));
     }
@@ -247,7 +248,7 @@ pub fn rows_of_many_tables_come_together(ps: &Task, worker: &Task) {
     }
     assert!(worker.pull_all_rows([], &RowsOptions::default()).wait().unwrap().is_empty());
     // All destinations come back when one row does not exist.
-    let out = || Some(Buffer::from_vec(vec![0; 64]));
+    let out = || Some(Buffer::from_vec(vec![0; 64]).into());
     let all = [&[5][..], &[1000]].map(|ids| RowsWanted { table: &users, ids, out: out() });
     let unpulled = worker.pull_all_rows(all, &RowsOptions::default()).wait().unwrap_err();
     assert!(unpulled.error.to_string().contains("row 1000 of 'user', which has 1000 rows"), "{}", unpulled.error);

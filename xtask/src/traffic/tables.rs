@@ -130,7 +130,7 @@ pub(super) fn pull(actor: &Actor) {
     actor.again(PULL_PAUSE, |times| {
         let min_version = if times % 2 == 0 { newest[0].min(newest[1]).saturating_add(1) } else { i64::MIN };
         let ids = named(mix(now_us(), times));
-        let out = actor.destination(times, ids.len() * ROW_BYTES);
+        let out = actor.destination(times, ids.len() * ROW_BYTES).map(Into::into);
         let (timeout, partial) = (Some(CALL_TIMEOUT), times % 4 == 0);
         let options = RowsOptions { min_version, timeout, partial, ..RowsOptions::default() };
         actor.ledger.call(What::new(Kind::PullRows, &owners(actor.me), min_version), CALL_TIMEOUT, || {

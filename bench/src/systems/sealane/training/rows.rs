@@ -75,7 +75,7 @@ impl Rows {
     pub(super) fn pull(&mut self, task: &Task) -> Result<(), Error> {
         let ids = self.wanted.advance();
         let tables = self.tables.iter().zip(ids).zip(&mut self.rows);
-        let wanted = tables.map(|((table, ids), rows)| RowsWanted { table, ids, out: rows.take() });
+        let wanted = tables.map(|((table, ids), rows)| RowsWanted { table, ids, out: rows.take().map(Into::into) });
         let pulled = task.pull_all_rows(wanted, &RowsOptions::default()).wait()?;
         self.rows = pulled.into_iter().map(|pulled| Some(pulled.rows.into_buffer())).collect();
         Ok(())

@@ -266,18 +266,20 @@ fn requests_that_make_no_sense_are_told_apart() {
     for message in [
         &b"GET / HTTP/1.1\r\n"[..],
         b"{}",
-        br#"{"version":17}"#,
-        br#"{"request":"attach","version":17,"task":5,"arena_bytes":1}"#,
-        br#"{"request":"attach","version":17,"task":"w:1","arena_bytes":-1}"#,
-        br#"{"request":"mount","version":17}"#,
+        format!(r#"{{"version":{VERSION}}}"#).as_bytes(),
+        format!(r#"{{"request":"attach","version":{VERSION},"task":5,"arena_bytes":1}}"#).as_bytes(),
+        format!(r#"{{"request":"attach","version":{VERSION},"task":"w:1","arena_bytes":-1}}"#).as_bytes(),
+        format!(r#"{{"request":"mount","version":{VERSION}}}"#).as_bytes(),
         b"\xff\xfe",
         "[".repeat(60_000).as_bytes(),
     ] {
         let refused = asked(message);
         assert!(matches!(refused, RequestError::Malformed(_)), "{refused}");
     }
-    let refused = asked(br#"{"request":"levitate","version":18,"height":3}"#);
-    assert!(matches!(refused, RequestError::Version { theirs: 18 }) && refused.to_string().contains("version 18"));
+    let next = VERSION + 1;
+    let refused = asked(format!(r#"{{"request":"levitate","version":{next},"height":3}}"#).as_bytes());
+    assert!(matches!(refused, RequestError::Version { theirs } if theirs == next), "{refused}");
+    assert!(refused.to_string().contains(&format!("version {next}")), "{refused}");
     assert!(
         matches!(asked(&[b' '; MESSAGE_BYTES_MAX + 1]), RequestError::TooLong { bytes } if bytes == MESSAGE_BYTES_MAX + 1)
     );
@@ -300,8 +302,8 @@ fn descriptors_in_a_request_are_not_kept() {
     let daemon = Daemon::start();
     let stranger = daemon.stranger();
     let (reader, writer) = nix::unistd::pipe().unwrap();
-    let request = br#"{"request":"drain","version":17}"#;
-    say(&stranger, request, &[writer.as_raw_fd(); 100]);
+    let request = format!(r#"{{"request":"drain","version":{VERSION}}}"#);
+    say(&stranger, request.as_bytes(), &[writer.as_raw_fd(); 100]);
     drop(writer);
     let (_socket, request) = daemon.request();
     assert_eq!(request.unwrap(), Request::Drain { version: VERSION });

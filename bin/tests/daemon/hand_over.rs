@@ -135,9 +135,12 @@ fn what_is_asked_while_a_successor_fails_is_done_after_it() {
     place.replace_map(&format!("{}worker1:2222={}\n", place.map(), place.address));
     daemon.signal(Signal::SIGHUP);
     drop(successor);
-    daemon.wait_for("serves 3 tasks at ");
+    let status = daemon.wait_for("serves 3 tasks at ");
     drop(clients);
-    daemon.wait_for("; 0 clients attached;");
+    // The clients leave a drained daemon by themselves, perhaps before the map is read.
+    if !status.contains("; 0 clients attached;") {
+        daemon.wait_for("; 0 clients attached;");
+    }
     let clients = waiting_send(&place);
     let successor = hand_over(&mut daemon);
     daemon.signal(Signal::SIGTERM);

@@ -32,6 +32,14 @@ impl Sizes {
     }
 }
 
+impl Sizes {
+    /// The first size, every other one after it, and the last.
+    pub(crate) fn every_other(&self) -> impl Iterator<Item = usize> {
+        let last = self.0.len() - 1;
+        self.0.iter().enumerate().filter(move |(place, _)| place % 2 == 0 || *place == last).map(|(_, size)| *size)
+    }
+}
+
 impl std::str::FromStr for Sizes {
     type Err = BenchError;
 
@@ -72,6 +80,10 @@ mod tests {
         assert_eq!(sizes("64..512").unwrap(), [64, 128, 256, 512]);
         assert_eq!(sizes("100 .. 1KiB").unwrap(), [100, 128, 256, 512, 1024]);
         assert_eq!(sizes("64..64").unwrap(), [64]);
+        let every_other = |text: &str| text.parse::<Sizes>().unwrap().every_other().collect::<Vec<_>>();
+        assert_eq!(every_other("64..1KiB"), [64, 256, 1024]);
+        assert_eq!(every_other("64..512"), [64, 256, 512]);
+        assert_eq!(every_other("64"), [64]);
         for text in ["4KiB..64", "0..64", "64..", "..64", "1..2..3"] {
             assert!(sizes(text).is_err(), "{text}");
         }

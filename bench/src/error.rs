@@ -1,6 +1,7 @@
 //! What can go wrong in a measurement: what was being done, and with which system.
 
 use std::io;
+use std::net::SocketAddr;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ pub enum BenchError {
         /// The end of its standard error.
         stderr: String,
     },
+    /// A producer on another host failed, or that host does not answer.
+    #[error("{host}: {reason}")]
+    OtherHost { host: SocketAddr, reason: String },
     #[error("the link of {system} moved nothing for {waited:?}")]
     Stalled { system: &'static str, waited: Duration },
     /// A measured system refused to start, failed a call, or did not do what was asked of it.

@@ -90,6 +90,10 @@ metrics! {
     WorkerCpuPerStep: "worker_cpu_ms_per_step", "workers' CPU a step, ms", 4;
     /// The parameter servers' part of it.
     PsCpuPerStep: "ps_cpu_ms_per_step", "ps' CPU a step, ms", 4;
+    /// CPU time of the consumer's process, in seconds for 10^9 bytes of tensors.
+    CpuPerGigabyte: "cpu_s_per_gigabyte", "CPU here, s/GB", 3;
+    /// The same of the producer's process.
+    ProducerCpuPerGigabyte: "producer_cpu_s_per_gigabyte", "CPU there, s/GB", 3;
     /// What the fastest of many peers got, as a share of what each would have got if all had got the same.
     FastestShare: "fastest_share", "fastest's share", 2;
     /// Resident memory of the parameter servers' process, in 2^20 bytes.

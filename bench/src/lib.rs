@@ -19,6 +19,7 @@ pub mod commands;
 mod disturbance;
 mod error;
 mod figures;
+mod hosts;
 mod limits;
 mod machine;
 mod peer;
@@ -34,7 +35,7 @@ mod systems;
 pub use crate::error::BenchError;
 pub use crate::figures::Metric;
 pub use crate::limits::{FEW_PEERS, STALL_LIMIT};
-pub use crate::peer::{Peer, PeerJob, PeerProgram};
+pub use crate::peer::{Hosts, Peer, PeerJob, PeerProgram};
 pub use crate::plan::{
     Bench, Fuse, Keys, Link, Mode, Plan, Registration, Security, Size, Skew, SystemName, Tables, Training, Variant,
 };

@@ -113,6 +113,15 @@ pub const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long a failed round waits to learn whether its producer died of the same cause.
 pub const BLAME_LIMIT: Duration = Duration::from_millis(500);
 
+/// Callers of `sealane bench serve` that have not authenticated yet.
+pub const CALLERS_MAX: usize = 8;
+
+/// Producers of one consumer at the same time: one for each system of a measurement.
+pub const PRODUCERS_MAX: usize = 16;
+
+/// Longest time for which one consumer is served.
+pub const SESSION_LIMIT: Duration = Duration::from_secs(3_600);
+
 /// How much of the end of a producer's standard error is shown in an error message.
 pub const STDERR_BYTES_TOLD: u64 = 8 << 10;
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use sealane_transport::endpoint_map::TaskName;
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
 use crate::error::BenchError;
@@ -116,6 +117,11 @@ pub struct Plan {
     #[arg(long, value_name = "A,B", value_parser = two_cpus)]
     pub cpus: Option<[usize; 2]>,
 
+    /// Between hosts: Sealane is what two training processes get, which are attached to the daemons of their hosts: as TASK here, and as
+    /// PEER there; both must be in the endpoint maps of both daemons
+    #[arg(long, value_name = "TASK,PEER", value_parser = two_tasks)]
+    pub daemon: Option<[String; 2]>,
+
     /// TCP congestion control of every system [default: the kernel's]
     #[arg(long, value_name = "NAME")]
     pub congestion: Option<String>,
@@ -160,6 +166,15 @@ pub struct Plan {
 fn two_cpus(text: &str) -> Result<[usize; 2], String> {
     let cpus: Option<Vec<usize>> = text.split(',').map(|cpu| cpu.trim().parse().ok()).collect();
     cpus.and_then(|cpus| cpus.try_into().ok()).ok_or_else(|| "write two CPU numbers, as in 0,1".to_owned())
+}
+
+fn two_tasks(text: &str) -> Result<[String; 2], String> {
+    let tasks = text.split(',').map(|task| task.trim().parse::<TaskName>().map(|task| task.to_string()));
+    let tasks: Vec<String> = tasks.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    match <[String; 2]>::try_from(tasks) {
+        Ok([task, peer]) if task != peer => Ok([task, peer]),
+        _ => Err("write two different tasks, as in worker0:2222,ps0:2222".to_owned()),
+    }
 }
 
 /// What a bench can be measured with over a link.
@@ -258,6 +273,14 @@ impl Plan {
         refuse(is_direct && self.size_bytes > INLINE_BYTES_MAX, "--size", &self.size_bytes, &accepted)?;
         let is_pushed = is_direct && self.fuse == Fuse::Push;
         refuse(is_pushed, "--fuse", &self.fuse, "off or turn with --baseline direct: pushes go by the daemon")?;
+        let has_daemon = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth) && is_tcp;
+        let is_refused = self.daemon.is_some() && !(has_daemon && matches!(self.fuse, Fuse::Off | Fuse::Turn));
+        refuse(
+            is_refused,
+            "--daemon",
+            &"of this bench",
+            "it with latency, rate or bandwidth, without --link and --fuse push, receive or plan",
+        )?;
         let is_one = self.cpus.is_some_and(|[consumer, producer]| consumer == producer);
         refuse(is_one, "--cpus", &"one twice", "two different CPUs")?;
         if let Some(collectives) = &self.collectives {
@@ -265,6 +288,49 @@ impl Plan {
         }
         self.check_trainees()?;
         self.check_step()
+    }
+
+    /// Makes sure that the plan can be measured between two hosts.
+    ///
+    /// # Errors
+    /// [`BenchError::Setting`].
+    pub(crate) fn check_between_hosts(&self) -> Result<(), BenchError> {
+        let refused = |setting, value: &dyn ToString, accepted: &str| {
+            Err(BenchError::setting(setting, value.to_string(), accepted))
+        };
+        if !matches!(
+            self.bench,
+            Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse | Bench::Ps | Bench::Rows
+        ) {
+            return refused(
+                "--connect",
+                &self.bench,
+                "it with latency, rate, bandwidth, fuse, ps or rows, or leave it out",
+            );
+        }
+        if !matches!(self.link, Link::Tcp | Link::Verbs) {
+            return refused("--link", &self.link, "tcp or verbs with --connect: other links do not leave a host");
+        }
+        if self.link == Link::Verbs && self.baselines.contains(&SystemName::Raw) {
+            return refused(
+                "--baseline",
+                &SystemName::Raw,
+                "it without --link verbs: start both ends of perftest by hand",
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of all tensors that a producer may have at the same time.
+    pub(crate) fn tensor_bytes(&self) -> usize {
+        let step: usize = self.step.iter().sum();
+        let window = self.size_bytes.saturating_mul(self.window);
+        let tables = self.tables.iter().map(Tables::bytes).fold(0, u64::saturating_add) as usize;
+        let pushed = self.training.as_ref().map_or(0, |training| {
+            let workers = training.sizes().map(|size| size.workers).max().unwrap_or(0);
+            workers.saturating_mul(training.push.iter().sum())
+        });
+        [step, window, tables, pushed].into_iter().fold(0, usize::saturating_add)
     }
 
     /// What this bench offers over this link.

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::figures::Sample;
     use crate::plan::{Bench, Plan};
-    use crate::report::{Carrier, Report};
+    use crate::report::{Carrier, Machines, Report};
 
     #[test]
     fn figures_are_bars_with_their_spread_and_text_is_escaped() {
@@ -152,7 +152,12 @@ mod tests {
             let measured = ["sealane", "raw", "grpc"].map(system).to_vec();
             let text = "Abacus <9> & \"co\"".to_owned();
             let machine = Machine { cpus: 2, cpu_model: text.clone(), kernel: text, pinned: vec![0, 1] };
-            let report = Report::new(&Plan::new(Bench::Fuse), machine, &Carrier::default(), &measured);
+            let report = Report::new(
+                &Plan::new(Bench::Fuse),
+                Machines { here: machine, producers: None },
+                &Carrier::default(),
+                &measured,
+            );
             let svg = Outcome { report, measured }.to_svg("sealane bench --json <a&b>\u{7}");
             let document = roxmltree::Document::parse(&svg).unwrap_or_else(|error| panic!("{error}\n{svg}"));
             let texts: Vec<_> = document.descendants().filter_map(|node| node.text().map(str::trim)).collect();

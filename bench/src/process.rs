@@ -1,15 +1,30 @@
-//! What the kernel counts: the CPU time and resident memory of another process, the traffic of the loopback interface, and the
-//! files that this process may open.
+//! What the kernel counts: the CPU time and resident memory of another process, the traffic of an interface, and the files that this
+//! process may open.
 
+use std::net::IpAddr;
 use std::time::Duration;
 use std::{fs, io};
 
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::time::ClockId;
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 
+/// What the kernel counts of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Counter {
+    /// User and system time of all its threads since it started, in nanoseconds.
+    CpuNanoseconds,
+    /// Memory that it holds, including memory that it shares, in bytes.
+    ResidentBytes,
+    /// Files that it has open.
+    OpenFiles,
+}
+
+/// A process of this host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Process {
     id: u32,
@@ -28,22 +43,26 @@ impl Process {
         Ok(Self { id, clock })
     }
 
-    /// User and system time of all its threads since it started.
+    /// Reads a counter.
     ///
     /// # Errors
-    /// [`BenchError::Io`] when it is gone.
-    pub(crate) fn cpu_time(&self) -> Result<Duration, BenchError> {
+    /// [`BenchError::Io`] when the process is gone.
+    pub(crate) fn read(&self, counter: Counter) -> Result<u64, BenchError> {
+        match counter {
+            Counter::CpuNanoseconds => self.cpu_time().map(|time| time.as_nanos() as u64),
+            Counter::ResidentBytes => self.resident_bytes(),
+            Counter::OpenFiles => self.open_files().map(|files| files as u64),
+        }
+    }
+
+    fn cpu_time(&self) -> Result<Duration, BenchError> {
         let time = self.clock.now();
         let time = time.map_err(BenchError::io(format!("read the CPU clock of process {}", self.id)))?;
         Ok(time.into())
     }
 
-    /// Bytes of memory that it holds, including shared ones. Counted page by page, since the kernel's cheap counter is off by more
-    /// than an idle peer takes.
-    ///
-    /// # Errors
-    /// [`BenchError::Io`] when it is gone.
-    pub(crate) fn resident_bytes(&self) -> Result<u64, BenchError> {
+    /// Counted page by page, since the kernel's cheap counter is off by more than an idle peer takes.
+    fn resident_bytes(&self) -> Result<u64, BenchError> {
         let file = format!("/proc/{}/smaps_rollup", self.id);
         let failed = BenchError::io(format!("read the resident memory in {file}"));
         let text = match fs::read_to_string(&file) {
@@ -53,40 +72,10 @@ impl Process {
         resident_in(&text).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
     }
 
-    /// Number of files that it has open.
-    ///
-    /// # Errors
-    /// [`BenchError::Io`] when it is gone.
-    pub(crate) fn open_files(&self) -> Result<usize, BenchError> {
+    fn open_files(&self) -> Result<usize, BenchError> {
         let directory = format!("/proc/{}/fd", self.id);
         let files = fs::read_dir(&directory).map_err(BenchError::io(format!("count the open files in {directory}")))?;
         Ok(files.count())
-    }
-}
-
-/// Growth of a process's resident memory since this was made.
-#[derive(Debug)]
-pub(crate) struct Growth {
-    process: Process,
-    before_bytes: u64,
-}
-
-impl Growth {
-    /// Starts with the current memory of the process with this id.
-    ///
-    /// # Errors
-    /// [`BenchError::Io`] when there is none.
-    pub(crate) fn of(id: u32) -> Result<Self, BenchError> {
-        let process = Process::new(id)?;
-        Ok(Self { before_bytes: process.resident_bytes()?, process })
-    }
-
-    /// Growth divided by `count`.
-    ///
-    /// # Errors
-    /// [`BenchError::Io`] when the process is gone.
-    pub(crate) fn bytes_each(&self, count: usize) -> Result<f64, BenchError> {
-        Ok((self.process.resident_bytes()? as f64 - self.before_bytes as f64) / count as f64)
     }
 }
 
@@ -96,24 +85,52 @@ fn resident_in(rollup: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-const LOOPBACK_TABLE: &str = "/proc/self/net/dev";
+/// The counters of all interfaces of this network namespace.
+const INTERFACES: &str = "/proc/self/net/dev";
 
-/// Bytes that have passed the loopback interface of this network namespace since it came up, from all senders.
-///
-/// # Errors
-/// [`BenchError::Io`] when the kernel does not tell.
-pub(crate) fn bytes_moved() -> Result<u64, BenchError> {
-    let failed = BenchError::io(format!("read what the loopback interface has moved in {LOOPBACK_TABLE}"));
-    match fs::read_to_string(LOOPBACK_TABLE) {
-        Ok(text) => moved_in(&text).ok_or_else(|| failed(io::ErrorKind::InvalidData.into())),
-        Err(error) => Err(failed(error)),
+/// The interface that has an address: counts what all processes send and receive through it.
+#[derive(Clone, Debug)]
+pub(crate) struct Interface {
+    name: String,
+}
+
+impl Interface {
+    /// Finds the interface of this host that has the address `ip`.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] if no interface has it.
+    pub(crate) fn with(ip: IpAddr) -> Result<Self, BenchError> {
+        let failed = |error: io::Error| BenchError::io(format!("find the interface that has {ip}"))(error);
+        let has = |interface: &InterfaceAddress| {
+            let address = interface.address.as_ref();
+            let four = address.and_then(|address| address.as_sockaddr_in()).map(|address| IpAddr::V4(address.ip()));
+            let six = address.and_then(|address| address.as_sockaddr_in6()).map(|address| IpAddr::V6(address.ip()));
+            four.or(six) == Some(ip)
+        };
+        let found = getifaddrs().map_err(|errno| failed(errno.into()))?.find(has);
+        let interface = found.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        Ok(Self { name: interface.interface_name })
+    }
+
+    /// Bytes sent and received since the interface came up; on loopback, where they are the same, counted once.
+    ///
+    /// # Errors
+    /// [`BenchError::Io`] when the kernel does not tell.
+    pub(crate) fn bytes_moved(&self) -> Result<u64, BenchError> {
+        let failed = BenchError::io(format!("read what {} has moved in {INTERFACES}", self.name));
+        match fs::read_to_string(INTERFACES) {
+            Ok(text) => moved_in(&text, &self.name).ok_or_else(|| failed(io::ErrorKind::InvalidData.into())),
+            Err(error) => Err(failed(error)),
+        }
     }
 }
 
-/// The first number of its line: on loopback, received bytes equal sent bytes.
-fn moved_in(table: &str) -> Option<u64> {
-    let line = table.lines().find_map(|line| line.trim_start().strip_prefix("lo:"))?;
-    line.split_whitespace().next()?.parse().ok()
+/// Of an interface's line, the first number is received bytes and the ninth sent bytes.
+fn moved_in(table: &str, interface: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
+    let numbers: Vec<u64> = line.split_whitespace().map_while(|number| number.parse().ok()).collect();
+    let (received, sent) = (*numbers.first()?, *numbers.get(8)?);
+    Some(if interface == "lo" { received } else { received + sent })
 }
 
 /// Files that a process has open besides its peers: its streams, a shard's descriptors, a listener.

@@ -39,6 +39,9 @@ pub struct Report {
     /// The settings of the run, as far as they can change its figures.
     pub parameters: Value,
     pub(crate) machine: Machine,
+    /// The producers' machine, if it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) producer_machine: Option<Machine>,
     /// One row a system and metric.
     pub results: Vec<ResultRow>,
     /// Quotients of Sealane's figures and the baselines', taken round by round.
@@ -57,6 +60,14 @@ pub(crate) struct Carrier {
     /// The congestion control of every socket; `None` without TCP.
     pub(crate) congestion: Option<String>,
     pub(crate) device: Option<RdmaDevice>,
+}
+
+/// The machines of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Machines {
+    /// The consumer's machine, and the producers' unless they have another one.
+    pub(crate) here: Machine,
+    pub(crate) producers: Option<Machine>,
 }
 
 /// One metric of one system over all rounds.
@@ -84,19 +95,26 @@ pub enum Figures {
 }
 
 impl Report {
-    pub(crate) fn new(plan: &Plan, machine: Machine, carrier: &Carrier, measured: &[Measured]) -> Self {
+    pub(crate) fn new(plan: &Plan, machines: Machines, carrier: &Carrier, measured: &[Measured]) -> Self {
         let parameters = parameters(plan, carrier);
         Self {
             schema: SCHEMA,
             bench: plan.bench,
             link: plan.link,
-            heading: heading(plan, &parameters, &machine),
+            heading: heading(plan, &parameters, &machines),
             parameters,
-            machine,
+            machine: machines.here,
+            producer_machine: machines.producers,
             results: measured.iter().flat_map(rows).collect(),
             ratios: ratios(measured),
             warnings: Vec::new(),
         }
+    }
+
+    /// A metric of a system.
+    pub(crate) fn figures(&self, system: &str, metric: Metric) -> Option<&Figures> {
+        let row = self.results.iter().find(|row| row.system == system && row.metric == metric)?;
+        Some(&row.figures)
     }
 
     /// The JSON text, with a line break at its end.
@@ -198,6 +216,7 @@ fn parameters(plan: &Plan, carrier: &Carrier) -> Value {
         "peers": matches!(plan.bench, Bench::Connect | Bench::Idle | Bench::FanIn).then_some(plan.peers),
         "security": plan.security,
         "executor": plan.executor,
+        "daemon": plan.daemon,
         "congestion": carrier.congestion,
         "transfer": transfer,
         "registration": registration,
@@ -224,7 +243,7 @@ fn parameters(plan: &Plan, carrier: &Carrier) -> Value {
 }
 
 /// What was measured, with every parameter that differs from its default, by its name in the JSON.
-fn heading(plan: &Plan, told: &Value, machine: &Machine) -> String {
+fn heading(plan: &Plan, told: &Value, machines: &Machines) -> String {
     let usual = parameters(&Plan::new(plan.bench), &Carrier::default());
     let mut text = format!("{} over {}: {} rounds of {} s", plan.bench, plan.link, plan.rounds, plan.seconds);
     for (name, value) in told.as_object().into_iter().flatten() {
@@ -240,8 +259,13 @@ fn heading(plan: &Plan, told: &Value, machine: &Machine) -> String {
             other => format!(", {name} {other}"),
         };
     }
-    match machine.pinned[..] {
-        [consumer, producer] => text + &format!(", CPUs {consumer} and {producer}"),
+    match (&machines.here.pinned[..], &machines.producers) {
+        (_, Some(producers)) => {
+            let [here, there] =
+                [&machines.here, producers].map(|machine| machine.pinned.first().copied().unwrap_or_default());
+            text + &format!(", between two hosts: CPU {here} here, CPU {there} of {} there", producers.cpu_model)
+        }
+        ([consumer, producer], None) => text + &format!(", CPUs {consumer} and {producer}"),
         _ => text + ", not pinned",
     }
 }
@@ -272,7 +296,8 @@ mod tests {
     fn report(plan: &Plan, carrier: &Carrier, samples: &[Sample]) -> (Value, String) {
         let machine = Machine { cpus: 2, cpu_model: "Abacus 9".into(), kernel: "6.18".into(), pinned: vec![0, 1] };
         let of = |system| Measured { system, variant: "v".to_owned(), samples: samples.to_vec() };
-        let report = Report::new(plan, machine, carrier, &["sealane", "raw"].map(of));
+        let report =
+            Report::new(plan, Machines { here: machine, producers: None }, carrier, &["sealane", "raw"].map(of));
         (serde_json::from_str(&report.to_json()).expect("valid JSON"), Report::to_text(&[&report]))
     }
 

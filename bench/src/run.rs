@@ -12,9 +12,9 @@ use crate::disturbance::Quiet;
 use crate::error::BenchError;
 use crate::figures::Measured;
 use crate::machine::{Pinned, choose_cpus};
-use crate::peer::{PeerProgram, take_job};
+use crate::peer::{OtherHost, PeerProgram, take_job};
 use crate::plan::Plan;
-use crate::report::{Carrier, Report};
+use crate::report::{Carrier, Machines, Report};
 use crate::system::System;
 use crate::systems;
 
@@ -44,10 +44,14 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: Progress) -> Result<Out
     keep_freed_memory();
     let allowed = allowed_cpus().map_err(BenchError::failed("the kernel", "tell the CPUs that may be used"))?;
     let cpus = choose_cpus(plan.cpus, &allowed)?;
+    let other_host = program.other_host();
+    // The other host chooses the producer's CPU.
+    let cpus: Vec<usize> = cpus.into_iter().flatten().take(if other_host.is_some() { 1 } else { 2 }).collect();
     let quiet = Quiet::watch();
-    let pinned = cpus.map(|[consumer, _]| Pinned::to(consumer)).transpose()?;
-    let systems = systems::set_up(plan, cpus, program)?;
-    let mut outcome = take_turns(systems, plan, progress, (&allowed, cpus))?;
+    let pinned = cpus.first().map(|&consumer| Pinned::to(consumer)).transpose()?;
+    let systems = systems::set_up(plan, cpus.get(1).copied(), program)?;
+    let machines = machines(&allowed, &cpus, other_host)?;
+    let mut outcome = take_turns(systems, plan, progress, machines)?;
     drop(pinned);
     let warnings = &mut outcome.report.warnings;
     *warnings = quiet.warnings(&outcome.measured);
@@ -63,7 +67,13 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: Progress) -> Result<Out
 /// As [`run`].
 pub(crate) fn run_own(plan: &Plan, systems: Vec<System>, progress: Progress) -> Result<Outcome, BenchError> {
     let allowed = allowed_cpus().map_err(BenchError::failed("the kernel", "tell the CPUs that may be used"))?;
-    take_turns(systems, plan, progress, (&allowed, None))
+    take_turns(systems, plan, progress, machines(&allowed, &[], None)?)
+}
+
+/// This machine and, if producers run there, the other one.
+fn machines(allowed: &[usize], cpus: &[usize], other: Option<&OtherHost>) -> Result<Machines, BenchError> {
+    let here = Machine::look(allowed, cpus).map_err(BenchError::io("ask for the kernel's release"))?;
+    Ok(Machines { here, producers: other.map(|host| host.machine().clone()) })
 }
 
 /// Runs the producer of the job that a parent passed as an argument. Returns when the consumer
@@ -83,9 +93,8 @@ fn take_turns(
     mut systems: Vec<System>,
     plan: &Plan,
     progress: Progress,
-    (allowed, cpus): (&[usize], Option<[usize; 2]>),
+    machines: Machines,
 ) -> Result<Outcome, BenchError> {
-    let machine = Machine::look(allowed, cpus).map_err(BenchError::io("ask for the kernel's release"))?;
     let device = systems.iter().find_map(|system| system.device.clone());
     let carrier = Carrier { congestion: one_congestion(&systems)?, device };
     let of = |system: &System| Measured { system: system.name, variant: system.variant.clone(), samples: Vec::new() };
@@ -109,7 +118,7 @@ fn take_turns(
             measured[index].samples.push(sample);
         }
     }
-    Ok(Outcome { report: Report::new(plan, machine, &carrier, &measured), measured })
+    Ok(Outcome { report: Report::new(plan, machines, &carrier, &measured), measured })
 }
 
 /// The congestion control of all systems that have one: figures are comparable only if all are equal.
@@ -168,7 +177,7 @@ mod tests {
             system.with_congestion(congestion.map(str::to_owned))
         };
         let systems = ["one", "two"].into_iter().zip(congestions).map(scripted).collect();
-        let outcome = take_turns(systems, &plan, Progress::Silent, (&[0, 1], None));
+        let outcome = take_turns(systems, &plan, Progress::Silent, machines(&[0, 1], &[], None).expect("linux tells"));
         (outcome, Rc::into_inner(log).expect("no system is left").into_inner())
     }
 

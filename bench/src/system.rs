@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::error::BenchError;
 use crate::figures::{Metric, Sample};
 use crate::machine::RdmaDevice;
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::peer::{Meter, Peer, PeerJob, PeerProgram};
 use crate::plan::Plan;
 use crate::systems::client::{measure_now, pass_gap};
 use crate::systems::training::{Moved, StepLog};
@@ -135,6 +135,8 @@ pub(crate) struct System {
     /// The producer's process, if it rests between rounds. Dropped before the client, which would otherwise wait for an answer from
     /// a resting process.
     peer: Option<Peer>,
+    /// The consumer's process and the producer's.
+    meters: Option<[Meter; 2]>,
     rounds: Box<dyn Rounds>,
 }
 
@@ -147,7 +149,7 @@ impl System {
         client: impl Client + 'static,
     ) -> Self {
         let (variant, rounds) = (variant.into(), Box::new((plan.clone(), client)));
-        Self { name, variant, congestion: None, device: None, peer: None, rounds }
+        Self { name, variant, congestion: None, device: None, peer: None, meters: None, rounds }
     }
 
     /// A system with a producer's process, which rests once `set_up` has what it needs from it. If the process ends before, that is
@@ -159,8 +161,9 @@ impl System {
     ) -> Result<Self, BenchError> {
         let mut peer = Peer::start(program, job)?;
         let system = set_up(&peer).map_err(|failure| peer.blame(failure))?;
+        let meters = Some([Meter::of_this_process()?, peer.meter()?]);
         peer.rest()?;
-        Ok(Self { peer: Some(peer), ..system })
+        Ok(Self { peer: Some(peer), meters, ..system })
     }
 
     pub(crate) fn with_congestion(self, congestion: impl Into<Option<String>>) -> Self {
@@ -185,10 +188,26 @@ impl System {
     /// # Errors
     /// What [`Client::round`] says, or how the producer ended, if it did.
     pub(crate) fn round(&mut self, length: Duration) -> Result<Sample, BenchError> {
-        self.rounds.round(length).map_err(|failure| match &mut self.peer {
+        let (spent, began) = (self.cpu_times()?, Instant::now());
+        let measured = self.rounds.round(length).map_err(|failure| match &mut self.peer {
             Some(peer) => peer.blame(failure),
             None => failure,
-        })
+        });
+        let (mut sample, took) = (measured?, began.elapsed());
+        if let (Some(before), Some(&(Metric::GigabytesPerSecond, rate))) = (spent, sample.figures.first())
+            && let Some(after) = self.cpu_times()?
+        {
+            let per_gigabyte = |side: usize| (after[side] - before[side]).div_duration_f64(took) / rate;
+            sample.figures.push((Metric::CpuPerGigabyte, per_gigabyte(0)));
+            sample.figures.push((Metric::ProducerCpuPerGigabyte, per_gigabyte(1)));
+        }
+        Ok(sample)
+    }
+
+    /// The CPU time of the consumer's process and of the producer's since they started.
+    fn cpu_times(&self) -> Result<Option<[Duration; 2]>, BenchError> {
+        let Some([consumer, producer]) = &self.meters else { return Ok(None) };
+        Ok(Some([consumer.cpu_time()?, producer.cpu_time()?]))
     }
 
     /// Makes both sides quiet until the next [`resume`](Self::resume).

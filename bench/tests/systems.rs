@@ -9,7 +9,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use sealane_bench::{
-    Bench, BenchError, FEW_PEERS, Figures, Fuse, Link, Metric, Mode, Peer, PeerJob, PeerProgram, Plan, Progress,
+    Bench, BenchError, FEW_PEERS, Figures, Fuse, Hosts, Link, Metric, Mode, Peer, PeerJob, PeerProgram, Plan, Progress,
     Registration, STALL_LIMIT, Security, Size, Skew, SystemName, Tables, Training, Variant, run, serve_peer,
 };
 use sealane_transport::shm::attach;
@@ -454,6 +454,7 @@ fn raw_job() -> PeerJob {
         system: SystemName::Raw,
         plan: Plan::new(Bench::Latency),
         cpu: None,
+        hosts: Hosts::default(),
         consumer_port: None,
         meeting_place: None,
         keys: None,
@@ -535,7 +536,7 @@ fn a_babbling_producer() -> Result<(), Failed> {
 }
 
 fn a_missing_program() -> Result<(), Failed> {
-    let program = PeerProgram { program: "/nowhere/at/all".into(), arguments: Vec::new() };
+    let program = PeerProgram::new("/nowhere/at/all", &[]);
     let error = Peer::start(&program, &raw_job()).expect_err("there is no such program");
     assert!(error.to_string().contains("start the producer of raw"), "{error}");
     Ok(())

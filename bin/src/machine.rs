@@ -19,18 +19,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Describes the machine; `cpus` are those of the run.
+    /// Describes the machine; `pinned` are the CPUs of the run.
     ///
     /// # Errors
     /// The kernel does not report it.
-    pub fn look(allowed: &[usize], cpus: Option<[usize; 2]>) -> io::Result<Self> {
+    pub fn look(allowed: &[usize], pinned: &[usize]) -> io::Result<Self> {
         let names = uname()?;
         let cpu_info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Ok(Self {
             cpus: allowed.len(),
             cpu_model: cpu_model(&cpu_info),
             kernel: names.release().to_string_lossy().into_owned(),
-            pinned: cpus.map(Vec::from).unwrap_or_default(),
+            pinned: pinned.to_vec(),
         })
     }
 }
@@ -52,6 +52,6 @@ mod tests {
         let text = "processor\t: 0\nmodel name\t: Abacus 9\nprocessor\t: 1\nmodel name\t: Other\n";
         assert_eq!(cpu_model(text), "Abacus 9");
         assert_eq!(cpu_model(""), "unknown");
-        assert!(!Machine::look(&[0, 1], None).unwrap().kernel.is_empty());
+        assert!(!Machine::look(&[0, 1], &[]).unwrap().kernel.is_empty());
     }
 }

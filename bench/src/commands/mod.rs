@@ -3,6 +3,7 @@
 mod collectives;
 mod ps;
 mod restart;
+mod sweep;
 mod tables;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use sealane_cli::workload::Workload;
 use sealane_cli::{Context, Failure, Program, command_line};
 
 use crate::byte_count::{Sizes, parse_bytes};
+use crate::hosts::{self, Connect};
 use crate::limits::{IDLE_US_DEFAULT, STEP_TENSORS_MAX};
 use crate::plan::{Bench, Collective, Collectives, Fuse, Link, Plan, Size, Tables, Training, within};
 use crate::run::{Outcome, run as run_pairs, run_own, serve_peer};
@@ -340,6 +342,10 @@ enum Command {
         python: String,
     },
 
+    Sweep(sweep::Args),
+
+    Serve(hosts::Serve),
+
     /// Be a rank of collectives
     #[command(
         hide = true,
@@ -365,6 +371,9 @@ enum Command {
 struct Common {
     #[command(flatten)]
     plan: Plan,
+
+    #[command(flatten)]
+    connect: Connect,
 
     /// Write the report as JSON to a file, or with `-` to standard output and nothing else
     #[arg(long, value_name = "FILE|-")]
@@ -441,16 +450,31 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
             (common, Plan { training, tables: vec![*tables], ..plan })
         }
         Command::Ps(experiment) => (&experiment.common, experiment.plan()?),
+        Command::Sweep(args) => return sweep::measure(args, context),
+        Command::Serve(flags) => return hosts::serve(flags, &PRODUCER, context),
         Command::Peer { job } => return Ok(serve_peer(job)?),
     };
     measure_all(&[plan], common, context)
 }
 
 fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(), Failure> {
+    let program = program(plans, common)?;
     measure_by(plans, common, context, |plan| match plan.bench {
         Bench::Restart => run_own(plan, restart::systems(plan)?, Progress::Shown),
-        _ => run_pairs(plan, &PeerProgram::this(&PRODUCER), Progress::Shown),
+        _ => run_pairs(plan, &program, Progress::Shown),
     })
+}
+
+/// Where the producers of these plans are started.
+fn program(plans: &[Plan], common: &Common) -> Result<PeerProgram, Failure> {
+    let here = PeerProgram::this(&PRODUCER);
+    plans.iter().try_for_each(Plan::check)?;
+    if common.connect.is_given() {
+        plans.iter().try_for_each(Plan::check_between_hosts)?;
+    } else if common.plan.daemon.is_some() {
+        return Err(Failure::input("--daemon is for measurements between two hosts; add --connect HOST:PORT"));
+    }
+    common.connect.program(here)
 }
 
 /// Measures each of the plans; several share one table, and the JSON is a list of their reports. If one fails, those before it are

@@ -102,7 +102,7 @@ impl Training {
     }
 
     /// The sizes of the experiment itself and of its variants.
-    fn sizes(&self) -> impl Iterator<Item = Size> {
+    pub(super) fn sizes(&self) -> impl Iterator<Item = Size> {
         self.variants.iter().filter_map(|variant| variant.size).chain([self.size])
     }
 

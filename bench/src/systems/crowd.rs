@@ -2,7 +2,7 @@
 //! stay until they part. Bounded by the plan's peers. `connect` measures one such storm each round.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
@@ -31,7 +31,7 @@ pub(super) struct Manners {
 pub(super) struct Crowd(Vec<(TcpStream, Vec<u8>)>);
 
 impl Crowd {
-    /// Has `peers` callers connect to the listener at `port` at once, and returns the time from the first call until the last was
+    /// Has `peers` callers connect to the listener at `address` at once, and returns the time from the first call until the last was
     /// welcomed.
     ///
     /// # Errors
@@ -41,14 +41,14 @@ impl Crowd {
         manners: Manners,
         visit: u64,
         peers: usize,
-        port: u16,
+        address: SocketAddr,
         congestion: Option<&str>,
     ) -> Result<(Self, Duration), BenchError> {
         let greetings: Vec<_> = (0..peers).map(|caller| (manners.greeting)(caller, visit)).collect();
         let called = Instant::now();
         let mut callers = Vec::with_capacity(peers);
         for greeting in greetings {
-            let mut socket = sockets::connect(port, congestion)?;
+            let mut socket = sockets::connect(address, congestion)?;
             socket.set_read_timeout(Some(STALL_LIMIT)).map_err(BenchError::io("set a socket's options"))?;
             // A caller that was disconnected notices when it reads.
             let _ = socket.write_all(&greeting);
@@ -128,7 +128,7 @@ fn welcome(socket: &mut TcpStream, heard: &mut Vec<u8>, manners: Manners) -> Res
 struct Storm {
     manners: Manners,
     system: &'static str,
-    port: u16,
+    address: SocketAddr,
     visits: u64,
 }
 
@@ -138,7 +138,7 @@ pub(super) fn start_storm(job: &PeerJob, program: &PeerProgram, manners: Manners
     process::allow_open_files("--peers", plan.peers, 1)?;
     System::with_peer(job, program, |peer| {
         let variant = format!("parking, {} peers", plan.peers);
-        let mut storm = Storm { manners, system, port: peer.ports()[0], visits: 0 };
+        let mut storm = Storm { manners, system, address: peer.address(), visits: 0 };
         let (crowd, _) = storm.call(plan)?;
         let congestion = crowd.congestion()?;
         crowd.part()?;
@@ -150,7 +150,7 @@ impl Storm {
     fn call(&mut self, plan: &Plan) -> Result<(Crowd, Duration), BenchError> {
         self.visits += 1;
         let congestion = plan.congestion.as_deref();
-        Crowd::call(self.system, self.manners, self.visits - 1, plan.peers, self.port, congestion)
+        Crowd::call(self.system, self.manners, self.visits - 1, plan.peers, self.address, congestion)
     }
 }
 

@@ -19,9 +19,11 @@ mod sealane;
 mod sockets;
 pub(crate) mod training;
 
+use std::path::Path;
+
 use crate::error::BenchError;
 use crate::limits::FEW_PEERS;
-use crate::peer::{PeerJob, PeerProgram};
+use crate::peer::{OtherHost, PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Plan, Security, SystemName, Variant};
 use crate::system::System;
 
@@ -60,21 +62,28 @@ fn measured(plan: &Plan) -> Vec<(SystemName, Plan)> {
 ///
 /// # Errors
 /// [`BenchError::Setting`] if the kernel lacks the wanted congestion control; whatever keeps a system from starting.
-pub(crate) fn set_up(plan: &Plan, cpus: Option<[usize; 2]>, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
+pub(crate) fn set_up(
+    plan: &Plan,
+    producer_cpu: Option<usize>,
+    program: &PeerProgram,
+) -> Result<Vec<System>, BenchError> {
     if let (Link::Tcp | Link::Verbs, Some(name)) = (plan.link, &plan.congestion) {
         sockets::check_congestion(name)?;
     }
-    let producer_cpu = cpus.map(|[_, producer]| producer);
+    let other_host = program.other_host();
+    let hosts = other_host.map(OtherHost::hosts).unwrap_or_default();
+    let socket = other_host.and_then(OtherHost::socket);
     let mut systems = Vec::new();
     for (system, plan) in measured(plan) {
-        let job = PeerJob { system, plan, cpu: producer_cpu, consumer_port: None, meeting_place: None, keys: None };
+        let (consumer_port, meeting_place, keys) = (None, socket.map(Path::to_owned), None);
+        let job = PeerJob { system, plan, cpu: producer_cpu, hosts, consumer_port, meeting_place, keys };
         systems.push(one(&job, program)?);
     }
     Ok(systems)
 }
 
 fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
-    use SystemName::{Grpc, GrpcStream, Raw};
+    use SystemName::{Grpc, GrpcStream, Raw, Sealane};
     match (job.plan.bench, job.system, job.plan.link) {
         (Bench::FanIn, Raw, _) => raw::fan_in(job, program),
         (Bench::FanIn, ..) => sealane::training::fan_in(job, program),
@@ -95,22 +104,24 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
         (_, Grpc | GrpcStream, Link::Tcp | Link::Verbs) => grpc::over_tcp(job, program),
         (_, _, Link::Shm) => sealane::attached(job, program),
         (_, _, Link::Loopback) => sealane::in_memory(&job.plan),
+        (_, Sealane, _) if job.plan.daemon.is_some() => sealane::by_daemons(job, program),
         (_, _, Link::Tcp | Link::Verbs) => sealane::between_processes(job, program),
     }
 }
 
 /// Runs the producer's side of a system until its consumer is gone.
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
-    use SystemName::{Grpc, GrpcStream, Raw};
+    use SystemName::{Grpc, GrpcStream, Raw, Sealane};
     match (job.plan.bench, job.system, job.plan.link) {
         (Bench::Connect | Bench::FanIn, Raw, _) => raw::serve_many(job),
         (Bench::Ps | Bench::Rows, Grpc, _) => grpc::training::serve(job),
         (Bench::Rows, Raw, _) => raw::rows::serve(job),
         (Bench::Ps | Bench::Rows | Bench::FanIn | Bench::Connect | Bench::Idle, ..) => sealane::training::serve(job),
-        (_, Raw, _) => raw::serve(&job.plan),
+        (_, Raw, _) => raw::serve(job),
         (_, Grpc | GrpcStream, Link::Shm) => grpc::serve_unix(job),
-        (_, Grpc | GrpcStream, _) => grpc::serve(&job.plan),
+        (_, Grpc | GrpcStream, _) => grpc::serve(job),
         (_, _, Link::Shm) => sealane::serve_attached(job),
+        (_, Sealane, _) if job.plan.daemon.is_some() => sealane::serve_by_daemon(job),
         (..) => sealane::serve(job),
     }
 }

@@ -1,7 +1,7 @@
 //! TCP sockets as every system of a run gets them: no Nagle, the run's congestion control. Many of them in one thread share an
 //! epoll set.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,18 +13,19 @@ use tempfile::TempDir;
 
 use crate::error::BenchError;
 use crate::limits::CONNECT_LIMIT;
+use crate::peer::Hosts;
 
 /// Callers that the kernel keeps until they are accepted: the same as for an engine's listener.
 const BACKLOG: i32 = 4_096;
 
-/// A listener on a port that the system chooses; what it accepts inherits the congestion control.
-pub(super) fn listen(congestion: Option<&str>) -> Result<TcpListener, BenchError> {
-    let socket = socket(congestion)?;
-    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+/// A listener on a port of `ip` that the system chooses; what it accepts inherits the congestion control.
+pub(super) fn listen(ip: IpAddr, congestion: Option<&str>) -> Result<TcpListener, BenchError> {
+    let any_port = SocketAddr::new(ip, 0);
+    let socket = socket(any_port, congestion)?;
     socket
         .bind(&any_port.into())
         .and_then(|()| socket.listen(BACKLOG))
-        .map_err(BenchError::io("listen on the loopback interface"))?;
+        .map_err(BenchError::io(format!("listen on {ip}")))?;
     Ok(socket.into())
 }
 
@@ -33,16 +34,20 @@ pub(super) fn port(listener: &TcpListener) -> Result<u16, BenchError> {
     Ok(address.port())
 }
 
-/// Waits for the consumer; the wait ends with the process when the parent goes away.
-pub(super) fn accept(listener: &TcpListener) -> Result<TcpStream, BenchError> {
-    let (stream, _) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
+/// Waits for the consumer; the wait ends with the process when the parent goes away. Callers from other hosts are dropped.
+pub(super) fn accept(listener: &TcpListener, hosts: Hosts) -> Result<TcpStream, BenchError> {
+    let stream = loop {
+        let (stream, caller) = listener.accept().map_err(BenchError::io("accept the consumer"))?;
+        if caller.ip().to_canonical() == hosts.consumer {
+            break stream;
+        }
+    };
     stream.set_nodelay(true).map_err(BenchError::io("set TCP_NODELAY"))?;
     Ok(stream)
 }
 
-pub(super) fn connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, BenchError> {
-    let socket = socket(congestion)?;
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+pub(super) fn connect(address: SocketAddr, congestion: Option<&str>) -> Result<TcpStream, BenchError> {
+    let socket = socket(address, congestion)?;
     socket
         .connect_timeout(&address.into(), CONNECT_LIMIT)
         .map_err(BenchError::io(format!("connect to the producer at {address}")))?;
@@ -52,7 +57,7 @@ pub(super) fn connect(port: u16, congestion: Option<&str>) -> Result<TcpStream, 
 
 /// Checks that the kernel offers a congestion control, before any system is set up with it.
 pub(super) fn check_congestion(name: &str) -> Result<(), BenchError> {
-    socket(Some(name)).map(drop)
+    socket(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), Some(name)).map(drop)
 }
 
 /// The congestion control that a socket actually has.
@@ -64,8 +69,9 @@ pub(super) fn congestion(stream: &TcpStream) -> Result<String, BenchError> {
     Ok(String::from_utf8_lossy(&name[..length]).into_owned())
 }
 
-fn socket(congestion: Option<&str>) -> Result<Socket, BenchError> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(BenchError::io("open a TCP socket"))?;
+fn socket(address: SocketAddr, congestion: Option<&str>) -> Result<Socket, BenchError> {
+    let socket =
+        Socket::new(Domain::for_address(address), Type::STREAM, None).map_err(BenchError::io("open a TCP socket"))?;
     if let Some(name) = congestion {
         socket.set_tcp_congestion(name.as_bytes()).map_err(|error| {
             let accepted = format!("one of /proc/sys/net/ipv4/tcp_allowed_congestion_control ({error})");

@@ -13,9 +13,9 @@ use hdrhistogram::Histogram;
 use crate::error::BenchError;
 use crate::figures::{Metric, Sample, record_round_trip, round_trip_histogram};
 use crate::limits::{ROUND_STEPS_MAX, WARM_UP_SHARE};
-use crate::peer::Peer;
+use crate::peer::{Meter, Peer};
 use crate::plan::{Bench, Plan, Tables, Training, spread};
-use crate::process::{self, Process};
+use crate::process::Interface;
 use crate::system::{Client, System};
 
 /// What has moved between workers and parameter servers.
@@ -28,9 +28,9 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// `messages` over TCP; the bytes are those that have passed the loopback interface.
-    pub(super) fn over_loopback(messages: u64) -> Result<Option<Self>, BenchError> {
-        Ok(Some(Self { messages, bytes: process::bytes_moved()? }))
+    /// `messages` over TCP; the bytes are those that have passed the interface.
+    pub(super) fn through(interface: &Interface, messages: u64) -> Result<Option<Self>, BenchError> {
+        Ok(Some(Self { messages, bytes: interface.bytes_moved()? }))
     }
 
     /// `messages` whose bytes are not counted.
@@ -93,7 +93,7 @@ struct Experiment<C> {
     /// How many steps of every worker fitted into a round, when last measured.
     steps: Option<u64>,
     /// The parameter servers' process, and this one.
-    processes: [Process; 2],
+    processes: [Meter; 2],
 }
 
 /// The experiment of a plan that has one, with parameter servers in the process `peer`.
@@ -104,7 +104,7 @@ pub(super) fn system(
     resident_bytes_each: f64,
     peer: &Peer,
 ) -> Result<System, BenchError> {
-    let processes = [Process::new(peer.process_id())?, Process::new(std::process::id())?];
+    let processes = [peer.meter()?, Meter::of_this_process()?];
     Ok(System::new(name, variant, plan, Experiment { workers, resident_bytes_each, steps: None, processes }))
 }
 
@@ -134,7 +134,7 @@ impl<C: Client> Client for Experiment<C> {
         let count = of(plan).size.workers;
         let steps = self.warm_up(count, length)?;
         self.steps = Some(steps);
-        let cpu_time = |processes: &[Process; 2]| {
+        let cpu_time = |processes: &[Meter; 2]| {
             let [ps, workers] = processes;
             Ok::<_, BenchError>([ps.cpu_time()?, workers.cpu_time()?])
         };
@@ -147,7 +147,7 @@ impl<C: Client> Client for Experiment<C> {
         let cpu_ms = |place: usize| (spent_after[place] - spent[place]).as_secs_f64() * 1_000.0 / made;
         let (slowest, fastest) = log.shares();
         let [ps, workers] = &self.processes;
-        let mebibytes = |process: &Process| Ok::<_, BenchError>(process.resident_bytes()? as f64 / f64::from(1 << 20));
+        let mebibytes = |process: &Meter| Ok::<_, BenchError>(process.resident_bytes()? as f64 / f64::from(1 << 20));
         let mut figures = vec![
             (Metric::StepsPerSecond, made / log.took().as_secs_f64()),
             (Metric::StepTime, log.milliseconds(0.5)),

@@ -53,7 +53,7 @@ struct Called {
 /// A producer in a process of its own, over TCP.
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     System::with_peer(job, program, |peer| {
-        let stream = sockets::connect(peer.ports()[0], job.plan.congestion.as_deref())?;
+        let stream = sockets::connect(peer.address(), job.plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         Ok(system(job, || adopt(stream, TcpStream::from_std))?.with_congestion(congestion))
     })
@@ -122,10 +122,11 @@ fn variant(plan: &Plan, system: SystemName) -> String {
 }
 
 /// The producer's side over TCP: serves one consumer until the process is ended.
-pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
-    let listener = sockets::listen(plan.congestion.as_deref())?;
+pub(super) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let plan = &job.plan;
+    let listener = sockets::listen(job.hosts.producer, plan.congestion.as_deref())?;
     announce(&[sockets::port(&listener)?])?;
-    let stream = sockets::accept(&listener)?;
+    let stream = sockets::accept(&listener, job.hosts)?;
     serve_connection(plan, || adopt(stream, TcpStream::from_std))
 }
 

@@ -5,6 +5,7 @@
 
 use std::future::pending;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,9 +24,9 @@ use super::service::{self, ID_BYTES, PULL_ROWS, Ps};
 use super::{NAME, adopt, open, runtime, spin};
 use crate::error::BenchError;
 use crate::limits::{FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{PeerJob, PeerProgram, announce};
+use crate::peer::{Growth, PeerJob, PeerProgram, announce};
 use crate::plan::{Bench, Fuse, Mode, Plan, Tables};
-use crate::process::{self, Growth};
+use crate::process::{self, Interface};
 use crate::system::{Client, System};
 use crate::systems::rows::{Memory, Wanted, tables};
 use crate::systems::sockets;
@@ -37,22 +38,22 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let pairs = training::of(plan).pairs();
     process::allow_open_files("--workers x --ps", pairs, 1)?;
     System::with_peer(job, program, |peer| {
-        let growth = Growth::of(peer.process_id())?;
+        let growth = Growth::of(peer)?;
         let runtime = runtime()?;
-        let (channels, congestion) = connect(&runtime, plan, peer.ports())?;
+        let (channels, congestion) = connect(&runtime, plan, &peer.addresses())?;
         let each = growth.bytes_each(pairs)?;
-        let workers = Workers::new(runtime, channels, plan)?;
+        let workers = Workers::new(runtime, channels, job)?;
         Ok(training::system((NAME, variant(plan)), plan, workers, each, peer)?.with_congestion(congestion))
     })
 }
 
 /// A channel from every worker to every ps, worker by worker.
-fn connect(runtime: &Runtime, plan: &Plan, ports: &[u16]) -> Result<(Vec<Channel>, String), BenchError> {
+fn connect(runtime: &Runtime, plan: &Plan, addresses: &[SocketAddr]) -> Result<(Vec<Channel>, String), BenchError> {
     let mut channels = Vec::new();
     let mut congestion = String::new();
     for _ in 0..training::of(plan).size.workers {
-        for port in ports {
-            let stream = sockets::connect(*port, plan.congestion.as_deref())?;
+        for address in addresses {
+            let stream = sockets::connect(*address, plan.congestion.as_deref())?;
             if channels.is_empty() {
                 congestion = sockets::congestion(&stream)?;
             }
@@ -89,7 +90,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         let _spinner = plan.polling.then(spin);
         let mut ports = Vec::new();
         for (number, share) in training::shares(plan).enumerate() {
-            let listener = sockets::listen(plan.congestion.as_deref())?;
+            let listener = sockets::listen(job.hosts.producer, plan.congestion.as_deref())?;
             ports.push(sockets::port(&listener)?);
             let listener = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
             let listener = listener.map_err(BenchError::io("hand a listener to gRPC"))?;
@@ -126,6 +127,8 @@ struct Workers {
     /// Bytes of all workers' steps, each way.
     step_bytes: usize,
     calls: u64,
+    /// The interface of all connections.
+    interface: Interface,
 }
 
 struct Worker {
@@ -139,7 +142,8 @@ struct Worker {
 }
 
 impl Workers {
-    fn new(runtime: Runtime, channels: Vec<Channel>, plan: &Plan) -> Result<Self, BenchError> {
+    fn new(runtime: Runtime, channels: Vec<Channel>, job: &PeerJob) -> Result<Self, BenchError> {
+        let plan = &job.plan;
         let training = training::of(plan);
         let gradients = |share: &Share| share.pushed.iter().map(|&bytes| Bytes::from(vec![FILL; bytes])).collect();
         let shares: Vec<(Arc<[Bytes]>, Share)> =
@@ -164,7 +168,8 @@ impl Workers {
         };
         let workers: Vec<Worker> = (0..training.size.workers).map(&mut worker).collect();
         let step_bytes = workers.len() * (plan.step.iter().sum::<usize>() + training.push.iter().sum::<usize>());
-        Ok(Self { workers, runtime, polling: variant.polling, step_bytes, calls: 0 })
+        let interface = Interface::with(job.hosts.consumer)?;
+        Ok(Self { workers, runtime, polling: variant.polling, step_bytes, calls: 0, interface })
     }
 }
 
@@ -190,7 +195,7 @@ impl Client for Workers {
     }
 
     async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
-        Moved::over_loopback(self.calls * MESSAGES_A_CALL)
+        Moved::through(&self.interface, self.calls * MESSAGES_A_CALL)
     }
 }
 

@@ -211,14 +211,15 @@ impl Channel for MemoryChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::Hosts;
     use crate::systems::sockets;
 
     #[test]
     fn a_socket_that_is_empty_full_late_or_closed_says_so() {
         for (spins, limit) in [(true, None), (false, Some(Duration::from_millis(1)))] {
-            let listener = sockets::listen(None).expect("a port is free");
-            let near = sockets::connect(sockets::port(&listener).expect("bound"), None).expect("listening");
-            let far = sockets::accept(&listener).expect("connected");
+            let listener = sockets::listen(Hosts::default().producer, None).expect("a port is free");
+            let near = sockets::connect(listener.local_addr().expect("bound"), None).expect("listening");
+            let far = sockets::accept(&listener, Hosts::default()).expect("connected");
             let mut near = TcpChannel::new(near, spins, limit).expect("open");
             match near.receive(&mut [0; 8]) {
                 Ok(count) => assert!(spins && count == 0),

@@ -16,7 +16,7 @@ use crate::error::BenchError;
 use crate::figures::Metric;
 use crate::limits::REQUEST_BYTES;
 use crate::peer::{PeerJob, PeerProgram, announce};
-use crate::plan::{Bench, Fuse, Plan};
+use crate::plan::{Bench, Fuse};
 use crate::process;
 use crate::system::{Client, System};
 use crate::systems::client::slowest_share;
@@ -32,7 +32,7 @@ pub(in crate::systems) fn fan_in(job: &PeerJob, program: &PeerProgram) -> Result
         let poller = Poller::new()?;
         let mut congestion = String::new();
         let mut connect = |place| {
-            let socket = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
+            let socket = sockets::connect(peer.address(), plan.congestion.as_deref())?;
             congestion = sockets::congestion(&socket)?;
             poller.watch(&socket, place, EpollFlags::EPOLLIN)?;
             Ok(Asker { channel: TcpChannel::new(socket, true, None)?, flow: Flow::default(), arrived: 0 })
@@ -126,7 +126,7 @@ impl Client for Askers {
 /// Serves peers until the process ends.
 pub(in crate::systems) fn serve_many(job: &PeerJob) -> Result<(), BenchError> {
     process::allow_open_files("--peers", job.plan.peers, 1)?;
-    let mut answering = Answering::start(&job.plan)?;
+    let mut answering = Answering::start(job)?;
     announce(&[sockets::port(&answering.listener)?])?;
     loop {
         answering.turn()?;
@@ -146,14 +146,15 @@ struct Answering {
 }
 
 impl Answering {
-    fn start(plan: &Plan) -> Result<Self, BenchError> {
+    fn start(job: &PeerJob) -> Result<Self, BenchError> {
+        let plan = &job.plan;
         let (words, wait) = if plan.bench == Bench::Connect {
             let (hello_bytes, welcome_bytes) = *GREETING_BYTES;
             (Words::new(welcome_bytes, hello_bytes, Fuse::Turn), EpollTimeout::NONE)
         } else {
             (Words::new(plan.size_bytes, REQUEST_BYTES, Fuse::Turn), EpollTimeout::ZERO)
         };
-        let listener = sockets::listen(plan.congestion.as_deref())?;
+        let listener = sockets::listen(job.hosts.producer, plan.congestion.as_deref())?;
         listener.set_nonblocking(true).map_err(BenchError::io("set O_NONBLOCK"))?;
         let poller = Poller::new()?;
         poller.watch(&listener, listener.as_raw_fd() as usize, EpollFlags::EPOLLIN)?;

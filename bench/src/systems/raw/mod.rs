@@ -48,7 +48,7 @@ pub(super) fn system(
 pub(super) fn over_tcp(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = &job.plan;
     System::with_peer(job, program, |peer| {
-        let stream = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
+        let stream = sockets::connect(peer.address(), plan.congestion.as_deref())?;
         let congestion = sockets::congestion(&stream)?;
         let channel = TcpChannel::new(stream, plan.polling, Some(STALL_LIMIT))?;
         Ok(system(NAME, variant(plan), plan, channel).with_congestion(congestion))
@@ -61,10 +61,11 @@ pub(super) fn in_memory(plan: &Plan) -> System {
 }
 
 /// The producer's side over TCP: serves one consumer until that closes the connection.
-pub(super) fn serve(plan: &Plan) -> Result<(), BenchError> {
-    let listener = sockets::listen(plan.congestion.as_deref())?;
+pub(super) fn serve(job: &PeerJob) -> Result<(), BenchError> {
+    let plan = &job.plan;
+    let listener = sockets::listen(job.hosts.producer, plan.congestion.as_deref())?;
     announce(&[sockets::port(&listener)?])?;
-    serve_channel(plan, TcpChannel::new(sockets::accept(&listener)?, plan.polling, None)?)
+    serve_channel(plan, TcpChannel::new(sockets::accept(&listener, job.hosts)?, plan.polling, None)?)
 }
 
 /// Like [`serve`], over any channel.

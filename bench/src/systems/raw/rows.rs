@@ -25,7 +25,7 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
         let place = || match &memory {
             Some(memory) => Ok(Place::Here(memory.clone())),
             None => {
-                let socket = sockets::connect(peer.ports()[0], plan.congestion.as_deref())?;
+                let socket = sockets::connect(peer.address(), plan.congestion.as_deref())?;
                 TcpChannel::new(socket, spins(plan), Some(STALL_LIMIT)).map(Place::There)
             }
         };
@@ -56,11 +56,11 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         until_ended();
     }
     let memory = Memory::new(plan, || 0..tables(plan).rows);
-    let listener = sockets::listen(plan.congestion.as_deref())?;
+    let listener = sockets::listen(job.hosts.producer, plan.congestion.as_deref())?;
     announce(&[sockets::port(&listener)?])?;
     thread::scope(|scope| {
         for (mut wanted, mut rows) in pulls(plan) {
-            let mut channel = TcpChannel::new(sockets::accept(&listener)?, spins(plan), None)?;
+            let mut channel = TcpChannel::new(sockets::accept(&listener, job.hosts)?, spins(plan), None)?;
             let memory = &memory;
             scope.spawn(move || -> Result<(), BenchError> {
                 loop {

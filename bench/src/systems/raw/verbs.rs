@@ -3,6 +3,7 @@
 //! half; bandwidth is `ib_write_bw` with as many outstanding RDMA WRITEs as the window, but at least two.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -70,7 +71,7 @@ impl OverVerbs {
 
     /// Runs both sides for that many exchanges; returns what the client printed.
     fn run(&self, plan: &Plan, exchanges: u64) -> Result<String, BenchError> {
-        let port = sockets::listen(None).and_then(|listener| sockets::port(&listener))?;
+        let port = sockets::listen(Ipv4Addr::LOCALHOST.into(), None).and_then(|listener| sockets::port(&listener))?;
         let mut server = {
             // A new process inherits the CPUs of its parent's thread.
             let _pinned = self.server_cpu.map(Pinned::to).transpose()?;

@@ -4,6 +4,7 @@
 //! Both sides run on a shard of their engine, as a parameter server's own code would: the consumer requests each lane's tensor of
 //! the next step as soon as the one before has arrived; the producer has sent it already, one step ahead.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use sealane::Task;
@@ -16,7 +17,7 @@ use super::{producer, streams};
 use crate::error::BenchError;
 use crate::figures::Sample;
 use crate::limits::{SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
+use crate::peer::{Hosts, PeerJob, PeerProgram, announce, until_ended};
 use crate::plan::{Bench, Fuse, Keys, Link, Plan, Security, SystemName};
 use crate::system::{Client, System};
 use crate::systems::client::check_arrival;
@@ -31,12 +32,17 @@ struct Sealane {
 /// Two processes; one TCP connection, or one queue pair and a TCP connection used only for the greeting.
 pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
     let plan = streams::rested(job);
-    let (listener, port) = engine::listener(&plan)?;
+    let (listener, address) = engine::listener(&plan, job.hosts.consumer)?;
     let congestion = (plan.link == Link::Tcp).then(|| congestion_of(&listener));
-    let keys = Keys::make(plan.security, &[PS, WORKER])?;
-    let job = PeerJob { consumer_port: Some(port), keys, ..job.clone() };
+    // Between hosts, engines accept nobody without keys; a secret changes only the greeting.
+    let security = match plan.security {
+        Security::None if job.hosts != Hosts::default() => Security::Secret,
+        security => security,
+    };
+    let keys = Keys::make(security, &[PS, WORKER])?;
+    let job = PeerJob { consumer_port: Some(address.port()), keys, ..job.clone() };
     System::with_peer(&job, program, |peer| {
-        let map = map(peer.ports()[0], port);
+        let map = map(peer.address(), address);
         let (verbs, opened) = engine::verbs_settings(&plan).unzip();
         let links = Links { listener, verbs, keys: job.keys.as_ref() };
         let is_stream = job.system == SystemName::Stream;
@@ -56,9 +62,9 @@ pub(in crate::systems) fn between_processes(job: &PeerJob, program: &PeerProgram
 
 /// One process, one shard, and the loopback link.
 pub(in crate::systems) fn in_memory(plan: &Plan) -> Result<System, BenchError> {
-    let (listener, port) = engine::listener(plan)?;
+    let (listener, address) = engine::listener(plan, Hosts::default().consumer)?;
     let links = Links { listener, verbs: None, keys: None };
-    let engine = engine::start_pair(plan, map(port, port), &[WORKER, PS], links, PATIENCE)?;
+    let engine = engine::start_pair(plan, map(address, address), &[WORKER, PS], links, PATIENCE)?;
     producer::start(&engine, plan)?;
     Ok(System::new(NAME, variant(plan), plan, Sealane::new(NAME, plan, engine)?))
 }
@@ -95,8 +101,9 @@ impl Client for Sealane {
 /// The producer's process.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = streams::rested(job);
-    let (listener, port) = engine::listener(&plan)?;
-    let map = map(port, job.consumer_port.unwrap_or(port));
+    let (listener, address) = engine::listener(&plan, job.hosts.producer)?;
+    let port = address.port();
+    let map = map(address, SocketAddr::new(job.hosts.consumer, job.consumer_port.unwrap_or(port)));
     let (verbs, _) = engine::verbs_settings(&plan).unzip();
     let links = Links { listener, verbs, keys: job.keys.as_ref() };
     let engine = engine::start_pair(&plan, map, &[PS], links, PATIENCE)?;

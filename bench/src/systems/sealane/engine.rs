@@ -2,7 +2,7 @@
 //! memory of tensors on both sides: over verbs in the shard's slab, which is registered once and as large as the plan needs, else
 //! on the heap.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
@@ -60,13 +60,13 @@ pub(super) fn start(settings: EngineSettings) -> Result<Engine, BenchError> {
     Engine::start(settings).map_err(BenchError::sealane("start"))
 }
 
-/// A listening socket like an engine's own, on a port that the system chooses, and the port.
-pub(super) fn listener(plan: &Plan) -> Result<(TcpListener, u16), BenchError> {
-    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+/// A listening socket like an engine's own, on a port of `ip` that the system chooses, and its address.
+pub(super) fn listener(plan: &Plan, ip: IpAddr) -> Result<(TcpListener, SocketAddr), BenchError> {
+    let any_port = SocketAddr::new(ip, 0);
     let socket = listen(any_port, &tcp_settings(plan)).map_err(BenchError::sealane("set up its socket"))?;
     let listener = TcpListener::from(socket);
-    let port = listener.local_addr().map_err(BenchError::io("find the port"))?.port();
-    Ok((listener, port))
+    let address = listener.local_addr().map_err(BenchError::io("find the port"))?;
+    Ok((listener, address))
 }
 
 /// Runs a function on the engine's shard, and waits for its result.
@@ -262,6 +262,6 @@ pub(super) fn lanes(plan: &Plan) -> Vec<usize> {
 }
 
 /// The endpoint map of the two tasks.
-pub(super) fn map(ps: u16, worker: u16) -> String {
-    format!("{PS}=127.0.0.1:{ps}\n{WORKER}=127.0.0.1:{worker}\n")
+pub(super) fn map(ps: SocketAddr, worker: SocketAddr) -> String {
+    format!("{PS}={ps}\n{WORKER}={worker}\n")
 }

@@ -4,6 +4,7 @@
 //! `idle` measures the cost of the engine's process, which does nothing else and has default settings except for polling; `connect`
 //! (see `crowd`) how fast the peers are greeted.
 
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,9 @@ use super::training::{OPEN_FILES, Sessions, connect};
 use crate::error::BenchError;
 use crate::figures::{Metric, Sample};
 use crate::limits::{CONNECT_LIMIT, WARM_UP_MAX, WARM_UP_SHARE};
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::peer::{Growth, Meter, Peer, PeerJob, PeerProgram};
 use crate::plan::{Link, Plan};
-use crate::process::{self, Growth, Process};
+use crate::process;
 use crate::system::{Client, System};
 use crate::systems::crowd::Manners;
 use crate::systems::sockets::Meeting;
@@ -38,7 +39,7 @@ enum Peers {
 struct Idle {
     /// Dropped before the engine's process, since they say goodbye to it.
     peers: Peers,
-    engine: Process,
+    engine: Meter,
     growth: Growth,
     /// Never stopped: the engine would find its peers silent when it continues. Nothing else is measured in turn with it, see
     /// [`Plan::check`].
@@ -52,7 +53,7 @@ pub(in crate::systems) fn idle(job: &PeerJob, program: &PeerProgram) -> Result<S
     let meeting = Meeting::arrange()?;
     let job = &PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     let mut peer = Peer::start(program, job)?;
-    let (engine, growth) = (Process::new(peer.process_id())?, Growth::of(peer.process_id())?);
+    let (engine, growth) = (peer.meter()?, Growth::of(&peer)?);
     let (peers, congestion) = if plan.link == Link::Shm {
         let attach = |peer| {
             let client = Attach::new(&task(peer)).socket(meeting.socket());
@@ -107,8 +108,8 @@ fn address(peer: usize) -> String {
 }
 
 /// The addresses of the engine's tasks and of every peer: each at its own transport address.
-pub(in crate::systems::sealane) fn map<'t>(tasks: impl Iterator<Item = (&'t str, u16)>, peers: usize) -> String {
-    let served = tasks.map(|(task, port)| format!("{task}=127.0.0.1:{port}\n"));
+pub(in crate::systems::sealane) fn map<'t>(tasks: impl Iterator<Item = (&'t str, SocketAddr)>, peers: usize) -> String {
+    let served = tasks.map(|(task, address)| format!("{task}={address}\n"));
     served.chain((0..peers).map(|peer| format!("{}={}\n", task(peer), address(peer)))).collect()
 }
 

@@ -10,6 +10,7 @@ use super::engine::{self, Links, NAME, PS, WORKER, map};
 use super::producer;
 use crate::figures::{Metric, Sample};
 use crate::limits::STALL_LIMIT;
+use crate::peer::Hosts;
 use crate::plan::{Bench, Fuse, Link, Plan, Registration, Transfer};
 use crate::systems::client::check_arrival;
 
@@ -27,11 +28,11 @@ fn two_rounds(plan: &Plan) -> (Vec<Sample>, Fabric) {
         assert_eq!(opened.get().expect("it has opened one").name, "fake0");
         engine
     };
-    let ((ps_listener, ps_port), (worker_listener, worker_port)) =
-        (engine::listener(plan).expect("a port is free"), engine::listener(plan).expect("a port is free"));
-    let ps = start(PS, ps_listener, map(ps_port, worker_port));
+    let listener = || engine::listener(plan, Hosts::default().producer).expect("a port is free");
+    let ((ps_listener, ps_address), (worker_listener, worker_address)) = (listener(), listener());
+    let ps = start(PS, ps_listener, map(ps_address, worker_address));
     producer::start(&ps, plan).expect("it starts");
-    let worker = start(WORKER, worker_listener, map(ps_port, worker_port));
+    let worker = start(WORKER, worker_listener, map(ps_address, worker_address));
     let mut lanes = consumer::lanes(&worker, plan).expect("there is memory");
     let mut samples = Vec::new();
     for _ in 0..2 {

@@ -213,7 +213,7 @@ impl<'a> Demo<'a> {
             given.iter().cloned().chain(ours).collect()
         });
         let (machine, window) =
-            (Machine::look(&allowed, None).map_err(Failure::work)?, of_workers.transport.window.value);
+            (Machine::look(&allowed, &[]).map_err(Failure::work)?, of_workers.transport.window.value);
         let outcome = Outcome::new(args, workload, daemons.len(), window, machine);
         Ok((Demo { args, context, jobs, daemons, set }, outcome))
     }

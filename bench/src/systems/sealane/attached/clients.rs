@@ -26,7 +26,7 @@ use crate::system::Client;
 use crate::systems::client::{check_arrival, check_length, pass_gap};
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
-pub(super) const BATCHES: usize = 4;
+pub(in super::super) const BATCHES: usize = 4;
 
 /// One of the tensors in flight at the same time.
 struct Slot {
@@ -170,12 +170,12 @@ impl Clients {
 }
 
 /// The window's slots, divided into batches.
-pub(super) fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
+pub(in super::super) fn batches(window: usize) -> impl Iterator<Item = Range<usize>> {
     let size = window.div_ceil(BATCHES);
     (0..window).step_by(size).map(move |start| start..window.min(start + size))
 }
 
-pub(super) fn unmoved(error: impl ToString) -> BenchError {
+pub(in super::super) fn unmoved(error: impl ToString) -> BenchError {
     BenchError::sealane("move tensors")(error)
 }
 

@@ -11,6 +11,8 @@
 mod clients;
 mod direct;
 
+pub(super) use clients::{BATCHES, batches, unmoved};
+
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -23,6 +25,7 @@ use sealane::{Attach, Polling, Task};
 use sealane_fusion::{Engine, LaneEnd, Portion};
 use sealane_transport::shm::attach::{self, Request, RequestError};
 
+use super::asking::{self, Batches};
 use super::engine::{self, Links, NAME, PS, WORKER, lanes, map, room_bytes};
 use super::streams;
 use crate::error::BenchError;
@@ -40,10 +43,9 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     let plan = streams::rested(&job);
     System::with_peer(&job, program, |_| {
-        let attach = |task, plan: &Plan| attach_as(task, plan, &meeting.socket());
+        let attach = |task, plan: &Plan| attach_as(task, plan, Some(&meeting.socket()));
         if job.system == SystemName::Direct {
-            let worker = direct::Asker::new(&job.plan, attach(WORKER, &job.plan)?)?;
-            return Ok(System::new(direct::NAME, direct::variant(&job.plan), &job.plan, worker));
+            return direct::system(&job.plan, attach(WORKER, &job.plan)?);
         }
         if job.system == SystemName::Stream {
             return streams::dial(&job.plan, &attach(WORKER, &job.plan)?, None);
@@ -57,9 +59,11 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     })
 }
 
-fn attach_as(task: &str, plan: &Plan, socket: &Path) -> Result<Task, BenchError> {
+/// Attaches to the daemon at `socket`, by default at the one that clients find.
+pub(super) fn attach_as(task: &str, plan: &Plan, socket: Option<&Path>) -> Result<Task, BenchError> {
     let arena_bytes = room_bytes(&lanes(plan)) as u64;
-    let attach = Attach::new(task).socket(socket).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
+    let attach = Attach::new(task).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
+    let attach = if let Some(socket) = socket { attach.socket(socket) } else { attach };
     // With polling off a client behaves as by default.
     // Longer than anything takes in a round of its own system; during rounds of others, those have the CPU to themselves.
     let spin = CLIENT_SPIN.max(2 * plan.idle().unwrap_or_default());
@@ -89,9 +93,9 @@ const AREA_BYTES: u64 = 1 << 20;
 /// The engine's process, which also runs the ps for a direct lane.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = streams::rested(job);
-    let (network, port) = engine::listener(&plan)?;
+    let (network, address) = engine::listener(&plan, job.hosts.producer)?;
     let links = Links { listener: network, verbs: None, keys: None };
-    let engine = engine::start_pair(&plan, map(port, port), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
+    let engine = engine::start_pair(&plan, map(address, address), &[PS, WORKER], links, REQUEST_TIMEOUT)?;
     let clients = attach::listen(job.meeting_place()?).map_err(failed)?;
     announce(&[])?;
     // A queue gets at most half of it.
@@ -104,11 +108,12 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
             eprintln!("the daemon between the clients ended: {failure}");
             process::exit(1);
         });
-        let ps = attach_as(PS, &job.plan, job.meeting_place()?)?;
+        let ps = attach_as(PS, &job.plan, Some(job.meeting_place()?))?;
         return match job.system {
             SystemName::Stream => streams::serve_dialer(&job.plan, &ps),
             SystemName::GrpcConnector => grpc::serve_stream(&job.plan, &ps),
-            _ => direct::answer(&job.plan, &ps).map_err(BenchError::sealane("answer by a direct lane")),
+            _ => asking::answer(&job.plan, &ps, &Batches::new(&job.plan, [WORKER, PS]))
+                .map_err(BenchError::sealane("answer by a direct lane")),
         };
     }
     let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];

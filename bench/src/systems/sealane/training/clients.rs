@@ -7,6 +7,7 @@
 //! it follow.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
@@ -25,9 +26,9 @@ use super::rows::Rows;
 use super::servers::{self, REGISTERED_BYTES};
 use crate::error::BenchError;
 use crate::limits::{CONNECT_LIMIT, FILL, SLOWEST_BYTES_PER_SECOND, STALL_LIMIT};
-use crate::peer::{PeerJob, PeerProgram};
+use crate::peer::{Growth, Hosts, PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, SystemName, Training, Variant};
-use crate::process::{self, Growth};
+use crate::process;
 use crate::system::{Client, System};
 use crate::systems::rows::bytes_of_each;
 use crate::systems::sockets::Meeting;
@@ -45,7 +46,7 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
     let meeting = Meeting::arrange()?;
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     System::with_peer(&job, program, |peer| {
-        let growth = Growth::of(peer.process_id())?;
+        let growth = Growth::of(peer)?;
         let (verbs, opened) = engine::verbs_settings(plan).unzip();
         let mut threads = match plan.link {
             Link::Shm => {
@@ -56,7 +57,7 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
                 };
                 join(plan, None, attach)?
             }
-            _ => hosted(plan, peer.ports(), verbs)?,
+            _ => hosted(plan, &peer.addresses(), verbs)?,
         };
         // Clients get each other's memory there.
         let moved = threads.moved;
@@ -75,9 +76,9 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
     })
 }
 
-/// The workers of an engine of this process, which call parameter servers at these ports.
-pub(super) fn hosted(plan: &Plan, ports: &[u16], verbs: Option<Verbs>) -> Result<Threads<Worker>, BenchError> {
-    let engine = host(plan, ports, verbs)?;
+/// The workers of an engine of this process, which call parameter servers at these addresses.
+pub(super) fn hosted(plan: &Plan, ps: &[SocketAddr], verbs: Option<Verbs>) -> Result<Threads<Worker>, BenchError> {
+    let engine = host(plan, ps, verbs)?;
     let task = |number| engine.task(&peers::task(number)).map(Task::from).map_err(BenchError::sealane("start"));
     let tasks = (0..training::of(plan).size.workers).map(task).collect::<Result<Vec<_>, _>>()?;
     let mut tasks = tasks.into_iter();
@@ -97,17 +98,20 @@ fn join(
     Ok(Threads { workers, moved: Box::new(moved) })
 }
 
-fn host(plan: &Plan, ports: &[u16], mut verbs: Option<Verbs>) -> Result<Engine, BenchError> {
+fn host(plan: &Plan, ps: &[SocketAddr], mut verbs: Option<Verbs>) -> Result<Engine, BenchError> {
     let training = training::of(plan);
     let workers = training.size.workers;
     let names: Vec<String> = (0..workers).map(peers::task).collect();
     // Each worker is at its own transport address, and so has a connection to each ps. They call, and are not called: any address
     // will do.
-    let listeners = names.iter().map(|_| Ok(engine::listener(plan)?.0)).collect::<Result<_, BenchError>>()?;
+    let listeners = names
+        .iter()
+        .map(|_| Ok(engine::listener(plan, Hosts::default().consumer)?.0))
+        .collect::<Result<_, BenchError>>()?;
     if let Some(verbs) = &mut verbs {
         verbs.settings.queue_depth = QUEUE_DEPTH;
     }
-    let mut settings = engine::settings(plan, &servers::map(training, ports), &names, listeners, verbs)?;
+    let mut settings = engine::settings(plan, &servers::map(training, ps), &names, listeners, verbs)?;
     settings.links_max = settings.links_max.max(2 * training.pairs());
     engine::let_rest(&mut settings);
     settings.connect_timeout = CONNECT_LIMIT;

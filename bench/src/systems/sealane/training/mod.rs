@@ -14,9 +14,9 @@ mod workers;
 use super::engine::NAME;
 use super::peers;
 use crate::error::BenchError;
-use crate::peer::{Peer, PeerJob, PeerProgram};
+use crate::peer::{Growth, Peer, PeerJob, PeerProgram};
 use crate::plan::{Bench, Fuse, Link, Mode, Plan, Size, SystemName, Training, Variant};
-use crate::process::{self, Growth};
+use crate::process::{self, Interface};
 use crate::system::System;
 use crate::systems::crowd::Crowd;
 use crate::systems::training;
@@ -71,11 +71,11 @@ fn pulled(job: &PeerJob) -> Plan {
 
 /// The workers, and their sockets' congestion control. All workers call one ps, and then the next.
 pub(super) fn connect(job: &PeerJob, peer: &Peer) -> Result<(Sessions, String), BenchError> {
-    let (plan, growth) = (&pulled(job), Growth::of(peer.process_id())?);
+    let (plan, growth) = (&pulled(job), Growth::of(peer)?);
     let (workers, congestion) = (training::of(plan).size.workers, plan.congestion.as_deref());
-    let call = |port: &u16| Ok(Crowd::call(NAME, peers::GREETERS, 0, workers, *port, congestion)?.0);
-    let connected = peer.ports().iter().map(call).collect::<Result<Vec<_>, BenchError>>()?;
+    let call = |address| Ok(Crowd::call(NAME, peers::GREETERS, 0, workers, address, congestion)?.0);
+    let connected = peer.addresses().into_iter().map(call).collect::<Result<Vec<_>, BenchError>>()?;
     let congestion = connected[0].congestion()?;
     let each = growth.bytes_each(training::of(plan).pairs())?;
-    Ok((Sessions::new(connected, plan, each)?, congestion))
+    Ok((Sessions::new(connected, plan, (each, Interface::with(job.hosts.consumer)?))?, congestion))
 }

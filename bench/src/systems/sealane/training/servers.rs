@@ -2,7 +2,7 @@
 //! published, again whenever as many gradients have arrived as all workers push in a step; for workers that receive, the tensors of
 //! their next steps are sent in advance. Bounded by the plan's workers and tensors.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::thread;
@@ -42,7 +42,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let training = training::of(plan);
     let _engine_and_clients = if plan.link == Link::Shm {
         process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;
-        let engine = host_clients(plan)?;
+        let engine = host_clients(job, plan)?;
         let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
         let area_bytes = memory::area_bytes(plan);
         if plan.bench == Bench::Rows && !plan.tables.is_empty() {
@@ -54,22 +54,27 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         (admitted.collect::<Result<Vec<_>, _>>()?, engine, tables)
     } else {
         process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
-        let (engine, tables, ports) = host_peers(plan, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
-        announce(&ports)?;
+        let (engine, tables, addresses) =
+            host_peers(plan, job.hosts.producer, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
+        announce(&addresses.iter().map(SocketAddr::port).collect::<Vec<_>>())?;
         (Vec::new(), engine, tables)
     };
     until_ended()
 }
 
-/// Parameter servers that workers reach over the network, each at its own address, with their ports.
-pub(super) fn host_peers(plan: &Plan, verbs: Option<Verbs>) -> Result<(Engine, Vec<Table>, Vec<u16>), BenchError> {
+/// Parameter servers that workers reach over the network, each at its own address.
+pub(super) fn host_peers(
+    plan: &Plan,
+    ip: IpAddr,
+    verbs: Option<Verbs>,
+) -> Result<(Engine, Vec<Table>, Vec<SocketAddr>), BenchError> {
     let training = training::of(plan);
-    let listening = (0..training.size.ps).map(|_| listener(plan)).collect::<Result<Vec<_>, _>>()?;
-    let (listeners, ports): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
+    let listening = (0..training.size.ps).map(|_| listener(plan, ip)).collect::<Result<Vec<_>, _>>()?;
+    let (listeners, addresses): (Vec<_>, Vec<_>) = listening.into_iter().unzip();
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    let engine = start_engine(plan, &map(training, &ports), &tasks, listeners, verbs)?;
+    let engine = start_engine(plan, &map(training, &addresses), &tasks, listeners, verbs)?;
     let tables = publish_tables(&engine, plan)?;
-    Ok((engine, tables, ports))
+    Ok((engine, tables, addresses))
 }
 
 /// The tables of parameter servers that are code on their engine's shard.
@@ -93,18 +98,18 @@ fn serve_tables(job: &PeerJob, engine: Engine, door: OwnedFd, area_bytes: u64) -
 }
 
 /// Parameter servers in an engine that also serves the workers: all are tasks of one host.
-fn host_clients(plan: &Plan) -> Result<Engine, BenchError> {
+fn host_clients(job: &PeerJob, plan: &Plan) -> Result<Engine, BenchError> {
     let Size { workers, ps } = training::of(plan).size;
-    let (listener, port) = listener(plan)?;
+    let (listener, address) = listener(plan, job.hosts.producer)?;
     let tasks: Vec<String> = (0..ps).map(ps_task).chain((0..workers).map(peers::task)).collect();
-    let map: String = tasks.iter().map(|task| format!("{task}=127.0.0.1:{port}\n")).collect();
+    let map: String = tasks.iter().map(|task| format!("{task}={address}\n")).collect();
     start_engine(plan, &map, &tasks, vec![listener], None)
 }
 
-/// The endpoint map of the parameter servers with these ports, and the workers.
-pub(super) fn map(training: &Training, ports: &[u16]) -> String {
+/// The endpoint map of the parameter servers at these addresses, and the workers.
+pub(super) fn map(training: &Training, addresses: &[SocketAddr]) -> String {
     let tasks: Vec<String> = (0..training.size.ps).map(ps_task).collect();
-    peers::map(tasks.iter().map(String::as_str).zip(ports.iter().copied()), training.size.workers)
+    peers::map(tasks.iter().map(String::as_str).zip(addresses.iter().copied()), training.size.workers)
 }
 
 /// An engine with the parameter servers on its shard.
@@ -116,6 +121,8 @@ fn start_engine(
     verbs: Option<Verbs>,
 ) -> Result<Engine, BenchError> {
     let mut settings = engine::settings(plan, map, tasks, listeners, verbs)?;
+    // The workers' sockets show no keys, on whichever host they are; all that they could get is test data.
+    settings.insecure = true;
     if !matches!(plan.bench, Bench::Connect | Bench::Idle) {
         engine::let_rest(&mut settings);
         settings.request_timeout = PATIENCE;

@@ -4,6 +4,7 @@ use sealane_transport::verbs::fake::{Fabric, FakeSettings, RequestKind};
 
 use super::super::engine;
 use super::*;
+use crate::peer::Hosts;
 use crate::plan::{Registration, Transfer};
 use crate::system::Client;
 use crate::systems::training::StepLog;
@@ -32,8 +33,9 @@ fn workers_train_over_verbs_in_every_way() {
             let devices = fabric.clone();
             let open = move |_: &_| Ok(Box::new(devices.open(FakeSettings::default())) as _);
             let (verbs, opened) = engine::verbs_with(&plan, open).expect("the plan is over verbs");
-            let (ps, _, ports) = servers::host_peers(&plan, Some(verbs.clone())).expect("they start");
-            let mut workers = clients::hosted(&plan, &ports, Some(verbs)).expect("they start");
+            let ip = Hosts::default().producer;
+            let (ps, _, addresses) = servers::host_peers(&plan, ip, Some(verbs.clone())).expect("they start");
+            let mut workers = clients::hosted(&plan, &addresses, Some(verbs)).expect("they start");
             assert_eq!(opened.get().expect("it is known").name, "fake0");
             let mut log = StepLog::begin(WORKERS);
             workers.train(3, &mut log).expect("the steps are made");

@@ -15,6 +15,7 @@ use crate::error::BenchError;
 use crate::figures::Metric;
 use crate::limits::STALL_LIMIT;
 use crate::plan::{Fuse, Mode, Plan, Training};
+use crate::process::Interface;
 use crate::system::Client;
 use crate::systems::client::slowest_share;
 use crate::systems::crowd::Crowd;
@@ -51,11 +52,17 @@ pub(in super::super) struct Workers {
     at_once: Vec<(usize, usize)>,
     /// Growth of the other process's resident memory for each pair, when all had greeted and requested nothing.
     pub(super) resident_bytes_each: f64,
+    /// The interface of all sockets.
+    interface: Interface,
 }
 
 impl Workers {
     /// Takes over sockets that have greeted: those of all workers with one ps, then with the next.
-    pub(super) fn new(connected: Vec<Crowd>, plan: &Plan, resident_bytes_each: f64) -> Result<Self, BenchError> {
+    pub(super) fn new(
+        connected: Vec<Crowd>,
+        plan: &Plan,
+        (resident_bytes_each, interface): (f64, Interface),
+    ) -> Result<Self, BenchError> {
         let poller = Poller::new()?;
         let training = training::of(plan).clone();
         let tensors = |share| Tensors::new(share).map(Rc::new);
@@ -88,6 +95,7 @@ impl Workers {
             arrived,
             at_once: Vec::new(),
             resident_bytes_each,
+            interface,
         })
     }
 
@@ -263,7 +271,7 @@ impl Client for Workers {
     }
 
     async fn moved(&mut self) -> Result<Option<Moved>, BenchError> {
-        Moved::over_loopback(self.pairs.iter().map(Pair::messages).sum())
+        Moved::through(&self.interface, self.pairs.iter().map(Pair::messages).sum())
     }
 
     fn ask(&mut self, _count: usize) -> Result<(), BenchError> {

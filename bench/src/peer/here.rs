@@ -1,5 +1,4 @@
-//! The producer's process as the consumer's process sees it: start, wake, rest, end; and from the inside: it does one job and ends
-//! with its parent.
+//! A producer's process on this host: start, wake, rest, end; and from the inside: it does one job and ends with its parent.
 //!
 //! The producer is this same executable with a hidden subcommand. It reports on its standard output that it is ready, and ends when
 //! its standard input closes. It is stopped (SIGSTOP) while other systems are measured, so that even a spinning producer costs them
@@ -9,7 +8,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{self, Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,58 +17,26 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 
+use super::PeerJob;
 use crate::allocator::keep_freed_memory;
 use crate::error::BenchError;
 use crate::limits::{BLAME_LIMIT, END_LIMIT, READY_LIMIT, READY_LINE_BYTES_MAX, STDERR_BYTES_TOLD};
 use crate::machine::Pinned;
-use crate::plan::{Keys, Plan, SystemName};
 
 /// Time between two checks whether a producer has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How to start a producer: a program, and the arguments before the job.
+/// A program, and the arguments before the job.
 #[derive(Clone, Debug)]
-pub struct PeerProgram {
-    pub program: PathBuf,
-    /// Arguments that make it call [`serve_peer`](crate::serve_peer) with the argument after them.
-    pub arguments: Vec<String>,
-}
-
-impl PeerProgram {
-    /// The running executable, even if its file was replaced meanwhile, with these arguments.
-    pub fn this(arguments: &[&str]) -> Self {
-        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        Self { program: PathBuf::from("/proc/self/exe"), arguments }
-    }
-}
-
-/// What a producer is told to do, as JSON in one argument.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PeerJob {
-    pub system: SystemName,
-    pub plan: Plan,
-    /// The CPU that it pins itself to.
-    pub cpu: Option<usize>,
-    /// The port that the consumer listens on, for a system whose consumer listens.
-    pub consumer_port: Option<u16>,
-    /// Where both sides meet if they have no port: a Unix socket at which the producer listens, or shared memory.
-    pub meeting_place: Option<PathBuf>,
-    /// What both sides present to each other.
-    pub keys: Option<Keys>,
-}
-
-impl PeerJob {
-    pub(crate) fn meeting_place(&self) -> Result<&Path, BenchError> {
-        let absent = || BenchError::io("find the consumer: the job names no place")(io::ErrorKind::NotFound);
-        self.meeting_place.as_deref().ok_or_else(absent)
-    }
+pub(super) struct Program {
+    pub(super) program: PathBuf,
+    pub(super) arguments: Vec<String>,
 }
 
 /// A running producer process. Dropping it ends the process.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct LocalPeer {
     system: &'static str,
     child: Child,
     /// Closing it tells the producer to end.
@@ -79,14 +46,14 @@ pub struct Peer {
     ports: Vec<u16>,
 }
 
-impl Peer {
+impl LocalPeer {
     /// Starts a producer and waits until it is ready.
     ///
     /// The process is killed with the calling thread, so start it on one that outlives the run.
     ///
     /// # Errors
     /// [`BenchError::PeerDied`] carries what it wrote to standard error.
-    pub fn start(program: &PeerProgram, job: &PeerJob) -> Result<Self, BenchError> {
+    pub(super) fn start(program: &Program, job: &PeerJob) -> Result<Self, BenchError> {
         let system = job.system.as_str();
         let failed = || BenchError::io(format!("start the producer of {system}"));
         let job = serde_json::to_string(job).expect("a job has only named fields and finite numbers");
@@ -111,7 +78,7 @@ impl Peer {
         &self.ports
     }
 
-    pub fn process_id(&self) -> u32 {
+    pub(crate) fn process_id(&self) -> u32 {
         self.child.id()
     }
 
@@ -119,7 +86,7 @@ impl Peer {
     ///
     /// # Errors
     /// [`BenchError::PeerDied`] when it is gone.
-    pub fn resume(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn resume(&mut self) -> Result<(), BenchError> {
         self.signal(Signal::SIGCONT)
     }
 
@@ -127,13 +94,13 @@ impl Peer {
     ///
     /// # Errors
     /// [`BenchError::PeerDied`] when it is gone.
-    pub fn rest(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn rest(&mut self) -> Result<(), BenchError> {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// The reason of a failed round: the producer's end, if it ended, else the failure itself.
-    pub fn blame(&mut self, failure: BenchError) -> BenchError {
-        self.ended_within(BLAME_LIMIT).unwrap_or(failure)
+    /// How the producer ended, if it has, or does in a moment.
+    pub(crate) fn death(&mut self) -> Option<BenchError> {
+        self.ended_within(BLAME_LIMIT)
     }
 
     /// Waits for the line in which the producer reports that it is ready.
@@ -147,7 +114,7 @@ impl Peer {
             return serde_json::from_str(&line).map_err(|error| failed()(format!("it said {line:?} ({error})")));
         }
         let silent = failed()(format!("it said nothing for {READY_LIMIT:?}; it wrote: {}", self.written()));
-        Err(self.blame(silent))
+        Err(self.death().unwrap_or(silent))
     }
 
     fn signal(&mut self, signal: Signal) -> Result<(), BenchError> {
@@ -188,7 +155,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for LocalPeer {
     fn drop(&mut self) {
         // Errors mean that it has already gone, as intended.
         self.control = None;

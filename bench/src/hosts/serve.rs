@@ -1,0 +1,235 @@
+//! `sealane bench serve`: starts producers for one consumer at a time.
+//!
+//! Threads: one accepts, and one serves each caller. Limits: `CALLERS_MAX` callers that have not authenticated, each for
+//! `CONNECT_LIMIT`; one consumer for `SESSION_LIMIT`; `PRODUCERS_MAX` processes; `--memory-max` bytes of tensors for each.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::Instant;
+
+use sealane_cli::machine::Machine;
+use sealane_cli::{Context, Failure};
+use sealane_runtime::allowed_cpus;
+use sealane_transport::authentication::Authentication;
+
+use super::{Access, Answer, Control, Order, PORT};
+use crate::byte_count::parse_bytes;
+use crate::error::BenchError;
+use crate::limits::{CALLERS_MAX, CONNECT_LIMIT, PRODUCERS_MAX, SESSION_LIMIT};
+use crate::peer::{Hosts, Peer, PeerJob, PeerProgram};
+use crate::plan::{Link, Plan};
+
+/// Wait for a consumer that runs `sealane bench ... --connect` on another host, and produce the tensors that it measures
+///
+/// Serves one consumer at a time, until it is stopped. The other host connects to --listen for its orders, and to ports that the system
+/// chooses for the tensors: a firewall between the two must let both through. The producers send only test data.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  sealane keys secret bench.secret  # and copy it to the other host\n  \
+                  sealane bench serve --listen 0.0.0.0:7411 --secret-file bench.secret\n  \
+                  sealane bench latency --connect 10.0.0.2 --secret-file bench.secret --baseline raw  # on the other host")]
+pub(crate) struct Serve {
+    /// Address to listen on. One that other hosts can reach needs --secret-file, --tls-certificate or --insecure
+    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
+    listen: SocketAddr,
+
+    #[command(flatten)]
+    access: Access,
+
+    /// Let every host that can reach --listen start measurements here
+    #[arg(long)]
+    insecure: bool,
+
+    /// CPU of the producers [default: the last that this process may use, so that a consumer on the same host has the first]
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<usize>,
+
+    /// For consumers with --daemon: the socket of this host's daemon [default: where clients find it]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Most bytes of tensors of a measurement, as in 512MiB
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4GiB")]
+    memory_max: usize,
+
+    /// End after one consumer
+    #[arg(long)]
+    once: bool,
+}
+
+/// What each consumer is served with.
+struct Terms {
+    authentication: Authentication,
+    /// Arguments with which this program is a producer.
+    arguments: &'static [&'static str],
+    cpu: Option<usize>,
+    socket: Option<PathBuf>,
+    memory_max: usize,
+    machine: Machine,
+}
+
+/// Counts callers that have not authenticated, and the consumer that is served.
+#[derive(Default)]
+struct Admission {
+    callers: AtomicUsize,
+    is_serving: AtomicBool,
+}
+
+/// Serves consumers, one after the other; `arguments` make this program a producer.
+///
+/// # Errors
+/// The address may not, or cannot, be listened on.
+pub(crate) fn serve(flags: &Serve, arguments: &'static [&'static str], context: &Context) -> Result<(), Failure> {
+    let authentication = flags.access.authentication()?;
+    if authentication.is_open() && !flags.insecure && !flags.listen.ip().is_loopback() {
+        return Err(Failure::input(format!(
+            "--listen {}: other hosts can reach this address, and could start measurements here; add --secret-file or \
+             --tls-certificate, or --insecure to allow that",
+            flags.listen
+        )));
+    }
+    let allowed = allowed_cpus().map_err(Failure::work)?;
+    if let Some(cpu) = flags.cpu.filter(|cpu| !allowed.contains(cpu)) {
+        return Err(Failure::input(format!(
+            "--cpu {cpu}: give one of the CPUs that this process may use: {allowed:?}"
+        )));
+    }
+    let cpu = flags.cpu.or(allowed.last().copied());
+    let machine = Machine::look(&allowed, cpu.as_slice()).map_err(Failure::work)?;
+    let (socket, memory_max) = (flags.socket.clone(), flags.memory_max);
+    let terms = Arc::new(Terms { authentication, arguments, cpu, socket, memory_max, machine });
+    let listener = TcpListener::bind(flags.listen).map_err(|error| {
+        Failure::work(format!("cannot listen on {}: {error}; give --listen another address", flags.listen))
+    })?;
+    let listens = listener.local_addr().map_err(Failure::work)?;
+    context.print(&format!("listening on {listens}\n"))?;
+    let (ended, served) = mpsc::channel();
+    let accepts = thread::spawn(move || accept(&listener, &terms, &ended));
+    if flags.once {
+        // The sender is kept by the thread that accepts.
+        let _ = served.recv();
+        return Ok(());
+    }
+    Err(accepts.join().expect("the accepting thread does not panic").into())
+}
+
+/// Accepts callers until the listener fails.
+fn accept(listener: &TcpListener, terms: &Arc<Terms>, ended: &Sender<()>) -> BenchError {
+    let admission = Arc::new(Admission::default());
+    loop {
+        let caller = match listener.accept() {
+            Ok((caller, _)) => caller,
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => continue,
+            Err(error) => return BenchError::io("accept a consumer")(error),
+        };
+        if admission.callers.fetch_add(1, Ordering::Relaxed) >= CALLERS_MAX {
+            admission.callers.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (terms, admission, ended) = (terms.clone(), admission.clone(), ended.clone());
+        // Producers are killed with the thread that has started them.
+        thread::spawn(move || greet(caller, &terms, &admission, &ended));
+    }
+}
+
+/// Authenticates a caller, and serves it unless another one is served.
+fn greet(caller: TcpStream, terms: &Terms, admission: &Admission, ended: &Sender<()>) {
+    let is_next = || !admission.is_serving.swap(true, Ordering::Acquire);
+    let until = Instant::now() + CONNECT_LIMIT;
+    let accepted = Control::accept(caller.into(), &terms.authentication, until, is_next);
+    admission.callers.fetch_sub(1, Ordering::Relaxed);
+    let mut control = match accepted {
+        Ok(control) => control,
+        Err(error) => return eprintln!("rejected a caller: {error}"),
+    };
+    let consumer = control.other();
+    eprintln!("serving {consumer}");
+    let failure = attend(&mut control, terms);
+    eprintln!("finished serving {consumer}{}", failure.map_or_else(String::new, |error| format!(": {error}")));
+    admission.is_serving.store(false, Ordering::Release);
+    // Without --once nobody listens.
+    let _ = ended.send(());
+}
+
+/// Follows orders until the consumer leaves; returns why it was made to, if it was.
+fn attend(control: &mut Control, terms: &Terms) -> Option<BenchError> {
+    let until = Instant::now() + SESSION_LIMIT;
+    let hosts = match control.hosts() {
+        Ok(Hosts { consumer: here, producer: there }) => Hosts { consumer: there, producer: here },
+        Err(error) => return Some(error),
+    };
+    let mut producers = Producers { terms, hosts, running: BTreeMap::new() };
+    loop {
+        let order = match control.receive(until) {
+            Ok(order) => order,
+            Err(_) if Instant::now() < until => return None,
+            Err(_) => {
+                return Some(BenchError::failed("serve", "serve longer")(format!("{SESSION_LIMIT:?} have passed")));
+            }
+        };
+        let answer = producers.follow(order).unwrap_or_else(|error| Answer::Failed { reason: error.to_string() });
+        if let Err(error) = control.send(&answer, Instant::now() + CONNECT_LIMIT) {
+            return Some(error);
+        }
+    }
+}
+
+/// The producers of one consumer, by its numbers.
+struct Producers<'t> {
+    terms: &'t Terms,
+    hosts: Hosts,
+    running: BTreeMap<u32, Peer>,
+}
+
+impl Producers<'_> {
+    fn follow(&mut self, order: Order) -> Result<Answer, BenchError> {
+        match order {
+            Order::Machine => return Ok(Answer::Machine(self.terms.machine.clone())),
+            Order::Start { peer, job } => return self.start(peer, *job),
+            Order::Count { peer, counter } => return self.find(peer)?.meter()?.read(counter).map(Answer::Counted),
+            Order::Resume { peer } => self.find(peer)?.resume()?,
+            Order::Rest { peer } => self.find(peer)?.rest()?,
+            Order::Blame { peer } => self.find(peer)?.death().map_or(Ok(()), Err)?,
+            Order::End { peer } => drop(self.running.remove(&peer)),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn start(&mut self, number: u32, job: PeerJob) -> Result<Answer, BenchError> {
+        check(&job.plan, self.terms.memory_max)?;
+        if self.running.len() >= PRODUCERS_MAX || self.running.contains_key(&number) {
+            let reason = format!("{} run already, and at most {PRODUCERS_MAX} may", self.running.len());
+            return Err(BenchError::failed("serve", "start a producer")(reason));
+        }
+        let (cpu, hosts, meeting_place) = (self.terms.cpu, self.hosts, self.terms.socket.clone());
+        let peer =
+            Peer::start(&PeerProgram::this(self.terms.arguments), &PeerJob { cpu, hosts, meeting_place, ..job })?;
+        let answer = Answer::Started { process_id: peer.process_id(), ports: peer.ports().to_vec() };
+        self.running.insert(number, peer);
+        Ok(answer)
+    }
+
+    fn find(&mut self, number: u32) -> Result<&mut Peer, BenchError> {
+        let unknown = || BenchError::failed("serve", "find a producer")(format!("there is no number {number}"));
+        self.running.get_mut(&number).ok_or_else(unknown)
+    }
+}
+
+/// Checks what a consumer wants to measure: it may be of another release, or made by hand.
+fn check(plan: &Plan, memory_max: usize) -> Result<(), BenchError> {
+    // The plan of one system still names all baselines, and has the registration of its variant.
+    let registration = if plan.link == Link::Verbs { plan.registration.clone() } else { Vec::new() };
+    Plan { baselines: Vec::new(), registration, ..plan.clone() }.check()?;
+    plan.check_between_hosts()?;
+    let bytes = plan.tensor_bytes();
+    if bytes > memory_max {
+        let accepted = format!("tensors of at most {memory_max} bytes in all, or serve with a larger --memory-max");
+        return Err(BenchError::setting("the measurement", format!("of {bytes} bytes"), accepted));
+    }
+    Ok(())
+}

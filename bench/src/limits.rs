@@ -119,6 +119,10 @@ pub const CALLERS_MAX: usize = 8;
 /// Producers of one consumer at the same time: one for each system of a measurement.
 pub const PRODUCERS_MAX: usize = 16;
 
+/// Keys in the store of the ranks of a group, and bytes of a value: each rank sets a few short ones.
+pub const STORED_KEYS_MAX: usize = 32 * RANKS_MAX;
+pub const STORED_BYTES_MAX: usize = 64 << 10;
+
 /// Longest time for which one consumer is served.
 pub const SESSION_LIMIT: Duration = Duration::from_secs(3_600);
 

@@ -298,15 +298,11 @@ impl Plan {
         let refused = |setting, value: &dyn ToString, accepted: &str| {
             Err(BenchError::setting(setting, value.to_string(), accepted))
         };
-        if !matches!(
-            self.bench,
-            Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse | Bench::Ps | Bench::Rows
-        ) {
-            return refused(
-                "--connect",
-                &self.bench,
-                "it with latency, rate, bandwidth, fuse, ps or rows, or leave it out",
-            );
+        if matches!(self.bench, Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Restart) {
+            return refused("--connect", &self.bench, "it with another bench, or leave it out");
+        }
+        if self.baselines.contains(&SystemName::Gloo) {
+            return refused("--baseline", &SystemName::Gloo, "it without --connect: this host starts all of its ranks");
         }
         if !matches!(self.link, Link::Tcp | Link::Verbs) {
             return refused("--link", &self.link, "tcp or verbs with --connect: other links do not leave a host");

@@ -21,7 +21,9 @@ const PROFILE: &str = env!("SEALANE_PROFILE");
 const ALWAYS_TOLD: [&str; 7] = ["tensors", "peers", "workers", "ps", "ranks", "hosts", "congestion"];
 
 /// Metrics left out of the table for people, for lack of room.
-const ONLY_IN_JSON: [Metric; 6] = [
+const ONLY_IN_JSON: [Metric; 8] = [
+    Metric::CpuPerGigabyte,
+    Metric::ProducerCpuPerGigabyte,
     Metric::StepTimeP90,
     Metric::WorkerCpuPerStep,
     Metric::PsCpuPerStep,

@@ -65,9 +65,14 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: Progress) -> Result<Out
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn run_own(plan: &Plan, systems: Vec<System>, progress: Progress) -> Result<Outcome, BenchError> {
+pub(crate) fn run_own(
+    plan: &Plan,
+    systems: Vec<System>,
+    other_host: Option<&OtherHost>,
+    progress: Progress,
+) -> Result<Outcome, BenchError> {
     let allowed = allowed_cpus().map_err(BenchError::failed("the kernel", "tell the CPUs that may be used"))?;
-    take_turns(systems, plan, progress, machines(&allowed, &[], None)?)
+    take_turns(systems, plan, progress, machines(&allowed, &[], other_host)?)
 }
 
 /// This machine and, if producers run there, the other one.

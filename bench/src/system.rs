@@ -195,6 +195,7 @@ impl System {
         });
         let (mut sample, took) = (measured?, began.elapsed());
         if let (Some(before), Some(&(Metric::GigabytesPerSecond, rate))) = (spent, sample.figures.first())
+            && rate > 0.0
             && let Some(after) = self.cpu_times()?
         {
             let per_gigabyte = |side: usize| (after[side] - before[side]).div_duration_f64(took) / rate;

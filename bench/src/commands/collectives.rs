@@ -2,9 +2,9 @@
 //! Python. This process is Sealane's first rank. Nothing is pinned; waiting ranks sleep, so that those of the other system can
 //! work.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use sealane::{DType, Error, Group, GroupOptions, ReduceOp, Store};
+use sealane::{DType, Error, Group, GroupOptions, ReduceOp};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::error::BenchError;
 use crate::figures::{Metric, Sample};
+use crate::hosts::{Directory, mirror};
+use crate::peer::{Hosts, Peer, PeerJob, PeerProgram, announce};
 use crate::plan::{Collective, Collectives, Plan, SystemName};
 use crate::system::{Client, System};
 
@@ -26,7 +28,7 @@ const GLOO: &str = include_str!("collectives.py");
 /// How long ranks may take to join: PyTorch's import on a slow disk, and some more.
 const JOIN_LIMIT: Duration = Duration::from_secs(120);
 
-/// Time between two checks for a key that is not there yet.
+/// Time between two checks whether something has happened.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Calls made to estimate how many fit into a round.
@@ -44,10 +46,10 @@ const END_LIMIT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// A rank does not start, or the ranks do not find each other.
-pub(super) fn systems(plan: &Plan, python: &str) -> Result<Vec<System>, BenchError> {
+pub(super) fn systems(plan: &Plan, python: &str, program: &PeerProgram) -> Result<Vec<System>, BenchError> {
     let of = plan.collectives.clone().expect("it is what the plan is of");
     let variant = of.call.to_string();
-    let mut systems = vec![System::new("sealane", variant.clone(), plan, Ours::start(plan, &of)?)];
+    let mut systems = vec![System::new("sealane", variant.clone(), plan, Ours::start(plan, &of, program)?)];
     if plan.baselines.contains(&SystemName::Gloo) {
         systems.push(System::new("gloo", variant, plan, Gloo::start(plan, &of, python)?));
     }
@@ -94,6 +96,8 @@ impl Drop for Children {
 struct Ours {
     // Dropped before the directory of their store.
     others: Children,
+    /// The process on the other host whose children are the ranks there.
+    _there: Option<Peer>,
     rank: Rank,
     _directory: TempDir,
 }
@@ -104,23 +108,74 @@ struct Job {
     plan: Plan,
     rank: usize,
     store: PathBuf,
+    /// The address at which ranks of other hosts reach it.
+    address: IpAddr,
+}
+
+impl Job {
+    /// Starts the rank's process.
+    fn start(&self) -> Result<Child, BenchError> {
+        let job = serde_json::to_string(self).expect("a job has only named fields and finite numbers");
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("rank").arg(job).stdin(Stdio::null()).stdout(Stdio::null());
+        command.spawn().map_err(BenchError::io("start a rank"))
+    }
+}
+
+/// The first rank on the last host.
+fn first_of_last_host(of: &Collectives) -> usize {
+    (0..of.ranks).find(|rank| rank * of.hosts / of.ranks == of.hosts - 1).unwrap_or(of.ranks)
 }
 
 impl Ours {
-    fn start(plan: &Plan, of: &Collectives) -> Result<Ours, BenchError> {
+    fn start(plan: &Plan, of: &Collectives, program: &PeerProgram) -> Result<Ours, BenchError> {
         let directory = tempfile::tempdir().map_err(BenchError::io("make a directory for the ranks"))?;
         let store = directory.path().to_owned();
+        let other_host = program.other_host();
+        let hosts = other_host.map(|host| host.hosts()).unwrap_or_default();
+        let there = other_host.map(|_| Peer::start(program, &job_there(plan, hosts))).transpose()?;
+        let here = if there.is_some() { first_of_last_host(of) } else { of.ranks };
+        let job = |rank| Job { plan: plan.clone(), rank, store: store.clone(), address: hosts.consumer };
         let mut others = Children(Vec::new());
-        for rank in 1..of.ranks {
-            let job = Job { plan: plan.clone(), rank, store: store.clone() };
-            let job = serde_json::to_string(&job).expect("a job has only named fields and finite numbers");
-            let mut command = Command::new("/proc/self/exe");
-            command.arg("rank").arg(job).stdin(Stdio::null()).stdout(Stdio::null());
-            others.0.push(command.spawn().map_err(BenchError::io("start a rank"))?);
+        for rank in 1..here {
+            others.0.push(job(rank).start()?);
         }
-        let rank = Rank::join(&Job { plan: plan.clone(), rank: 0, store })?;
-        Ok(Ours { others, rank, _directory: directory })
+        let rank = match other_host {
+            None => Rank::join(&job(0))?,
+            // The ranks there have a store of their own.
+            Some(host) => thread::scope(|scope| {
+                let joining = scope.spawn(|| Rank::join(&job(0)));
+                mirror(&Directory::at(&store), host, || joining.is_finished())?;
+                joining.join().expect("a rank does not panic")
+            })?,
+        };
+        Ok(Ours { others, _there: there, rank, _directory: directory })
     }
+}
+
+/// The process on the other host.
+fn job_there(plan: &Plan, hosts: Hosts) -> PeerJob {
+    let (cpu, consumer_port, meeting_place, keys) = (None, None, None, None);
+    PeerJob { system: SystemName::Sealane, plan: plan.clone(), cpu, hosts, consumer_port, meeting_place, keys }
+}
+
+/// Starts the ranks of the last host, which is not the first rank's, and waits until one of them ends.
+///
+/// # Errors
+/// A rank does not start, or fails.
+pub(crate) fn serve_ranks(job: &PeerJob) -> Result<(), BenchError> {
+    let of = job.plan.collectives.as_ref().expect("it is what the plan is of");
+    let store = job.meeting_place()?.to_owned();
+    let rank = |rank| Job { plan: job.plan.clone(), rank, store: store.clone(), address: job.hosts.producer }.start();
+    let mut ranks = Children((first_of_last_host(of)..of.ranks).map(rank).collect::<Result<_, _>>()?);
+    announce(&[])?;
+    for rank in &mut ranks.0 {
+        let ended = rank.wait().map_err(BenchError::io("wait for a rank"))?;
+        if !ended.success() {
+            return Err(BenchError::sealane("make a call of all ranks")(format!("a rank on this host: {ended}")));
+        }
+    }
+    Ok(())
 }
 
 /// The others end before this one leaves: a rank that misses another says so.
@@ -169,11 +224,11 @@ impl Rank {
         let (of, bytes) = (job.plan.collectives.as_ref().expect("it is what the plan is of"), job.plan.size_bytes);
         let options = GroupOptions {
             limit: JOIN_LIMIT,
-            interface: Some("127.0.0.1".into()),
+            interface: Some(job.address.to_string()),
             host: Some(format!("host {}", job.rank * of.hosts / of.ranks)),
             ..GroupOptions::default()
         };
-        let group = Group::new(&InFiles(&job.store), job.rank, of.ranks, &options);
+        let group = Group::new(&Directory::at(&job.store), job.rank, of.ranks, &options);
         let group = group.map_err(BenchError::sealane("bring the ranks together"))?;
         // Elements are the rank's number from 1 on, so that results show which ranks took part.
         let own = job.rank as f32 + 1.0;
@@ -249,37 +304,6 @@ impl Rank {
             Collective::Barrier | Collective::Send => true,
         };
         if is_right { Ok(()) } else { Err(BenchError::sealane("give all ranks the right result")(self.call)) }
-    }
-}
-
-/// A store in a directory, with a file for each key.
-struct InFiles<'p>(&'p Path);
-
-impl InFiles<'_> {
-    fn file(&self, key: &str) -> PathBuf {
-        self.0.join(key.replace('/', "-"))
-    }
-}
-
-impl Store for InFiles<'_> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
-        // Renamed when complete, so that nobody reads half of it.
-        let (file, part) = (self.file(key), self.file(key).with_added_extension("part"));
-        let written = fs::write(&part, value).and_then(|()| fs::rename(&part, &file));
-        written.map_err(|error| Error::unavailable("the ranks' directory", error.to_string()))
-    }
-
-    fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>, Error> {
-        let until = Instant::now() + limit;
-        loop {
-            match fs::read(self.file(key)) {
-                Ok(value) => return Ok(value),
-                Err(error) if Instant::now() >= until => {
-                    return Err(Error::unavailable("the ranks' directory", error.to_string()));
-                }
-                Err(_) => thread::sleep(LOOK),
-            }
-        }
     }
 }
 

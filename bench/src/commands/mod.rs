@@ -22,6 +22,8 @@ use crate::plan::{Bench, Collective, Collectives, Fuse, Link, Plan, Size, Tables
 use crate::run::{Outcome, run as run_pairs, run_own, serve_peer};
 use crate::{BenchError, PeerProgram, Progress, Report};
 
+pub(crate) use collectives::serve_ranks;
+
 /// Arguments that start this program as a producer; the job follows as the last argument.
 const PRODUCER: [&str; 1] = ["peer"];
 
@@ -78,6 +80,10 @@ Links:
   loopback
     Inside one process, without the kernel.
     raw: two rings of bytes in one thread.
+
+Between two hosts, with --connect: the producers run on the other host, where
+`sealane bench serve` has started them, on one CPU of it. Only tcp and verbs.
+With --daemon, Sealane is two clients of the daemons of both hosts.
 
 Example:
   sealane bench latency --link shm --baseline raw";
@@ -333,7 +339,7 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = Collectives::default().ranks)]
         ranks: usize,
 
-        /// Hosts that they pretend to be on
+        /// Hosts that they pretend to be on; with --connect they are on two, half of them on each
         #[arg(long, value_name = "N", default_value_t = Collectives::default().hosts)]
         hosts: usize,
 
@@ -414,6 +420,7 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
             return measure_all(&size.of(&plan), common, context);
         }
         Command::Collectives { common, call, size, ranks, hosts, python } => {
+            let hosts = if common.connect.is_given() { &2 } else { hosts };
             let collectives = Some(Collectives { call: *call, ranks: *ranks, hosts: *hosts });
             let link = match common.plan.link {
                 Link::Tcp | Link::Shm if *hosts > 1 => Link::Tcp,
@@ -421,8 +428,9 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
                 other => other,
             };
             let plans = size.of(&Plan { collectives, link, ..of(Bench::Collectives, common) });
+            let program = program(&plans, common)?;
             return measure_by(&plans, common, context, |plan| {
-                run_own(plan, collectives::systems(plan, python)?, Progress::Shown)
+                run_own(plan, collectives::systems(plan, python, &program)?, program.other_host(), Progress::Shown)
             });
         }
         Command::Rank { job } => return Ok(collectives::serve(job)?),
@@ -460,7 +468,7 @@ fn run(command: &Command, context: &Context) -> Result<(), Failure> {
 fn measure_all(plans: &[Plan], common: &Common, context: &Context) -> Result<(), Failure> {
     let program = program(plans, common)?;
     measure_by(plans, common, context, |plan| match plan.bench {
-        Bench::Restart => run_own(plan, restart::systems(plan)?, Progress::Shown),
+        Bench::Restart => run_own(plan, restart::systems(plan)?, None, Progress::Shown),
         _ => run_pairs(plan, &program, Progress::Shown),
     })
 }

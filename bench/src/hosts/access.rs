@@ -57,6 +57,8 @@ impl Access {
 
 /// The flags of a benchmark whose producers run on another host.
 #[derive(Clone, Debug, clap::Args)]
+// Its own name is that of a bench.
+#[group(skip)]
 pub(crate) struct Connect {
     /// Measure between this host and the one at this address, where `sealane bench serve` runs [default port: 7411]
     #[arg(long, value_name = "HOST[:PORT]")]

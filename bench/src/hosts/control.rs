@@ -53,6 +53,13 @@ pub(crate) enum Order {
     End {
         peer: u32,
     },
+    /// Requests all values of the ranks' store.
+    Values,
+    /// Writes a value to the ranks' store.
+    Write {
+        name: String,
+        value: Vec<u8>,
+    },
 }
 
 /// What the producers' host answers.
@@ -65,6 +72,7 @@ pub(crate) enum Answer {
     },
     Done,
     Counted(u64),
+    Values(Vec<(String, Vec<u8>)>),
     /// The order was refused, or failed.
     Failed {
         reason: String,

@@ -5,10 +5,12 @@
 mod access;
 mod control;
 mod serve;
+mod store;
 
 pub(crate) use access::{Access, Connect};
 pub(crate) use control::{Answer, Control, Order};
 pub(crate) use serve::{Serve, serve};
+pub(crate) use store::{Directory, mirror};
 
 /// The port of `sealane bench serve`.
 pub(crate) const PORT: u16 = 7411;

@@ -17,22 +17,23 @@ use sealane_cli::machine::Machine;
 use sealane_cli::{Context, Failure};
 use sealane_runtime::allowed_cpus;
 use sealane_transport::authentication::Authentication;
+use tempfile::TempDir;
 
-use super::{Access, Answer, Control, Order, PORT};
+use super::{Access, Answer, Control, Directory, Order, PORT};
 use crate::byte_count::parse_bytes;
 use crate::error::BenchError;
 use crate::limits::{CALLERS_MAX, CONNECT_LIMIT, PRODUCERS_MAX, SESSION_LIMIT};
 use crate::peer::{Hosts, Peer, PeerJob, PeerProgram};
-use crate::plan::{Link, Plan};
+use crate::plan::{Bench, Link, Plan};
 
 /// Wait for a consumer that runs `sealane bench ... --connect` on another host, and produce the tensors that it measures
 ///
 /// Serves one consumer at a time, until it is stopped. The other host connects to --listen for its orders, and to ports that the system
-/// chooses for the tensors: a firewall between the two must let both through. The producers send only test data.
+/// chooses for the tensors: a firewall between the two must let both through. The producers send only test data. The second example is for
+/// the other host.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  sealane keys secret bench.secret  # and copy it to the other host\n  \
-                  sealane bench serve --listen 0.0.0.0:7411 --secret-file bench.secret\n  \
-                  sealane bench latency --connect 10.0.0.2 --secret-file bench.secret --baseline raw  # on the other host")]
+#[command(after_help = "Example:\n  sealane bench serve --listen 0.0.0.0:7411 --secret-file bench.secret\n  \
+                  sealane bench sweep --connect 10.0.0.2 --secret-file bench.secret")]
 pub(crate) struct Serve {
     /// Address to listen on. One that other hosts can reach needs --secret-file, --tls-certificate or --insecure
     #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
@@ -163,7 +164,11 @@ fn attend(control: &mut Control, terms: &Terms) -> Option<BenchError> {
         Ok(Hosts { consumer: here, producer: there }) => Hosts { consumer: there, producer: here },
         Err(error) => return Some(error),
     };
-    let mut producers = Producers { terms, hosts, running: BTreeMap::new() };
+    let store = match tempfile::tempdir() {
+        Ok(store) => store,
+        Err(error) => return Some(BenchError::io("make a directory for ranks")(error)),
+    };
+    let mut producers = Producers { terms, hosts, running: BTreeMap::new(), store };
     loop {
         let order = match control.receive(until) {
             Ok(order) => order,
@@ -184,6 +189,8 @@ struct Producers<'t> {
     terms: &'t Terms,
     hosts: Hosts,
     running: BTreeMap<u32, Peer>,
+    /// Where the ranks of a group find those of the other host.
+    store: TempDir,
 }
 
 impl Producers<'_> {
@@ -196,6 +203,8 @@ impl Producers<'_> {
             Order::Rest { peer } => self.find(peer)?.rest()?,
             Order::Blame { peer } => self.find(peer)?.death().map_or(Ok(()), Err)?,
             Order::End { peer } => drop(self.running.remove(&peer)),
+            Order::Values => return Directory::at(self.store.path()).values().map(Answer::Values),
+            Order::Write { name, value } => Directory::at(self.store.path()).write(&name, &value)?,
         }
         Ok(Answer::Done)
     }
@@ -206,7 +215,14 @@ impl Producers<'_> {
             let reason = format!("{} run already, and at most {PRODUCERS_MAX} may", self.running.len());
             return Err(BenchError::failed("serve", "start a producer")(reason));
         }
-        let (cpu, hosts, meeting_place) = (self.terms.cpu, self.hosts, self.terms.socket.clone());
+        let (cpu, hosts, socket) = (self.terms.cpu, self.hosts, self.terms.socket.clone());
+        let is_group = job.plan.bench == Bench::Collectives;
+        if is_group {
+            // Ranks that met before have left keys in the last store.
+            self.store = tempfile::tempdir().map_err(BenchError::io("make a directory for ranks"))?;
+        }
+        // Ranks share the CPUs of their host.
+        let (cpu, meeting_place) = if is_group { (None, Some(self.store.path().to_owned())) } else { (cpu, socket) };
         let peer =
             Peer::start(&PeerProgram::this(self.terms.arguments), &PeerJob { cpu, hosts, meeting_place, ..job })?;
         let answer = Answer::Started { process_id: peer.process_id(), ports: peer.ports().to_vec() };

@@ -43,6 +43,26 @@ impl OtherHost {
         self.socket.as_deref()
     }
 
+    /// All values of the store of the ranks there.
+    ///
+    /// # Errors
+    /// The other host does not answer.
+    pub(crate) fn values(&self) -> Result<Vec<(String, Vec<u8>)>, BenchError> {
+        let mut control = self.control.borrow_mut();
+        match control.ask(&Order::Values, CONNECT_LIMIT)? {
+            Answer::Values(values) => Ok(values),
+            _ => Err(control.confused()),
+        }
+    }
+
+    /// Writes a value to the store of the ranks there.
+    ///
+    /// # Errors
+    /// The other host does not accept it.
+    pub(crate) fn write(&self, name: String, value: Vec<u8>) -> Result<(), BenchError> {
+        self.control.borrow_mut().ask(&Order::Write { name, value }, CONNECT_LIMIT).map(drop)
+    }
+
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }

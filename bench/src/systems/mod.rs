@@ -21,6 +21,7 @@ pub(crate) mod training;
 
 use std::path::Path;
 
+use crate::commands::serve_ranks;
 use crate::error::BenchError;
 use crate::limits::FEW_PEERS;
 use crate::peer::{OtherHost, PeerJob, PeerProgram};
@@ -113,6 +114,7 @@ fn one(job: &PeerJob, program: &PeerProgram) -> Result<System, BenchError> {
 pub(crate) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     use SystemName::{Grpc, GrpcStream, Raw, Sealane};
     match (job.plan.bench, job.system, job.plan.link) {
+        (Bench::Collectives, ..) => serve_ranks(job),
         (Bench::Connect | Bench::FanIn, Raw, _) => raw::serve_many(job),
         (Bench::Ps | Bench::Rows, Grpc, _) => grpc::training::serve(job),
         (Bench::Rows, Raw, _) => raw::rows::serve(job),

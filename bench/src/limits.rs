@@ -123,6 +123,9 @@ pub const PRODUCERS_MAX: usize = 16;
 pub const STORED_KEYS_MAX: usize = 32 * RANKS_MAX;
 pub const STORED_BYTES_MAX: usize = 64 << 10;
 
+/// How long a consumer waits for the one that is served: no longer than the producers of that one may take to end.
+pub const TURN_LIMIT: Duration = END_LIMIT;
+
 /// Longest time for which one consumer is served.
 pub const SESSION_LIMIT: Duration = Duration::from_secs(3_600);
 

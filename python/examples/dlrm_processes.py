@@ -8,7 +8,6 @@ import itertools
 import multiprocessing
 import os
 import pathlib
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import time
 from multiprocessing.connection import wait
 
 import dlrm_job
-import sealane
+import sealane.cluster
 
 # A daemon that has not begun to listen after so many seconds will not.
 STARTING_SECONDS = 60
@@ -103,19 +102,11 @@ def over_grpc(address, job, is_server, number, report):
         report.recv()
 
 
-def program():
-    """The program ``sealane``: $SEALANE_BIN, one that is installed, or one that was built beside this file."""
-    target = pathlib.Path(__file__).resolve().parents[2] / "target"
-    built = [path for path in (target / "release/sealane", target / "debug/sealane") if path.exists()]
-    found = os.environ.get("SEALANE_BIN") or shutil.which("sealane") or next(map(str, built), None)
-    return found or sys.exit("there is no program `sealane`: build it with `cargo build --release`, or name it in SEALANE_BIN")
-
-
 @contextlib.contextmanager
 def daemon(directory, name, map, tasks):
     """A daemon for these tasks, which are all on this machine here; gives its socket."""
     path, log = directory / f"{name}.sock", directory / f"{name}.log"
-    command = [program(), "daemon", "--endpoint-map", map, "--socket", path, "--set", "runtime.shards=1"]
+    command = [sealane.cluster.program(), "daemon", "--endpoint-map", map, "--socket", path, "--set", "runtime.shards=1"]
     for task in tasks:
         command += ["--task", task]
     with open(log, "w") as stderr:

@@ -1,7 +1,9 @@
 """Which tasks a cluster has, where its engine or `sealane map generate` says it. What Ray says is in test_ray.py."""
 
 import pickle
+import subprocess
 import sys
+import sysconfig
 
 import pytest
 import sealane
@@ -46,5 +48,13 @@ def test_what_is_missing_is_named(monkeypatch):
         sealane.cluster.from_ray({"ps": 1})
     monkeypatch.delenv("SEALANE_BIN")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FileNotFoundError, match="SEALANE_BIN"):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: f"/nowhere/{name}")
+    with pytest.raises(FileNotFoundError, match="no program sealane in /nowhere/scripts .* .SEALANE_BIN"):
         sealane.cluster.from_tf_config()
+
+
+def test_installed_program_is_found_without_path(monkeypatch):
+    monkeypatch.delenv("SEALANE_BIN")
+    monkeypatch.setenv("PATH", "")
+    version = subprocess.run([sealane.cluster.program(), "--version"], capture_output=True, text=True, check=True).stdout
+    assert version == f"sealane {sealane.__version__}\n"

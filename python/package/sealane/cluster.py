@@ -17,11 +17,12 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sysconfig
 
 from . import _sealane
 from ._errors import InvalidArgument
 
-__all__ = ["Cluster", "from_map", "from_ray", "from_slurm", "from_statefulset", "from_tf_config"]
+__all__ = ["Cluster", "from_map", "from_ray", "from_slurm", "from_statefulset", "from_tf_config", "program"]
 
 
 class Cluster:
@@ -53,7 +54,7 @@ def from_ray(roles, **options):
 
     ``port`` is the daemons', which is free on all nodes; each has one of its own unless given. ``settings`` are daemons' as in
     ``{"runtime.shards": 2}``; without ``security`` among them, daemons share a secret of the job's own. ``program`` is the path of
-    `sealane` on the nodes, by default $SEALANE_BIN, else it is looked for in $PATH.
+    `sealane` on the nodes, by default $SEALANE_BIN, or else the one that was installed with this package.
     """
     try:
         import ray  # noqa: F401
@@ -86,10 +87,16 @@ def from_statefulset(*, ps, worker, service, namespace=None, socket=None):
 
 
 def program(path=None):
-    """The path of the program `sealane` on this host; raises ``FileNotFoundError`` if there is none."""
-    found = path or os.environ.get("SEALANE_BIN") or shutil.which("sealane")
+    """Returns the path of the program `sealane`: ``path``, $SEALANE_BIN, or the one that was installed with this package.
+
+    The scripts of an environment that is not activated are not in $PATH. Raises ``FileNotFoundError`` if there is no program.
+    """
+    places = [sysconfig.get_path("scripts"), os.environ.get("PATH", "")]
+    found = path or os.environ.get("SEALANE_BIN") or shutil.which("sealane", path=os.pathsep.join(places))
     if not found:
-        raise FileNotFoundError("there is no program sealane in $PATH; install it (docs/install.md) or name it in $SEALANE_BIN")
+        raise FileNotFoundError(
+            f"there is no program sealane in {places[0]} or $PATH; install the package again, or name the program in $SEALANE_BIN"
+        )
     return found
 
 

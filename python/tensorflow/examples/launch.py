@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -147,9 +148,10 @@ def process(command, log, **how):
 
 def daemons(stack, directory, hosts):
     """A daemon for each host, which is a list of tasks; gives the socket of each task's. They end with the stack."""
-    program = os.environ.get("SEALANE_BIN") or shutil.which("sealane")
+    places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    program = os.environ.get("SEALANE_BIN") or shutil.which("sealane", path=places)
     if program is None:
-        sys.exit("there is no program `sealane`: install it with `cargo install --path bin`, or name it in SEALANE_BIN")
+        sys.exit("there is no program `sealane`: install it with `pip install ./python`, or name it in SEALANE_BIN")
     addresses, sockets = free_addresses(len(hosts)), {}
     map = directory / ".endpoint_map"
     map.write_text("".join(f"{task} = {address}\n" for tasks, address in zip(hosts, addresses) for task in tasks))

@@ -17,6 +17,8 @@ Prints the selected steps in the given order, and reports on stderr each step th
 ['tests']
 >>> select(["pytorch", "tensorflow"], ["client/src/group/reduce.rs"])
 ['pytorch']
+>>> select(["tensorflow", "two_hosts"], ["docs/tensorflow_two_hosts.md"])
+['two_hosts']
 >>> select(["tests", "dashboard"], ["deploy/grafana/sealane.json"])
 ['tests', 'dashboard']
 >>> [step for step in PATHS if step not in select(PATHS, [".ci/run"])]
@@ -46,6 +48,8 @@ PATHS = {
     "abi": ("transport/src/verbs/ibverbs/*", "tests/abi/*"),
     "pytorch": ("python/torch/*", "python/package/*", "python/src/*", "client/src/group/*", "transport/src/shm/group/*"),
     "tensorflow": ("python/tensorflow/*", "capi/src/*", "capi/include/*", "client/src/attachment/*"),
+    "two_hosts": (".ci/two_hosts", "docs/*_two_hosts.md", "bin/src/*", "python/hatch_build.py", "python/pyproject.toml", "python/package/*",
+                  "python/tensorflow/hatch_build.py", "python/tensorflow/package/*", "python/tensorflow/plugin/*"),
 }
 
 

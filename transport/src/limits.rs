@@ -85,6 +85,12 @@ pub const LOCKS_SUFFIX: &str = "\0locks";
 
 pub const TABLE_KEY_BYTES_MAX: usize = 512;
 
+/// Name of a queue that every task has. Tensors that are pushed into it are acknowledged and dropped: a peer measures its link by them.
+pub const MEASURE_QUEUE: &str = "\0measure";
+
+/// Stands for no task where a task's index chooses memory for arriving tensors: they arrive in the shard's own.
+pub const NO_TASK: u16 = u16::MAX;
+
 /// Longest body of a handshake message, in bytes: room for [`TASKS_PER_HELLO`] names of ordinary length.
 pub const HELLO_BYTES_MAX: usize = 256 * 1024;
 

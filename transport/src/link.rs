@@ -16,6 +16,7 @@ use crate::error::LinkError;
 use crate::outbox::Outbox;
 use crate::payload::Meta;
 use crate::pull_buffer::Known;
+use crate::tcp::TcpState;
 use crate::wire::WireError;
 
 /// The kind of link, as named in logs, metrics, `sealane check` and bench results. Each kind defines its own.
@@ -101,6 +102,11 @@ pub trait Link {
     /// For a link that fell back because of this side: whether a new link to the same peer would not fall back now, so that it
     /// is worth giving this one up. `None` for any other link.
     fn can_do_better(&self, _now: Instant) -> Option<bool> {
+        None
+    }
+
+    /// The state of its TCP connection, as the kernel reports it; `None` if its bytes do not travel over TCP.
+    fn tcp_state(&self) -> Option<TcpState> {
         None
     }
 

@@ -17,7 +17,9 @@ use super::receive::{ReceiveMemory, Sink, Untaken};
 use super::{Event, Session, failure_of};
 use crate::arena::{Arena, Handle};
 use crate::error::Error;
-use crate::limits::{BATCHED_TENSOR_BYTES, INLINE_PAYLOAD_BYTES, STREAM_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{
+    BATCHED_TENSOR_BYTES, INLINE_PAYLOAD_BYTES, MEASURE_QUEUE, NO_TASK, STREAM_BYTES_MAX, STREAMS_MAX,
+};
 use crate::link::{Landing, LandingOf, Place};
 use crate::outbox::Outbox;
 use crate::payload::Meta;
@@ -65,6 +67,7 @@ struct Refused {
 struct Stream {
     /// The peer's handle.
     id: Handle,
+    /// The task in whose memory its tensors arrive.
     to: u16,
     /// Bytes of its queue's name.
     name_bytes: usize,
@@ -368,7 +371,7 @@ impl<W, D: PartialEq + Clone> Session<W, D> {
         }
         let stream = Stream {
             id: open.stream,
-            to: open.to,
+            to: if open.queue == MEASURE_QUEUE { NO_TASK } else { open.to },
             name_bytes: open.queue.len(),
             next: 0,
             bytes: 0,

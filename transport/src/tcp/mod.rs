@@ -14,6 +14,7 @@
 
 mod authenticator;
 mod dial;
+mod info;
 mod listen;
 mod pipe;
 mod retransmission;
@@ -23,6 +24,7 @@ mod stream;
 mod tls;
 
 pub use dial::{Dial, DialError, Dialed, Progress, call, resolve};
+pub use info::{TcpCounts, TcpState};
 pub use listen::{Answering, Call, CallError, listen};
 pub use pipe::{CalledPipe, Caller, CallingPipe, OPENING_BYTES, Pipe};
 pub use socket::{TcpLink, TcpSettings, congestion_of};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use sealane_runtime::VolatileSlice;
 use socket2::{SockRef, Socket};
 
+use super::info::TcpState;
 use super::retransmission;
 use super::staging::{self, BATCH_BYTES, STAGING_BYTES};
 use super::stream::Stream;
@@ -234,6 +235,10 @@ impl TcpLink {
 impl Link for TcpLink {
     fn kind(&self) -> LinkKind {
         LinkKind::TCP
+    }
+
+    fn tcp_state(&self) -> Option<TcpState> {
+        TcpState::of(self.stream.socket()).ok()
     }
 
     fn transmit(&mut self, outbox: &mut Outbox, budget: usize, more_follows: bool) -> Result<usize, LinkError> {

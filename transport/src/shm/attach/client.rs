@@ -221,7 +221,20 @@ fn ask_for_connection(path: &Path, request: &Request, deadline: Instant) -> Resu
 /// # Errors
 /// [`AttachError`].
 pub fn show(path: &Path, deadline: Instant) -> Result<Vec<u8>, AttachError> {
-    let mut talk = Conversation::begin(path, &Request::Show { version: VERSION }, deadline)?;
+    ask_for_figures(path, &Request::Show { version: VERSION }, deadline)
+}
+
+/// Asks the daemon at `path` to measure the links to its peers; returns the results, as JSON. A daemon of an older release refuses the
+/// request.
+///
+/// # Errors
+/// [`AttachError`].
+pub fn measure(path: &Path, deadline: Instant) -> Result<Vec<u8>, AttachError> {
+    ask_for_figures(path, &Request::Measure { version: VERSION }, deadline)
+}
+
+fn ask_for_figures(path: &Path, request: &Request, deadline: Instant) -> Result<Vec<u8>, AttachError> {
+    let mut talk = Conversation::begin(path, request, deadline)?;
     let (answer, memory) = talk.next()?;
     match answer {
         Answer::Figures { bytes } => read_text(memory, bytes, FIGURES_BYTES_MAX),

@@ -28,7 +28,7 @@ use super::{failure::Failure, fields::Malformed};
 use crate::{error::Error, job::JobName};
 
 pub use self::{
-    client::{AttachError, Attached, GivenLane, attach, connect, connection, drain, lane, map_arena, show},
+    client::{AttachError, Attached, GivenLane, attach, connect, connection, drain, lane, map_arena, measure, show},
     daemon::{
         Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, give_connection,
         give_lane, listen, listen_again, read_request, refuse, refuse_for_job, show_arena, show_figures,
@@ -171,6 +171,11 @@ pub enum Request {
         /// The client's [`VERSION`].
         version: u32,
     },
+    /// To measure the links to the daemon's peers, and show the results. Takes seconds.
+    Measure {
+        /// The client's [`VERSION`].
+        version: u32,
+    },
     /// To show the daemon's state to the daemon that will take its place, which prepares itself with it.
     TakeOver {
         /// The successor's [`HAND_OVER_VERSION`].
@@ -212,7 +217,8 @@ impl Request {
             | Self::Lane { .. }
             | Self::Connect { .. }
             | Self::Connection { .. }
-            | Self::Show { .. } => Permission::Attach,
+            | Self::Show { .. }
+            | Self::Measure { .. } => Permission::Attach,
             Self::Drain { .. } => Permission::Drain,
             Self::TakeOver { .. } | Self::HandOver { .. } | Self::Taken { .. } => Permission::TakeOver,
         }

@@ -53,9 +53,10 @@ pub mod rendezvous;
 #[doc(hidden)]
 pub use engine::fuzzing;
 pub use engine::{
-    Acceptor, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LaneEnd, LocalEngine, LocalPair, LocalPlan,
-    LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending, LocalTask, LoopbackAddress,
-    Plan, Portion, Prepared, Receiving, Sending, SharedArena, StartError, Task, loopback_addresses,
+    Acceptor, BURST_TENSOR_BYTES, Begun, Brought, ClientEnds, ClientId, Engine, EngineSettings, LaneEnd, LocalEngine,
+    LocalPair, LocalPlan, LocalPulling, LocalReceiving, LocalReceivingBatch, LocalReceivingMany, LocalSending,
+    LocalTask, LoopbackAddress, Measured, Plan, Portion, Prepared, ROUND_TRIP_BYTES, Receiving, Sending, SharedArena,
+    StartError, Task, loopback_addresses,
 };
 pub use limits::LINK_KINDS_MAX;
 pub use node::{CallerCounters, Counters, Fuse, KindCounters, ReceivedBatch};

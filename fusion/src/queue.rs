@@ -150,13 +150,24 @@ pub struct AcceptQueue {
     options: AcceptOptions,
     /// Called when there is room again for pushers that found it full.
     on_room: Box<dyn Fn() + Send + Sync>,
+    /// Tensors are dropped as they arrive, so that the queue is always empty.
+    discards: bool,
 }
 
 impl AcceptQueue {
     /// An empty queue; `on_room` is called when there is room again for pushers that found it full.
     pub fn new(options: AcceptOptions, on_room: Box<dyn Fn() + Send + Sync>) -> AcceptQueue {
         let options = AcceptOptions { tensors_max: options.tensors_max.max(1), bytes_max: options.bytes_max.max(1) };
-        AcceptQueue { inner: Mutex::default(), filled: Condvar::new(), options, on_room }
+        AcceptQueue { inner: Mutex::default(), filled: Condvar::new(), options, on_room, discards: false }
+    }
+
+    /// Returns a queue that drops what is pushed into it.
+    pub(crate) fn discarding() -> AcceptQueue {
+        AcceptQueue { discards: true, ..AcceptQueue::new(AcceptOptions::default(), Box::new(|| ())) }
+    }
+
+    pub(crate) fn discards(&self) -> bool {
+        self.discards
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -184,6 +195,9 @@ impl AcceptQueue {
 
     /// Adds tensors, even to a closed queue: their pushers have been told that they were taken.
     pub(crate) fn fill(&self, shard: u16, items: &mut Vec<AcceptedBatch>) {
+        if self.discards {
+            return items.clear();
+        }
         let mut inner = self.lock();
         items.drain(..).for_each(|item| inner.put(shard, item));
         let wakers = std::mem::take(&mut inner.wakers);

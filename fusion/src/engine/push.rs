@@ -68,8 +68,15 @@ impl LocalPair {
         T: IntoIterator<Item: IntoTensor>,
         T::IntoIter: ExactSizeIterator,
     {
-        let (pair, timeout) = (self.pair, self.engine.settings.request_timeout);
-        let tensors = tensors.into_iter();
+        self.push_within(self.engine.settings.request_timeout, queue, tensors.into_iter())
+    }
+
+    /// Like [`push_many`](Self::push_many), with a time limit.
+    pub(super) fn push_within<T>(&self, timeout: Duration, queue: &str, tensors: T) -> LocalSending
+    where
+        T: ExactSizeIterator<Item: IntoTensor>,
+    {
+        let pair = self.pair;
         let cell = self.engine.with_node(|node, now| {
             let cell = node.open_send();
             let (deadline, waiter) = (deadline(now, timeout), SendWaiter::Cell(cell));

@@ -251,6 +251,12 @@ impl Node {
         self.context.peers.blocked()
     }
 
+    /// The link between a pair's tasks, if they have one.
+    pub(crate) fn link_of(&mut self, pair: u32) -> Option<&dyn Link> {
+        let session = self.session_of(pair).ok()?;
+        self.link(session)
+    }
+
     /// The link of a session, if it has one.
     pub fn link(&self, handle: Handle) -> Option<&dyn Link> {
         self.context.peers.link(handle)

@@ -52,7 +52,7 @@ impl Pushes {
     pub(super) fn fill_locally(&mut self, handle: Handle, context: &mut Context) {
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let Some(shared) = queue.shared.clone() else { return };
-        let (mut waiting, task) = (std::mem::take(&mut queue.local), queue.task);
+        let (mut waiting, task) = (std::mem::take(&mut queue.local), queue.memory_task());
         let mut items = Vec::new();
         while !waiting.is_empty()
             && let Some((mut tensors, mut bytes)) = shared.room()

@@ -84,6 +84,7 @@ impl Pushes {
             return;
         }
         let Some(queue) = self.queues.get_mut(handle) else { return };
+        let memory_task = queue.memory_task();
         let (promises, all) = (&mut queue.promises, &mut self.promises);
         let now = context.reporter.clock;
         while let Some(&key) = promises.waiting.front() {
@@ -100,7 +101,7 @@ impl Pushes {
             };
             // If the queue is full, or has no acceptor, this is called again when that changes.
             let Some((_, room)) = queue.shared.as_ref().and_then(|shared| shared.room()) else { break };
-            let (free, memory) = context.memory.free_for(queue.task);
+            let (free, memory) = context.memory.free_for(memory_task);
             // The stream's own earlier promise is part of what it needs.
             let (of_queue, of_all) = (promises.bytes - stream.promised, all.bytes - stream.promised);
             let room = (room as u64).saturating_sub(of_queue);

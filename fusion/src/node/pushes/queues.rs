@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use sealane_transport::limits::KEY_BYTES_MAX;
+use sealane_transport::limits::{KEY_BYTES_MAX, MEASURE_QUEUE, NO_TASK};
 use sealane_transport::session::{Credit, Opened, Untaken};
 use sealane_transport::tensor::TensorBatch;
 use sealane_transport::{Error, Handle, Tensor};
@@ -44,6 +44,16 @@ pub(super) struct Queue {
 }
 
 impl Queue {
+    /// True if nobody can accept from the queue, because its tensors are dropped as they arrive.
+    fn discards(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.discards())
+    }
+
+    /// Returns the task in whose memory tensors arrive.
+    pub(super) fn memory_task(&self) -> u16 {
+        if self.discards() { NO_TASK } else { self.task }
+    }
+
     /// The next stream that may get more credit, if the queue has room. If it has none, the node is told when there is.
     fn next_hungry(&mut self, shared: &AcceptQueue) -> Option<StreamKey> {
         if self.hungry.is_empty() || shared.room().is_none() { None } else { self.hungry.pop_front() }
@@ -99,7 +109,7 @@ impl Pushes {
         let queue = Queue {
             task,
             name: name.into(),
-            shared: None,
+            shared: (name == MEASURE_QUEUE).then(|| Arc::new(AcceptQueue::discarding())),
             left: None,
             streams: BTreeSet::new(),
             hungry: VecDeque::new(),
@@ -178,7 +188,7 @@ impl Pushes {
 
     /// The queues of a local task lose their acceptors.
     pub(in crate::node) fn close_queues_of(&mut self, local: u16, context: &mut Context) {
-        for handle in self.queues.select(|queue| queue.task == local) {
+        for handle in self.queues.select(|queue| queue.task == local && !queue.discards()) {
             let queue = self.queues.get(handle).map(|queue| (queue.name.clone(), queue.shared.clone()));
             if let Some((name, Some(shared))) = queue {
                 self.close_queue(local, &name, &shared, context);
@@ -207,7 +217,8 @@ impl Pushes {
 
     pub(super) fn forget_unused_queue(&mut self, handle: Handle) {
         let unused = |queue: &Queue| {
-            queue.shared.is_none() && queue.left.is_none() && queue.streams.is_empty() && queue.local.is_empty()
+            let is_closed = queue.shared.is_none() || queue.discards() && queue.arrived.is_empty();
+            is_closed && queue.left.is_none() && queue.streams.is_empty() && queue.local.is_empty()
         };
         if self.queues.get(handle).is_some_and(unused)
             && let Some(queue) = self.queues.remove(handle)
@@ -239,7 +250,7 @@ impl Pushes {
         let Some(queue) = self.queues.get_mut(handle) else { return };
         let Some(shared) = queue.shared.clone() else { return };
         let streams = queue.streams.len() + 1;
-        let memory = context.memory.free_for(queue.task).1 / CREDIT_MEMORY_SHARE / self.streams.len().max(1);
+        let memory = context.memory.free_for(queue.memory_task()).1 / CREDIT_MEMORY_SHARE / self.streams.len().max(1);
         let most = Credit {
             messages: (shared.capacity() / streams).clamp(1, CREDIT_MESSAGES_MAX) as u64,
             bytes: (shared.bytes_max() / streams).min(memory).clamp(1, CREDIT_BYTES_MAX) as u64,
@@ -344,7 +355,7 @@ impl Arrivals<'_> {
     #[inline]
     pub(in crate::node) fn takes_together(&mut self, stream: Handle) -> bool {
         let memory = self.memory;
-        self.find(stream).is_some_and(|queue| queue.shared.is_some() && !memory.has_pool(queue.task))
+        self.find(stream).is_some_and(|queue| queue.shared.is_some() && !memory.has_pool(queue.memory_task()))
     }
 
     /// Tensors came on a stream whose queue has an acceptor.

@@ -1,5 +1,7 @@
 //! Pushes into queues: in order, exactly once, and held back where there is no room.
 
+use sealane_transport::limits::MEASURE_QUEUE;
+
 use super::*;
 use crate::limits::{PROMISE_LOOK, PROMISE_TIME};
 use crate::node::PushRequest;
@@ -95,6 +97,27 @@ fn a_full_queue_holds_its_pushers_back_and_loses_nothing() {
         }
         sent.outcome().unwrap();
         assert_eq!(all, (0..50).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn measuring_queue_takes_and_drops_everything() {
+    for from in [WORKER, NEIGHBOUR] {
+        let mut net = Net::pair();
+        let sent = push_to(&mut net, from, MEASURE_QUEUE, 0..50, 100_000);
+        net.rest();
+        sent.outcome().unwrap();
+        assert_eq!(net.nodes[0].under_way(), 0);
+        assert_eq!(net.nodes[0].receive_slab().in_use_bytes(), 0);
+        let task = net.nodes[0].local_task("ps:1").unwrap();
+        // A client that detaches does not close the queue, and none can accept from it.
+        net.nodes[0].forget_client(task, "gone");
+        let queue = Arc::new(AcceptQueue::new(AcceptOptions::default(), Box::new(|| {})));
+        net.nodes[0].open_queue(task, MEASURE_QUEUE, queue).unwrap_err();
+        let sent = push_to(&mut net, from, MEASURE_QUEUE, [1], 64);
+        net.rest();
+        sent.outcome().unwrap();
+        net.nothing_is_left();
     }
 }
 

@@ -18,6 +18,7 @@ mod local_host;
 mod locked_memory;
 mod log;
 pub mod machine;
+mod measurement;
 pub mod output_file;
 pub mod programs;
 pub mod progress;

@@ -4,6 +4,7 @@
 
 mod cpus;
 mod kernel;
+mod measured;
 mod probe;
 mod rdma;
 mod report;
@@ -31,6 +32,7 @@ use crate::engine_settings::{authentication, link_wanted, verbs_settings};
 use crate::flags::SettingsFlags;
 use crate::local_host::interfaces_of;
 use crate::locked_memory::LockLimit;
+use crate::progress::write_line;
 use crate::settings::{Require, SHARDS_DEFAULT_MAX, Settings};
 use crate::wording::first_of;
 use crate::{Context, Failure, counted};
@@ -46,7 +48,8 @@ const NAMED_MAX: usize = 4;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
   sealane check --endpoint-map jobs/.endpoint_map --role ps
-  sealane check --probe")]
+  sealane check --probe
+  sealane check --probe --measure")]
 pub struct Args {
     #[command(flatten)]
     settings: SettingsFlags,
@@ -68,6 +71,12 @@ pub struct Args {
     #[arg(long)]
     probe: bool,
 
+    /// Also have this host's daemon measure its link to every peer: round trip, rate of sending, and what limits it. Takes at
+    /// most ten seconds. Bursts use the links for a quarter of the time and add a millisecond or a round trip of delay, so a
+    /// running job continues. Run it on the other host for the other direction
+    #[arg(long, requires = "probe")]
+    measure: bool,
+
     /// Print only JSON
     #[arg(long)]
     json: bool,
@@ -83,7 +92,7 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     let rehearsal = rehearse(&settings, &args.task);
     let map = rehearsal.map.as_deref();
     let ours = map.map(|map| ours(args, &settings, map, &rehearsal)).unwrap_or_default();
-    let report = Scene { settings: &settings, map, ours: &ours, rehearsal: &rehearsal }.report(args.probe)?;
+    let report = Scene { settings: &settings, map, ours: &ours, rehearsal: &rehearsal }.report(args)?;
     context.print(&if args.json { report.json() } else { report.text(args.settings_all) })?;
     let names = report.names(Verdict::WillNotWork);
     if let Some(failure) = rehearsal.map_failure {
@@ -126,7 +135,7 @@ struct Scene<'a> {
 
 impl<'a> Scene<'a> {
     /// Checks everything, from the hardware up.
-    fn report(&self, is_to_probe: bool) -> Result<Report<'a>, Failure> {
+    fn report(&self, args: &Args) -> Result<Report<'a>, Failure> {
         let Scene { settings, map, ours, rehearsal } = *self;
         let Settings { runtime, transport, tcp, daemon, role, .. } = settings;
         let kernel = &Kernel::at("/");
@@ -187,6 +196,11 @@ impl<'a> Scene<'a> {
         findings.push(note("endpoint_map", self.endpoint_map(&lint)));
         findings.extend(self.reach());
         findings.extend(self.daemon());
+        let measured = args.measure.then(|| {
+            write_line("measuring the links to all peers, which takes up to ten seconds");
+            measured::measure(&daemon.clients_socket())
+        });
+        let measured = measured.and_then(|measured| measured.map_err(|finding| findings.push(finding)).ok());
         facts.insert("settings".to_owned(), settings.entries().iter().map(setting_json).collect());
         Ok(Report {
             schema: SCHEMA,
@@ -197,7 +211,8 @@ impl<'a> Scene<'a> {
             rdma,
             facts,
             paths: self.paths(&verbs),
-            probes: is_to_probe.then(|| self.probes(&verbs)).transpose()?,
+            probes: args.probe.then(|| self.probes(&verbs)).transpose()?,
+            measured,
             settings,
             lint,
         })

@@ -9,6 +9,7 @@ mod hand_over;
 mod jobs;
 mod life;
 mod map;
+mod measured;
 mod pushed;
 #[path = "../trouble/raw.rs"]
 #[expect(dead_code, reason = "the tests of what goes wrong use the rest")]

@@ -4,6 +4,7 @@ use sealane_transport::endpoint_map::{Diagnostic, Severity};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::measured::{self, MeasuredPeer};
 use super::probe::Probe;
 use super::rdma::Device;
 use super::verdict::{COLUMNS, Finding, Verdict, shown, wrapped};
@@ -35,6 +36,8 @@ pub(super) struct Report<'a> {
     pub(super) paths: Vec<Path>,
     /// `null` without `--probe`.
     pub(super) probes: Option<Vec<Probe>>,
+    /// `null` without `--measure`, or if the daemon did not measure.
+    pub(super) measured: Option<Vec<MeasuredPeer>>,
     #[serde(skip)]
     pub(super) settings: &'a Settings,
     /// What `sealane map lint` reports of the endpoint map.
@@ -72,7 +75,13 @@ impl Report<'_> {
     pub(super) fn names(&self, verdict: Verdict) -> Vec<String> {
         let findings = self.findings.iter().map(|finding| (finding.name, finding));
         let probes = self.probes.iter().flatten().map(|probe| (probe.transport_address.as_str(), &probe.finding));
-        findings.chain(probes).filter(|(_, of)| of.verdict == verdict).map(|(name, _)| name.to_owned()).collect()
+        let measured = self.measured.iter().flatten().map(MeasuredPeer::finding);
+        findings
+            .chain(probes)
+            .chain(measured)
+            .filter(|(_, of)| of.verdict == verdict)
+            .map(|(name, _)| name.to_owned())
+            .collect()
     }
 
     /// The report for people, with all settings or only those that differ from their defaults. What matters most comes last, where
@@ -96,6 +105,8 @@ impl Report<'_> {
         }
         text += if self.probes.is_some() { "\npeers\n" } else { "" };
         text.extend(self.probes.iter().flatten().map(|probe| shown(&probe.transport_address, &probe.finding)));
+        text +=
+            &self.measured.as_deref().map_or_else(String::new, |peers| format!("\nlinks\n{}", measured::text(peers)));
         text += &match (self.names(Verdict::WillNotWork).len(), self.names(Verdict::CouldBeBetter).len()) {
             (0, 0) => "\nNo problems found.\n".to_owned(),
             (0, better) => format!("\n{better} could be better; everything works.\n"),

@@ -18,6 +18,7 @@ use super::drain::{Drain, Progress};
 use super::gate::{Gate, Rejection};
 use super::hand_over::Heir;
 use super::instruments::Instruments;
+use super::measuring;
 use super::metrics::{Metrics, MetricsListener};
 use super::next::NextDaemon;
 use super::readiness::{For, Readiness, Ready};
@@ -375,6 +376,7 @@ impl Control {
             Request::Connect { task, peer, .. } => self.connect_for_stream(number, task, peer),
             Request::Connection { task, peer, number: which, .. } => self.give_connection(number, &task, &peer, which),
             Request::Show { .. } => self.show(number),
+            Request::Measure { .. } => self.measure(number),
             Request::TakeOver { job, .. } => self.show_estate(now, number, job.as_ref()),
             Request::HandOver { .. } => self.begin_hand_over(now, number),
             Request::Taken { .. } => return !self.let_go(number),
@@ -468,6 +470,20 @@ impl Control {
             tracing::debug!(%error, pid = connection.peer.pid, "figures could not be sent");
         }
         self.hang_up(number, "it has seen the figures");
+        Ok(())
+    }
+
+    /// Measures the links to the peers, on a thread that also answers the caller.
+    fn measure(&mut self, number: u64) -> Result<(), Error> {
+        if self.drain.is_some() {
+            return Err(Error::unavailable("this daemon", "it is draining; measure again after its restart"));
+        }
+        let turn = measuring::Turn::take()
+            .ok_or_else(|| Error::full("measurements of a daemon", "one is in progress; try again in ten seconds"))?;
+        let connection = self.connections.remove(number).expect("it asks");
+        self.readiness.remove(&*connection.socket);
+        tracing::info!(pid = connection.peer.pid, uid = connection.peer.uid, "measuring the links to all peers");
+        measuring::answer(self.engine.clone(), self.files.map.snapshot(), connection, turn);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ mod drain;
 mod gate;
 mod hand_over;
 mod instruments;
+mod measuring;
 pub(super) mod metrics;
 mod next;
 mod readiness;

@@ -47,6 +47,25 @@ def pretend(number: int, arguments: argparse.Namespace) -> dict[str, str]:
     return {"SEALANE_TORCH_HOST": f"host {host}"} if arguments.hosts > 1 else {}
 
 
+def quotients(some: list[float], others: list[float]) -> list[float]:
+    return [one / other for one, other in zip(some, others, strict=True)]
+
+
+def report(figures: dict[str, dict[str, list[float]]]) -> dict:
+    """Returns the rounds' times in the form of `sealane bench`: the variant is the call, and ratios are of times."""
+
+    def row(values, median):
+        return {median: statistics.median(values), "min": min(values), "max": max(values)}
+
+    results, ratios = [], []
+    for name, times in figures.items():
+        for backend, values in times.items():
+            results.append({"system": backend, "variant": name, "metric": "call_us", **row(values, "value")})
+        ratio = row(quotients(times["sealane"], times["gloo"]), "median")
+        ratios.append({"name": f"sealane/gloo, {name}", "of": "call_us", **ratio})
+    return {"schema": "sealane-torch/1", "results": results, "ratios": ratios}
+
+
 def rank(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
@@ -74,19 +93,13 @@ def rank(arguments: argparse.Namespace) -> None:
                 took = torch.tensor([(time.perf_counter() - began) / count], dtype=torch.float64)
                 dist.all_reduce(took, dist.ReduceOp.MAX)
                 times[backend].append(took.item() * 1e6)
-        gloo, ours = times["gloo"], times["sealane"]
-        ratios = [one / other for one, other in zip(gloo, ours, strict=True)]
-        figures[name] = {
-            "gloo_us": statistics.median(gloo),
-            "sealane_us": statistics.median(ours),
-            "ratio": statistics.median(ratios),
-            "ratios": [min(ratios), max(ratios)],
-        }
+        figures[name] = times
         if own == 0:
-            figure = figures[name]
+            gloo, ours = (statistics.median(times[backend]) for backend in BACKENDS)
+            ratios = quotients(times["gloo"], times["sealane"])
             print(
-                f"{name:34} gloo {figure['gloo_us']:10.1f} us  sealane {figure['sealane_us']:10.1f} us  "
-                f"{figure['ratio']:6.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                f"{name:34} gloo {gloo:10.1f} us  sealane {ours:10.1f} us  "
+                f"{statistics.median(ratios):6.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
                 flush=True,
             )
 
@@ -143,8 +156,8 @@ def rank(arguments: argparse.Namespace) -> None:
     measure("barrier", lambda group: lambda: dist.barrier(group), 200)
     measure("DDP step, 25 MB of gradients", ddp, 5)
     if own == 0 and arguments.json:
-        text = json.dumps({"ranks": size, "hosts": arguments.hosts, "torch": torch.__version__, "figures": figures}, indent=1)
-        pathlib.Path(arguments.json).write_text(text + "\n")
+        settings = {"ranks": size, "hosts": arguments.hosts, "rounds": arguments.rounds, "torch": torch.__version__}
+        pathlib.Path(arguments.json).write_text(json.dumps({**settings, **report(figures)}, indent=1) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 

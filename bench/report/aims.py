@@ -5,7 +5,7 @@ from collections import namedtuple
 import other_systems
 from chapters import by_grpc
 from pages import Section
-from results import certain, is_cost, median, quotient, speed, with_range
+from results import certain, median, quotient, speed, with_range
 
 # What is measured, a function of the results that measures it, and what it is to be: at least so much or at most. A quotient, unless
 # a metric says what it is of.
@@ -50,9 +50,8 @@ def by_others(contest, *systems):
 
     def measured(results):
         run = results.get("other_systems")
-        there = {system: found.median for system in systems if (found := run.figure(system, contest, metric))}
-        best = (min if is_cost(metric) else max)(there, key=there.get, default=None)
-        return best and speed(metric, run.ratio(f"sealane/{best}, {contest}", metric))
+        best = run.best(systems, metric, contest)
+        return speed(metric, run.ratio(f"sealane/{best}, {contest}", metric))
 
     return measured
 

@@ -21,8 +21,6 @@ TENSORS = [
     line("64 B tensors, 1024 in flight (raw: a byte pump)", "rate", "tensors_per_s"),
     line("64 B tensors, one way into a queue", "rate_push", "tensors_per_s"),
     line("64 B tensors, 256 in flight, a write each", "rate_unfused", "tensors_per_s"),
-    line("4 MiB tensors", "bandwidth", "gigabytes_per_s"),
-    line("4 MiB tensors, congestion control reno", "bandwidth_reno", "gigabytes_per_s"),
 ]
 ONE_HOST = [
     line("64 B there and back, p50", "latency_shm", "rtt_us.p50"),
@@ -37,8 +35,8 @@ STEPS = [
     line("1000 x 64 B by one fused recv", "fuse_receive", "step_ms", "steps_per_s"),
     line("1000 x 64 B by recvs, a write a turn", "fuse_turn", "step_ms", "steps_per_s"),
     line("1000 x 64 B by recvs, a write each", "fuse_off", "step_ms", "steps_per_s"),
-    line("16 x 4 MiB by a plan; gRPC: a call each", "fuse_large", "step_ms", "steps_per_s"),
-    line("the same, congestion control reno", "fuse_large_reno", "step_ms", "steps_per_s"),
+    line("16 x 4 MiB by a plan, congestion control cubic; gRPC: a call each", "fuse_large_cubic", "step_ms", "steps_per_s"),
+    line("the same, congestion control bbr", "fuse_large", "step_ms", "steps_per_s"),
     line("ResNet-50 by a plan; gRPC: a call each", "fuse_resnet50", "step_ms", "steps_per_s"),
     line("1000 x 64 B by a plan, shared memory", "fuse_shm", "step_ms"),
     line("16 x 4 MiB by a plan, shared memory", "fuse_shm_large", "step_ms"),
@@ -354,6 +352,24 @@ def tensorflow(results, section):
         section.notes.append(f"At least {share:.2f} % of the tensors' bytes went by Sealane.")
 
 
+def pytorch(results, section):
+    """The calls of both runs side by side, and the call without PyTorch."""
+    runs = [results.get(name) for name in ("torch", "torch_tcp")]
+    rows = []
+    for call in dict.fromkeys(call for run in runs for call in run.variants("sealane")):
+        rows.append([call])
+        for run in runs:
+            figures = [with_spread("call_us", run.figure(system, call, "call_us")) for system in ("gloo", "sealane")]
+            rows[-1] += [*figures, quotient(speed("call_us", run.ratio(f"sealane/gloo, {call}", "call_us")))]
+    heads = [head for way in ("one host", "TCP") for head in (f"gloo, {way}", f"Sealane, {way}", "speed, gloo = 1")]
+    section.table(["<call", *heads], rows)
+    run = results.get("collectives")
+    if run.provenance:
+        figures = [with_spread("call_us", run.figure(system, None, "call_us")) for system in ("gloo", "sealane")]
+        row = ["all_reduce of 1 MiB", *figures, quotient(speed("call_us", run.ratio("sealane/gloo", "call_us")))]
+        section.table(["<call", "gloo, in PyTorch", "Sealane, in Rust", "speed, gloo = 1"], [row], "Without PyTorch")
+
+
 def tensors(results, section):
     against_grpc(results, section, TENSORS)
     systems(results, section, TENSORS)
@@ -477,6 +493,7 @@ ANSWERS = {
     "growth": growth,
     "training": training,
     "tensorflow": tensorflow,
+    "pytorch": pytorch,
     "tensors": tensors,
     "one_host": lambda results, section: systems(results, section, ONE_HOST),
     "steps": steps,

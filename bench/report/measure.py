@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -10,10 +11,13 @@ from pathlib import Path
 
 from report import EXPERIMENTS, FILES, RESULTS, ROOT, ROUNDS, SECONDS, command, words
 
-# The Python that has this repository's package; and the one that has TensorFlow and the plugin, which is large, so that who
-# wants to measure it makes it.
+# The Python that has this repository's package.
 PYTHON = ROOT / "target/report-python"
-TENSORFLOW = ROOT / "target/report-tensorflow/bin/python"
+# Pythons that are too large to make here, by the kind of experiment that runs them: the folder, and what to install in it.
+MADE_BY_HAND = {
+    "tensorflow": ("target/report-tensorflow", "pip install 'tensorflow-cpu==2.21.*'` and `pip install ./python ./python/tensorflow"),
+    "torch": ("target/report-torch", "pip install 'torch==2.15.*' numpy` and `pip install ./python"),
+}
 # Files that a report writes itself, which make no other program of it.
 WRITTEN = [":!bench/results", ":!bench/REPORT.md", ":!README.md", ":!docs"]
 # What a system costs in a round besides the counted seconds, as far as the forecast of the time knows.
@@ -44,11 +48,18 @@ def python_with(*packages):
     return program
 
 
-def tensorflow():
-    if not TENSORFLOW.exists():
-        raise Failed("there is no target/report-tensorflow/bin/python; make it with `python3 -m venv target/report-tensorflow`, and "
-                     "in it `pip install 'tensorflow-cpu==2.21.*'` and `pip install ./python ./python/tensorflow`")
-    return TENSORFLOW
+def made_by_hand(experiment):
+    """Returns the kind of Python from `MADE_BY_HAND` that the experiment needs, or None."""
+    needs = lambda kind, folder: kind in experiment or folder in experiment.get("bench", "")
+    return next((kind for kind, (folder, _) in MADE_BY_HAND.items() if needs(kind, folder)), None)
+
+
+def python_of(kind):
+    folder, install = MADE_BY_HAND[kind]
+    program = ROOT / folder / "bin/python"
+    if not program.exists():
+        raise Failed(f"there is no {folder}/bin/python; make it with `python3 -m venv {folder}`, and in it `{install}`")
+    return program
 
 
 def load():
@@ -62,6 +73,11 @@ def is_first(group):
     return bool(words) and int(words[-1]) < 0
 
 
+def cpu_model():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def facts():
     """What is the same for all experiments of this run."""
     changed = run(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN], cwd=ROOT)
@@ -69,7 +85,8 @@ def facts():
     compiler = " ".join(run([os.environ.get("RUSTC", "rustc"), "--version"]).split()[:2])
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    return {"commit": commit, "compiler": compiler, "congestion": congestion, "is_first": is_first(Path("/proc/self/autogroup")),
+    machine = {"cpu_model": cpu_model(), "cpus": len(os.sched_getaffinity(0)), "kernel": platform.release()}
+    return {"commit": commit, "machine": machine, "compiler": compiler, "congestion": congestion, "is_first": is_first(Path("/proc/self/autogroup")),
             "memory_gib": round(int(memory.split()[1]) / (1 << 20), 1)}
 
 
@@ -96,8 +113,8 @@ def keep(folder, name, report, provenance):
 
 
 def chosen(names, with_lab):
-    """The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow where it is, and
-    not those that install other systems."""
+    """The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow and PyTorch where these
+    are installed, and not those that install other systems."""
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise SystemExit(f"error: there is no experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
@@ -106,8 +123,10 @@ def chosen(names, with_lab):
         raise SystemExit(f"error: {gone[0]} cannot be measured anew: what measured it is no longer here")
     if names:
         return [name for name in EXPERIMENTS if name in names]
-    is_left_out = {"lab": not with_lab, "tensorflow": not TENSORFLOW.exists(), "peers": True, "kept": True}
-    return [name for name, of in EXPERIMENTS.items() if not any(is_left_out.get(kind) for kind in of)]
+    is_left_out = {"lab": not with_lab, "peers": True, "kept": True}
+    absent = [kind for kind, (folder, _) in MADE_BY_HAND.items() if not (ROOT / folder / "bin/python").exists()]
+    return [name for name, of in EXPERIMENTS.items()
+            if made_by_hand(of) not in absent and not any(is_left_out.get(kind) for kind in of)]
 
 
 def build():
@@ -153,16 +172,20 @@ class Bench:
             keep(self.folder, name, report, provenance)
 
     def one(self, names):
-        experiment = EXPERIMENTS[names[0]]
-        line = [self.program]
-        if "python" in experiment:
-            line = [python_with(f"{ROOT / 'python'}[examples]")]
-        elif "tensorflow" in experiment:
-            line = [tensorflow()]
-        elif "peers" in experiment:
-            line = [python_with("grpcio")]
         environment = {**os.environ, "SEALANE_BIN": str(self.program)}
-        yield names[0], written_by([*line, *words(experiment, self.quick)], env=environment)
+        yield names[0], written_by(self.line(EXPERIMENTS[names[0]]), env=environment)
+
+    def line(self, experiment):
+        """Returns the command line of an experiment; fails if the Python that the experiment needs does not exist."""
+        kind = made_by_hand(experiment)
+        by_hand = kind and python_of(kind)
+        if "python" in experiment:
+            program = python_with(f"{ROOT / 'python'}[examples]")
+        elif "peers" in experiment:
+            program = python_with("grpcio")
+        else:
+            program = by_hand if kind in experiment else self.program
+        return [program, *words(experiment, self.quick)]
 
     def lab(self, names):
         """Runs what needs the lab in one boot, since only figures of one boot can be compared."""

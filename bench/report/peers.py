@@ -3,6 +3,7 @@ its baselines, and beside it, on the same two CPUs, a pair of processes of each 
 and by cargo. A peer that cannot be had is named with the reason."""
 
 import argparse
+import ctypes
 import json
 import os
 import re
@@ -26,9 +27,10 @@ TRIAL = {SMALL: 2000, LARGE: 50}
 OUTSTANDING = {("tcp", SMALL): 1024, ("posix", SMALL): 1, ("tcp", LARGE): 2, ("posix", LARGE): 2}
 
 # A system beside Sealane: its name, and a function of the size and the seconds that gives a round trip in microseconds or messages
-# a second. What is compared: a name, the metric, the size, what `sealane bench` runs, and the peers.
+# a second. What is compared: a name, the metric, the size, what `sealane bench` runs, the peers, and the congestion control of all
+# of them, which is the kernel's default where none is given.
 Peer = namedtuple("Peer", "system run")
-Contest = namedtuple("Contest", "name metric size bench peers")
+Contest = namedtuple("Contest", "name metric size bench peers congestion", defaults=[None])
 
 
 class Failed(Exception):
@@ -153,6 +155,23 @@ def python(system, window):
     return Peer(f"{system} (Python)", run)
 
 
+CLONE_NEWNET = 0x40000000
+
+
+def enter_network():
+    """Moves this process to a network namespace of its own, so that `use_congestion` changes nothing for other processes."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+        raise Failed(f"cannot make a network namespace: {os.strerror(ctypes.get_errno())}; run this as root")
+    output(["ip", "link", "set", "lo", "up"])
+
+
+def use_congestion(name=None):
+    """Sets the congestion control of loopback's routes, which sockets use that request none: `name`, or the kernel's default."""
+    for route in ("127.0.0.0/8", "127.0.0.1"):
+        line = ["ip", "route", "replace", "local", route, "dev", "lo", "table", "local"]
+        output([*line, "congctl", name] if name else line)
+
+
 BASELINES = "--baseline grpc --baseline grpc-stream"
 PUSH = ("push", "pull")
 IN_SHARED_MEMORY = [ucx("posix", "ucp_am_bw"), ucx("posix", "tag_bw"), iceoryx2("take", "push"), zeromq(*PUSH, "ipc")]
@@ -166,8 +185,9 @@ CONTESTS = [
         zeromq("router", "dealer", window=1024)]),
     Contest("tcp_push", "tensors_per_s", SMALL, "rate --window 1024 --fuse push --baseline grpc-stream", [
         ucx("tcp", "ucp_am_bw"), ucx("tcp", "tag_bw"), zeromq(*PUSH)]),
-    Contest("tcp_bandwidth", "gigabytes_per_s", LARGE, f"bandwidth --size 4MiB {BASELINES}", [
-        ucx("tcp", "ucp_am_bw"), ucx("tcp", "tag_bw"), zeromq(*PUSH), python("gloo", 2)]),
+    *(Contest(name, "gigabytes_per_s", LARGE, f"bandwidth --size 4MiB --congestion {congestion} --baseline raw {BASELINES}", [
+        ucx("tcp", "ucp_am_bw"), ucx("tcp", "tag_bw"), zeromq(*PUSH), python("gloo", 2)], congestion)
+      for name, congestion in (("tcp_bandwidth_cubic", "cubic"), ("tcp_bandwidth", "bbr"))),
     Contest("shm_latency", "rtt_us", SMALL, f"latency --link shm --size 64 {BASELINES}", [
         ucx("posix", "ucp_am_lat"), ucx("posix", "tag_lat"), iceoryx2("echo", "ping"),
         zeromq("router", "dealer", "ipc", 1)]),
@@ -205,6 +225,8 @@ def prepare():
     compile_ = [os.environ.get("CC", "cc"), "-O2", "-Wall", "-o", MADE / "zeromq", HERE / "zeromq.c", "-lzmq"]
     build = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked", "--manifest-path", HERE / "iceoryx2/Cargo.toml",
              "--target-dir", MADE]
+    if failed := installed("iproute2", shutil.which("ip"), debian("iproute2")):
+        raise Failed(failed)
     missing = {
         "UCX": installed("UCX", shutil.which("ucx_perftest"), debian("ucx-utils")),
         "ZeroMQ": installed("ZeroMQ", Path("/usr/include/zmq.h").exists(), debian("libzmq3-dev")) or installed("zeromq.c", False, compile_),
@@ -279,10 +301,12 @@ def main():
     parser.add_argument("--json", required=True, help="where the outcome goes")
     given = parser.parse_args()
     missing = prepare()
+    enter_network()
     found = {contest.name: [] for contest in CONTESTS}
     for number in range(given.rounds):
         for contest in CONTESTS:
             print(f"round {number + 1} of {given.rounds}: {contest.name}", file=sys.stderr)
+            use_congestion(contest.congestion)
             figures, report = round_of(os.environ["SEALANE_BIN"], contest, given.seconds, missing)
             found[contest.name].append(figures)
     both = [rows_of(contest, found[contest.name]) for contest in CONTESTS]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aims
 import chapters
+import gains
 import other_systems
 import pictures
 from pages import Section, day, escaped, moment, table
@@ -62,6 +63,8 @@ def words(experiment, quick=False):
         return experiment["python"].split() + ("--rounds 1 --steps 20 --exchange-steps 50".split() if quick else [])
     if "peers" in experiment:
         return experiment["peers"].split() + ("--rounds 1 --seconds 0.1".split() if quick else [])
+    if "torch" in experiment:
+        return experiment["torch"].split() + (["--rounds", "1"] if quick else [])
     return experiment["tensorflow"].split() + ("--rounds 1 --seconds 0.1 --steps 20".split() if quick else [])
 
 
@@ -71,7 +74,7 @@ def command(experiment):
         return f"cargo xtask rdma-lab --only {experiment['lab']}"
     if "peers" in experiment:
         return "cargo xtask peers"
-    return " ".join(["python" if experiment.keys() & {"python", "tensorflow"} else "sealane", *words(experiment)])
+    return " ".join(["python" if experiment.keys() & {"python", "tensorflow", "torch"} else "sealane", *words(experiment)])
 
 
 def short(experiment):
@@ -226,7 +229,7 @@ def figure(results, name):
 
 def systems(results):
     """What a stranger wants to know first."""
-    chosen = [(chapters.TENSORS, (0, 1, 2, 3, 4, 6)), (chapters.STEPS, (0, 1, 5)), (chapters.PS, (0, 1)), (chapters.ONE_HOST, (0, 4))]
+    chosen = [(chapters.TENSORS, (0, 1, 2, 3, 4)), (chapters.STEPS, (0, 1, 5, 6)), (chapters.PS, (0, 1)), (chapters.ONE_HOST, (0, 4))]
     rows = []
     for line in (lines[at] for lines, places in chosen for at in places):
         what, *cells = chapters.cells(results, line)
@@ -259,7 +262,7 @@ def verbs(results):
 
 def filled(page, text, results):
     """A page with its tables and single figures, each between two marks, made anew; a table of which nothing was measured stays."""
-    tables = {"systems": systems, "verbs": verbs, "rows": rows, "other_systems": other_systems.leaders, "in_brief": other_systems.in_brief}
+    tables = {"systems": systems, "verbs": verbs, "rows": rows, "other_systems": other_systems.leaders, "in_brief": gains.in_brief}
 
     def made(kind, name, old):
         if "<!-- " in old:

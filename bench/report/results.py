@@ -32,6 +32,8 @@ class Run:
 
     def __init__(self, report):
         self.report, self.provenance = report, report["provenance"]
+        # CPUs and kernel, as the program wrote them, or else the report's own note of them.
+        self.machine = report.get("machine") or (self.provenance or {}).get("machine")
         # Why the figures may not be those of the systems.
         self.warnings = report.get("warnings", [])
 
@@ -45,9 +47,12 @@ class Run:
                 return spread_of(row, "value")
         return None
 
-    def best(self, systems, metric):
+    def systems(self, variant, metric):
+        return [row["system"] for row in self.report.get("results", []) if (row["variant"], row["metric"]) == (variant, metric)]
+
+    def best(self, systems, metric, variant=None):
         """That of these systems which has the best figure; the first where none has any."""
-        figures = {system: found.median for system in systems if (found := self.figure(system, None, metric))}
+        figures = {system: found.median for system in systems if (found := self.figure(system, variant, metric))}
         return (min if is_cost(metric) else max)(figures, key=figures.get, default=systems[0])
 
     def ratio(self, name, of):
@@ -72,15 +77,20 @@ def of_commits(commits):
 
 
 def measured_at(runs):
-    """The line below figures of these runs: of which machine, days and commits they are. Nothing where none was measured."""
+    """Returns the lines below figures of these runs: a sentence for each machine, with days and commits. Nothing where none was measured."""
     runs = [run for run in runs if run.provenance]
-    if not runs:
-        return ""
-    machine = next((run.report["machine"] for run in runs if "machine" in run.report), None)
-    where = f"on {machine['cpu_model']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, " if machine else ""
-    days = sorted({time.strftime("%Y-%m-%d", time.gmtime(run.provenance["unix_seconds"])) for run in runs})
-    commits = of_commits({run.provenance["commit"] for run in runs})
-    return f"Measured {where}with congestion control {runs[0].provenance['congestion']}; {', '.join(days)}, {commits}."
+    # A result that does not name its machine was measured on the machine of the other results of its commit.
+    named = {run.provenance["commit"]: run.machine for run in runs if run.machine}
+    groups = {}
+    for run in runs:
+        machine = run.machine or named.get(run.provenance["commit"])
+        where = f"on {machine['cpu_model']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, " if machine else ""
+        groups.setdefault(f"{where}with congestion control {run.provenance['congestion']}", []).append(run.provenance)
+    sentences = []
+    for where, made in groups.items():
+        days = sorted({time.strftime("%Y-%m-%d", time.gmtime(of["unix_seconds"])) for of in made})
+        sentences.append(f"Measured {where}; {', '.join(days)}, {of_commits({of['commit'] for of in made})}.")
+    return " ".join(sentences)
 
 
 class Results:

@@ -1,6 +1,11 @@
 """`python3 -m unittest discover -s bench/report`: how figures are found, written and checked."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -8,13 +13,14 @@ from unittest import mock
 
 import aims
 import chapters
+import gains
 import measure
 import other_systems
 import peers
 import pictures
 import report
 from pages import Section, table
-from results import Results, Run, Spread, brief, certain, is_cost, median, quotient, with_spread
+from results import Results, Run, Spread, brief, certain, is_cost, measured_at, median, quotient, with_spread
 
 PROVENANCE = {"command": "sealane bench latency", "unix_seconds": 1_763_668_991, "took_s": 12.3, "commit": "0123abc",
               "compiler": "rustc 1.95.0", "congestion": "bbr", "memory_gib": 8.0, "load": 0.1}
@@ -90,7 +96,7 @@ class Figures(unittest.TestCase):
     def test_a_row_says_how_fast_in_comparison(self):
         results = Results({"latency": SAMPLE})
         self.assertEqual(chapters.cells(results, chapters.TENSORS[0]), [chapters.TENSORS[0].what, "8 µs", "6.4 µs", "", "0.8", ""])
-        self.assertEqual(chapters.cells(results, chapters.TENSORS[6])[1], "not measured")
+        self.assertEqual(chapters.cells(results, chapters.TENSORS[5])[1], "not measured")
 
 
     def test_grpc_is_the_better_of_calls_and_a_stream(self):
@@ -145,8 +151,96 @@ class Peers(unittest.TestCase):
         self.assertEqual(section.notes, ["Not measured: gloo: no torch."])
         self.assertEqual(other_systems.ahead("UCX", Spread(1.1, 0.9, 1.2)), "level")
         self.assertIn(f"| {what} | 10 µs | UCX | 5 µs | 0.5 | UCX |", other_systems.leaders(results))
-        self.assertIn(f"| {what} | 10 µs | 5 µs, UCX | 0.5 |", other_systems.in_brief(results))
-        self.assertTrue(other_systems.in_brief(results).endswith("Measured with congestion control bbr; 2025-11-20, commit 0123abc."))
+        self.assertTrue(other_systems.leaders(results).endswith("Measured with congestion control bbr; 2025-11-20, commit 0123abc."))
+
+    def test_bare_socket_is_no_leading_system(self):
+        rows = [row(system, "tcp_bandwidth", "gigabytes_per_s", value=value) for system, value in (("sealane", 3.0), ("raw", 5.0), ("UCX", 4.0))]
+        leaders = other_systems.leaders(Results({"other_systems": Run({"provenance": PROVENANCE, "results": rows})}))
+        self.assertIn("congestion control bbr | 3 GB/s | UCX | 4 GB/s |", leaders)
+
+    def test_large_tensors_run_with_cubic_and_then_bbr(self):
+        large = [of for of in peers.CONTESTS if of.name.startswith("tcp_bandwidth")]
+        self.assertEqual([of.congestion for of in large], ["cubic", "bbr"])
+        fuse = [of["bench"] for name, of in report.EXPERIMENTS.items() if name.startswith("fuse_large")]
+        for lines in ([of.bench for of in large], fuse):
+            self.assertEqual([re.search("--congestion (.*?) ", line)[1] for line in lines], ["cubic", "bbr"])
+        # The contests are the only place of 4 MiB over TCP.
+        others = [of["bench"] for of in report.EXPERIMENTS.values() if of.get("bench", "").startswith("bandwidth --size 4MiB")]
+        self.assertEqual([line for line in others if "--security" not in line], [])
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "network namespaces need root and iproute2")
+    def test_peers_get_a_congestion_control_in_a_namespace(self):
+        code = """
+import peers, socket
+def of_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        with server.accept()[0] as accepted:
+            return [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode() for one in (client, accepted)]
+peers.enter_network()
+peers.use_congestion()
+print(*of_pair())
+peers.use_congestion("reno")
+print(*of_pair())
+peers.use_congestion()
+print(*of_pair())
+"""
+        done = subprocess.run([sys.executable, "-B", "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        default = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+        self.assertEqual(done.stdout.splitlines(), [f"{default} {default}", "reno reno", f"{default} {default}"])
+
+
+class Gains(unittest.TestCase):
+    def test_speed_is_written_in_words(self):
+        said = [gains.in_words(certain(by), "gRPC") for by in (2.376, 15.4, 0.91, 1.04, 0.97)]
+        self.assertEqual(said, ["2.4x gRPC", "15x gRPC", "1.1x slower than gRPC", "level with gRPC", "level with gRPC"])
+        self.assertEqual(gains.in_words(Spread(1.3, 0.9, 1.4), "gloo"), "level with gloo")
+
+    def test_table_has_only_measured_rows(self):
+        of = lambda ratios: Run({"provenance": PROVENANCE, "ratios": ratios})
+        results = Results({
+            "tensorflow": of([ratio("sealane-tcp/grpc", "pull_small_ms", 0.25), ratio("sealane/grpc", "pull_small_ms", 0.125)]),
+            "torch_tcp": of([ratio("sealane/gloo, all_reduce 1024 KiB", "call_us", 0.5)]),
+            "ps_grpc": of([ratio("sealane/grpc, async, one message, polling", "steps_per_s", 2.38)]),
+        })
+        self.assertEqual([row for row, _ in gains.rows(results)], [
+            ["TensorFlow: a step that pulls 1,000 variables of 64 B from a ps", "4.0x gRPC over TCP, 8.0x gRPC on one host"],
+            ["PyTorch: all_reduce of 1 MiB, 2 ranks", "2.0x gloo over TCP"],
+            ["a step of 200 workers and 10 ps, sessions without engines; gRPC: tonic, one message per ps", "2.4x gRPC over TCP"],
+        ])
+        self.assertEqual(gains.in_brief(Results({})), "")
+        self.assertTrue(gains.in_brief(results).endswith("|\n\nMeasured with congestion control bbr; 2025-11-20, commit 0123abc."))
+
+    def test_ucx_line_names_contests_that_ucx_wins(self):
+        rows, ratios = [], []
+        for contest, metric, ours, tags, active in (("tcp_latency", "rtt_us", 11.0, 10.0, 12.0), ("shm_latency", "rtt_us", 1.0, 2.0, 3.0),
+                                                    ("tcp_rate_batch", "tensors_per_s", 1.0, 9.0, 9.0),
+                                                    ("tcp_bandwidth", "gigabytes_per_s", 3.0, 4.0, 6.0)):
+            for system, value in (("sealane", ours), ("UCX, tags", tags), ("UCX, active messages", active)):
+                system = system.replace("UCX", "UCX tcp")
+                rows.append(row(system, contest, metric, value=value))
+                ratios.append(ratio(f"sealane/{system}, {contest}", metric, ours / value))
+        results = Results({"other_systems": Run({"provenance": PROVENANCE, "results": rows, "ratios": ratios})})
+        self.assertEqual(gains.bare_ucx(results), "A bare loop of UCX is faster than Sealane: 1.1x at 64 B there and back between engines over TCP, "
+                                                  "2.0x at 4 MiB between engines over TCP with bbr.")
+
+    def test_bare_contests_exclude_a_shards_own_calls(self):
+        self.assertLessEqual(set(gains.BARE), {name for name, _, _ in other_systems.CONTESTS})
+        self.assertNotIn("tcp_rate_batch", gains.BARE)
+        self.assertIn("an engine's own shard", next(what for name, _, what in other_systems.CONTESTS if name == "tcp_rate_batch"))
+
+    def test_results_page_names_the_command_of_the_table(self):
+        named = re.search("--only ([a-z_,]+)` measures what README's table shows", (report.ROOT / "docs/results.md").read_text())
+        shown = {experiment for *_, settings in gains.GAINS for experiment, _ in settings.values()}
+        self.assertEqual(set(named[1].split(",")), shown | {"other_systems"})
+        self.assertEqual(measure.chosen(named[1].split(","), False), [name for name in report.EXPERIMENTS if name in shown | {"other_systems"}])
+
+    def test_machines_of_a_table_have_a_sentence_each(self):
+        machine = {"cpus": 2, "cpu_model": "Abacus 9", "kernel": "6.18"}
+        run = lambda commit, **more: Run({"provenance": {**PROVENANCE, "commit": commit}, **more})
+        runs = [run("1", machine=machine), run("2", machine={**machine, "cpu_model": "Abacus 8"}), run("1"), run("3")]
+        self.assertEqual(measured_at(runs), "Measured on Abacus 9, 2 CPUs, Linux 6.18, with congestion control bbr; 2025-11-20, commit 1. "
+                                            "Measured on Abacus 8, 2 CPUs, Linux 6.18, with congestion control bbr; 2025-11-20, commit 2. "
+                                            "Measured with congestion control bbr; 2025-11-20, commit 3.")
 
 
 class Pages(unittest.TestCase):
@@ -161,6 +255,17 @@ class Pages(unittest.TestCase):
         self.assertIn("| pull 1000 x 64 B | 40 ms | 5 ms | 8 | 10 | 10 ms | 4 | 6 |", section.tables[0])
         self.assertIn("| push 1000 x 64 B | not measured |  |  | 10 |  |  | 6 |", section.tables[0])
         self.assertEqual(section.notes, ["At least 99.50 % of the tensors' bytes went by Sealane."])
+
+    def test_calls_of_pytorch_stand_in_both_settings(self):
+        def run(call, ours, gloo):
+            rows = [row("gloo", call, "call_us", value=gloo), row("sealane", call, "call_us", value=ours)]
+            name = "sealane/gloo" if call == "all_reduce" else f"sealane/gloo, {call}"
+            return Run({"provenance": PROVENANCE, "results": rows, "ratios": [ratio(name, "call_us", ours / gloo)]})
+
+        section = Section("", "")
+        chapters.pytorch(Results({"torch": run("barrier", 10.0, 40.0), "collectives": run("all_reduce", 20.0, 30.0)}), section)
+        self.assertIn("| barrier | 40 µs | 10 µs | 4 |  |  |  |", section.tables[0])
+        self.assertIn("| all_reduce of 1 MiB | 30 µs | 20 µs | 1.5 |", section.tables[1])
 
     def test_an_aim_is_reached_on_its_side_of_the_bound(self):
         rows = [row("ZeroMQ tcp, DEALER/ROUTER", "tcp_rate", "tensors_per_s", value=2.0), row("grpc-stream", "tcp_rate", "tensors_per_s", value=8.0)]
@@ -291,6 +396,26 @@ class Files(unittest.TestCase):
         for shown, is_first in (("", False), ("/autogroup-61 nice 0\n", False), ("/autogroup-61 nice -5\n", True)):
             group.write_text(shown)
             self.assertEqual(measure.is_first(group), is_first, shown)
+
+    def test_missing_python_is_named_with_its_install(self):
+        needing = {name: measure.made_by_hand(of) for name, of in report.EXPERIMENTS.items() if measure.made_by_hand(of)}
+        self.assertEqual(needing, {"tensorflow": "tensorflow", "torch": "torch", "torch_tcp": "torch", "collectives": "torch"})
+        with mock.patch.object(measure, "ROOT", self.place):
+            self.assertFalse(set(needing) & set(measure.chosen([], True)))
+            problems = measure.Bench(Path("/bin/true"), self.results).run(["collectives", "torch"], Results({}), PROVENANCE)
+            self.assertEqual([problem.split(" was not measured: ")[0] for problem in problems], ["collectives", "torch"])
+            for problem in problems:
+                self.assertRegex(problem, "there is no target/report-torch/bin/python; make it with .* `pip install 'torch==2.15")
+            for folder, _ in measure.MADE_BY_HAND.values():
+                (self.place / folder / "bin").mkdir(parents=True)
+                (self.place / folder / "bin/python").touch()
+            self.assertLessEqual(set(needing), set(measure.chosen([], False)))
+
+    def test_torch_runs_by_its_python(self):
+        line = lambda name: measure.Bench(Path("sealane"), self.results, quick=True).line(report.EXPERIMENTS[name])
+        with mock.patch.object(measure, "python_of", lambda kind: Path(kind)):
+            self.assertEqual(line("torch"), [Path("torch"), "python/torch/bench.py", "--ranks", "2", "--rounds", "1"])
+            self.assertEqual(line("collectives")[:2], [Path("sealane"), "bench"])
 
     def test_experiments_are_chosen_by_name(self):
         self.assertEqual(measure.chosen(["rate", "latency"], False), ["latency", "rate"])

@@ -36,8 +36,8 @@ pub fn run(args: &Args, log: &LogFlags) -> Result<(), Failure> {
     let error = command.args(&args.arguments).exec();
     Err(Failure::input(match error.kind() {
         ErrorKind::NotFound => format!(
-            "{PROGRAM} is neither beside this program nor in PATH; in a checkout, `cargo build --release` builds both, and \
-             `cargo install --path bench` installs it"
+            "{PROGRAM} is neither beside this program nor in PATH; in a checkout, `cargo build --release -p {PROGRAM}` builds it, \
+             and `cargo install --path bench` installs it"
         ),
         _ => format!("{} cannot be started ({error}); make it executable, or install it again", path.display()),
     }))

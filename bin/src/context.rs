@@ -3,15 +3,17 @@
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use crate::Failure;
 use crate::flags::{LogFlags, LogFormat, SettingsFlags};
 use crate::log::LogWriter;
 use crate::settings::{Environment, Override, Settings, Sources};
 
-/// The variable that sets what is logged, in the syntax of `tracing-subscriber`'s filter.
+/// The variable that sets what is logged, in the syntax of `tracing_subscriber::filter::Targets`.
 const LOG_VARIABLE: &str = "RUST_LOG";
 
 /// What the process gives to a command.
@@ -91,18 +93,41 @@ impl Context {
             (None, Some(filter)) => ("RUST_LOG=", filter),
             (None, None) => ("", default),
         };
-        let filter = EnvFilter::try_new(filter).map_err(|error| {
+        let targets = log_filter(filter).map_err(|error| {
             Failure::input(format!(
                 "{source}{filter:?} cannot be read ({error}); \
                  write a level such as info, or target=level pairs between commas"
             ))
         })?;
         // A second start in one process (a test) keeps the first.
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter);
-        let _ = match flags.format {
-            LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),
-            LogFormat::Json => log.json().flatten_event(true).try_init(),
+        let log = tracing_subscriber::fmt::layer().with_writer(|| LogWriter);
+        let log = match flags.format {
+            LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).boxed(),
+            LogFormat::Json => log.json().flatten_event(true).boxed(),
         };
+        let _ = tracing_subscriber::registry().with(log).with(targets).try_init();
         Ok(())
+    }
+}
+
+/// Reads a filter of comma-separated levels and `target=level` pairs. `Targets` alone would read the end of `info,` as the level
+/// error.
+fn log_filter(text: &str) -> Result<Targets, <Targets as FromStr>::Err> {
+    let items: Vec<&str> = text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
+    items.join(",").parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn log_filter_ignores_spaces_and_empty_items() {
+        let expected = Targets::new().with_default(Level::INFO).with_target("sealane_fusion", Level::DEBUG);
+        assert_eq!(log_filter("info, sealane_fusion=debug,").unwrap(), expected);
+        assert_eq!(log_filter("").unwrap(), Targets::new().with_default(Level::ERROR));
+        assert!(log_filter("sealane=loud").is_err());
     }
 }

@@ -12,7 +12,8 @@ pub fn this(program: &str) -> String {
     [program.to_owned()].into_iter().chain(words.map(|word| quoted(&word).into_owned())).collect::<Vec<_>>().join(" ")
 }
 
-fn quoted(word: &str) -> Cow<'_, str> {
+/// Quotes a word for a shell if it needs quotes.
+pub(crate) fn quoted(word: &str) -> Cow<'_, str> {
     let is_plain = |character: char| character.is_alphanumeric() || PLAIN.contains(character);
     if !word.is_empty() && word.chars().all(is_plain) {
         Cow::Borrowed(word)

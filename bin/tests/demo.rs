@@ -166,8 +166,26 @@ fn tensors_move_and_are_verified() {
         // Two workers, five tensors in each direction, two steps and one to connect.
         assert!(stdout.contains("every byte of 60 tensors verified ("), "{stdout}");
         assert_eq!(processes(&stderr).len(), count, "{stderr}");
+        let first = "moves 577.98 kB between 2 workers and 1 ps on ";
+        assert!(stderr.starts_with(first), "{stderr}");
+        assert!(stderr.contains("; 2 measured steps take about "), "{stderr}");
         assert!(stderr.contains("step 1 of 2: pull "), "{stderr}");
     }
+}
+
+#[test]
+fn demo_ends_with_the_command_that_compares() {
+    let place = Place::new();
+    place.write("it's.json", TINY);
+    let end = |workload: &str, cargo: Option<&str>| {
+        let mut command = place.command(&["--workload", workload, "--workers", "3", "--ps", "2", "--steps", "1"]);
+        let output = command.envs(cargo.map(|cargo| ("CARGO", cargo))).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().last().unwrap().trim().to_owned()
+    };
+    assert_eq!(end("tiny.json", None), "sealane bench ps --workload tiny.json --workers 3 --ps 2 --baseline grpc");
+    let expected =
+        r"cargo run --release -p sealane-bench -- ps --workload 'it'\''s.json' --workers 3 --ps 2 --baseline grpc";
+    assert_eq!(end("it's.json", Some("/usr/bin/cargo")), expected);
 }
 
 #[test]

@@ -35,7 +35,7 @@ use crate::output_file::{OutputFile, ReportOutput};
 use crate::progress::{Bar, write_line};
 use crate::settings::{ClientsSocket, Settings, Source};
 use crate::workload::Workload;
-use crate::{Context, Failure, host};
+use crate::{Context, Failure, command_line, host};
 
 /// Most tasks of one part: more would only wait for this machine's CPUs.
 const TASKS_MAX: u64 = 64;
@@ -122,8 +122,23 @@ pub fn run(args: &Args, context: &Context) -> Result<(), Failure> {
     // The demo's own failure matters more than one to write its report.
     let report_written = report_file.map_or(Ok(()), |file| file.write(&outcome.to_html(played.as_ref().err())));
     played?;
-    output.write(context, &outcome.to_json(), &outcome.to_text())?;
+    let text = format!("{}\n{}", outcome.to_text(), comparison(args, context));
+    output.write(context, &outcome.to_json(), &text)?;
     report_written
+}
+
+/// Returns the command that measures Sealane and gRPC with the demo's tensors, for a shell. The demo does not measure gRPC itself,
+/// because every build of this program would then build a gRPC library.
+fn comparison(args: &Args, context: &Context) -> String {
+    let Args { workload, workers, ps, .. } = args;
+    // `cargo run` sets this variable. Its users may have neither program in PATH.
+    let is_run_by_cargo = context.environment().get("CARGO").is_ok_and(|cargo| cargo.is_some());
+    let bench = if is_run_by_cargo { "cargo run --release -p sealane-bench --" } else { "sealane bench" };
+    let workload = command_line::quoted(workload);
+    format!(
+        "to compare Sealane with gRPC on this machine, with the same tensors and without verification:\n  \
+         {bench} ps --workload {workload} --workers {workers} --ps {ps} --baseline grpc\n"
+    )
 }
 
 /// A demo ready to run: all arguments are read and checked.
@@ -230,9 +245,11 @@ impl<'a> Demo<'a> {
         let mut children = Children::none()?;
         let steps = self.args.steps;
         let bar = Bar::on_stderr(steps, "{bar:32} step {pos}/{len} {msg}");
+        bar.say(&outcome.announcement());
         let engines = self.start(&mut children, directory.path(), &bar)?;
         for number in 0..=steps {
             children.doing = format!("in step {number}");
+            let start = Instant::now();
             // All make what they send; the workers pull; the ps accept the pushes; all compare what they received.
             for _ in ["make", "pull", "push"] {
                 children.go_on()?;
@@ -249,6 +266,7 @@ impl<'a> Demo<'a> {
             if number == 0 {
                 // The step that establishes the connections does not count.
                 bar.say(&format!("a tensor's way: {}", outcome.path()));
+                bar.say(&outcome.estimate(start.elapsed()));
                 continue;
             }
             let (pushed, pulled) = fetched.split_at(self.args.ps as usize);

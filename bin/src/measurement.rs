@@ -143,7 +143,7 @@ mod tests {
         ] {
             let directory = root.path().join("sys/class/net").join(interface);
             fs::create_dir_all(&directory).unwrap();
-            below.map(|below| fs::create_dir(directory.join(below)).unwrap());
+            below.iter().for_each(|below| fs::create_dir(directory.join(below)).unwrap());
             fs::write(directory.join("speed"), speed).unwrap();
             assert_eq!(speed_of(root.path(), interface), expected, "{interface}");
         }

@@ -71,9 +71,10 @@ pub struct Args {
     #[arg(long)]
     probe: bool,
 
-    /// Also have this host's daemon measure its link to every peer: round trip, rate of sending, and what limits it. Takes at
-    /// most ten seconds. Bursts use the links for a quarter of the time and add a millisecond or a round trip of delay, so a
-    /// running job continues. Run it on the other host for the other direction
+    /// Also have this host's daemon measure its link to every peer: round trip, rate of sending, and what limits it
+    ///
+    /// Takes at most ten seconds. A running job continues: bursts use a link for a quarter of the time, and delay its tensors
+    /// by some milliseconds. Run it on the other host for the other direction.
     #[arg(long, requires = "probe")]
     measure: bool,
 

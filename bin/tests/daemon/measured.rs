@@ -4,6 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use sealane::Tensor;
 use sealane_transport::shm::attach::measure;
 use serde_json::Value;
@@ -25,7 +26,9 @@ fn two_daemons() -> ([Place; 2], [Daemon; 2]) {
 }
 
 fn report(place: &Place, task: &str) -> Value {
-    let output = place.run(&["check", "--probe", "--measure", "--json", "--task", task]);
+    // A peer that is stopped does not answer the probe, either.
+    let quickly = "transport.handshake_timeout_ms=100";
+    let output = place.run(&["check", "--probe", "--measure", "--json", "--task", task, "--set", quickly]);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
@@ -59,7 +62,7 @@ fn links_are_measured_while_a_client_uses_them() {
     assert!(number("rtt_p50_us") > 0.0 && number("rtt_p99_us") >= number("rtt_p50_us"), "{peer}");
     assert!(number("sent_gigabytes_per_s") > 0.0 && number("bursts") >= 1.0, "{peer}");
     assert!(number("mtu_bytes") > 1500.0 && peer["congestion"].is_string(), "{peer}");
-    // What was measured is not left anywhere.
+    // Nothing is left for which a drain would wait.
     drop((ps, worker));
     for daemon in daemons {
         assert_eq!(daemon.stop().code, Some(0));
@@ -72,6 +75,8 @@ fn measurement_names_peers_that_do_not_answer() {
     // Connects the two.
     measure(&places[1].socket(), Instant::now() + STUCK).unwrap();
     ps.signal(Signal::SIGSTOP);
+    let stopped = WaitStatus::Stopped(ps.pid(), Signal::SIGSTOP);
+    assert_eq!(waitpid(ps.pid(), Some(WaitPidFlag::WUNTRACED)), Ok(stopped));
     let report = report(&places[1], WORKER);
     let peer = &report["measured"][0];
     assert_eq!((&peer["verdict"], &peer["limit"]), (&"ok".into(), &Value::Null), "{peer}");

@@ -20,7 +20,7 @@ const ROUND_TRIPS_MAX: usize = 200;
 /// Size of a tensor whose round trip is measured.
 pub const ROUND_TRIP_BYTES: usize = 64;
 /// Size of a tensor of a burst: its copy and its frame cost little beside its bytes, and a slow link still sends some per burst.
-pub const BURST_TENSOR_BYTES: usize = 256 << 10;
+pub const BURST_TENSOR_BYTES: usize = 128 << 10;
 
 /// Shortest burst; on a link with a long round trip, a burst takes [`BURST_ROUND_TRIPS`] of them.
 const BURST_TIME_MIN: Duration = Duration::from_millis(20);
@@ -32,10 +32,11 @@ const PAUSE_PER_BURST: u32 = 3;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Tensors of a burst in flight: at the beginning and at least, and at most.
-const IN_FLIGHT_MIN: usize = 2;
-const IN_FLIGHT_MAX: usize = 64;
-/// Delay that a burst may add to a link, besides another round trip: so long may a job's tensor wait behind it.
-const ADDED_DELAY: Duration = Duration::from_millis(1);
+const IN_FLIGHT_MIN: usize = 4;
+const IN_FLIGHT_MAX: usize = 128;
+/// Delay that a burst may add to a link, besides another round trip: a job's tensor may wait behind it for twice as long. Less
+/// leaves fast links idle between acknowledgements, which come once per turn of the peer.
+const ADDED_DELAY: Duration = Duration::from_millis(2);
 
 /// What a measurement of the link to one peer found.
 #[derive(Debug, Clone)]
@@ -67,12 +68,12 @@ impl Engine {
             match round_trip(&pair, timeout).await {
                 Err(Error::DeadlineExceeded(_)) if pair.has_link() => Err(Error::Unimplemented {
                     reason: format!(
-                        "{name} is connected and did not answer a measurement within {timeout:?}: its release is older than this one, it drains, \
-                         or its shard hangs"
+                        "{name} is connected and did not answer a measurement within {timeout:?}: its release is older \
+                         than this one, it drains, or its shard hangs"
                     )
                     .into(),
                 }),
-                answered => answered.map(drop),
+                answered => answered.map(drop).map_err(|error| late_peer(error, &name)),
             }
         })
     }
@@ -81,14 +82,23 @@ impl Engine {
     /// meanwhile.
     ///
     /// # Errors
-    /// Those of [`greet`](Self::greet); DeadlineExceeded if the peer stops answering, or the link is too slow for one burst.
+    /// Those of [`greet`](Self::greet); Unavailable also if the peer stops answering, or the link is too slow for one burst.
     pub fn measure(&self, task: &str, peer: &str, time: Duration) -> Result<Measured, Error> {
         let (task, peer) = (task.to_owned(), peer.to_owned());
         let measuring = self.on_shard(self.shard_of(&task, &peer), async move |engine| {
             let pair = engine.task(&task)?.pair(&peer)?;
-            Measurement { engine, pair, until: Instant::now() + time }.run(time).await
+            let measured = Measurement { engine, pair, until: Instant::now() + time }.run(time).await;
+            measured.map_err(|error| late_peer(error, &peer))
         });
         measuring.wait().map_err(|error| stopped(&error))?
+    }
+}
+
+/// Returns the error without the push that measured the link, if its deadline has passed.
+fn late_peer(error: Error, peer: &str) -> Error {
+    match error {
+        Error::DeadlineExceeded(late) => Error::unavailable(peer, late.awaited),
+        error => error,
     }
 }
 
@@ -222,12 +232,12 @@ mod tests {
     fn tensors_in_flight_follow_the_delay() {
         let mut in_flight = InFlight::new(Duration::from_millis(5));
         for _ in 0..2 * IN_FLIGHT_MAX {
-            in_flight.on_acknowledged(Duration::from_millis(11));
+            in_flight.on_acknowledged(Duration::from_millis(12));
         }
         assert_eq!(in_flight.most, IN_FLIGHT_MAX);
-        in_flight.on_acknowledged(Duration::from_millis(22));
+        in_flight.on_acknowledged(Duration::from_millis(24));
         assert_eq!(in_flight.most, IN_FLIGHT_MAX);
-        in_flight.on_acknowledged(Duration::from_millis(23));
+        in_flight.on_acknowledged(Duration::from_millis(25));
         assert_eq!(in_flight.most, IN_FLIGHT_MAX - 1);
         for _ in 0..2 * IN_FLIGHT_MAX {
             in_flight.on_acknowledged(Duration::from_secs(1));

@@ -74,9 +74,11 @@ impl Limit {
             Limit::ReceiveWindow => "the peer's receive window is the limit".to_owned(),
             Limit::SendBuffer => "this host's send buffer is the limit".to_owned(),
             Limit::Shard => "the CPU of this host's shard is the limit".to_owned(),
-            Limit::Congestion => format!("TCP's congestion window ({congestion}) is the limit"),
+            Limit::Congestion => {
+                format!("TCP's congestion window ({congestion}) is the limit, probably the network's rate")
+            }
             Limit::SameHost => "both ends are on this host, and its CPUs are the limit".to_owned(),
-            Limit::Unknown => "the limit is unknown, probably the peer's CPU".to_owned(),
+            Limit::Unknown => "the limit is unknown, probably CPU time here or at the peer".to_owned(),
         }
     }
 
@@ -140,7 +142,7 @@ impl From<Measurement> for MeasuredPeer {
 
 /// `MTU 1500, 0.90 GB/s of 1.25`.
 fn rate(figures: &Figures) -> String {
-    let rate = format!("{:.2} GB/s", figures.sent_gigabytes_per_s);
+    let rate = format!("{} GB/s", gigabytes(figures.sent_gigabytes_per_s));
     match &figures.tcp {
         None => rate,
         Some(Tcp { mtu_bytes, interface_gigabytes_per_s: Some(speed), .. }) => {
@@ -151,6 +153,12 @@ fn rate(figures: &Figures) -> String {
         }
         Some(Tcp { mtu_bytes, .. }) => format!("MTU {mtu_bytes}, {rate}"),
     }
+}
+
+/// A number of gigabytes with two decimals, or four if it is small.
+fn gigabytes(number: f64) -> String {
+    let decimals = if number < 0.1 { 4 } else { 2 };
+    format!("{number:.decimals$}")
 }
 
 /// Has the daemon whose clients attach at `socket` measure its links.
@@ -192,7 +200,7 @@ pub(super) fn text(measured: &[MeasuredPeer]) -> String {
             figures.link.clone(),
             format!("{:.0}", figures.rtt_p50_us),
             format!("{:.0}", figures.rtt_p99_us),
-            format!("{:.2}", figures.sent_gigabytes_per_s),
+            gigabytes(figures.sent_gigabytes_per_s),
             of(figures, &speed),
             of(figures, &|tcp| tcp.mtu_bytes.to_string()),
             of(figures, &|tcp| tcp.congestion.clone()),
@@ -308,6 +316,8 @@ mod tests {
         let verbs = |busy| Figures { tcp: None, shard_busy_percent: busy, ..figures(|_, _| ()) };
         assert_eq!((Limit::of(&verbs(95.0)), Limit::of(&verbs(10.0))), (Limit::Shard, Limit::Unknown));
         assert!(peer(Some(verbs(95.0)), None).finding.says.starts_with("0.60 GB/s: the CPU"));
+        let slow = Figures { sent_gigabytes_per_s: 0.00123, ..verbs(95.0) };
+        assert!(peer(Some(slow), None).finding.says.starts_with("0.0012 GB/s: "));
     }
 
     #[test]

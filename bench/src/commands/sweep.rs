@@ -18,11 +18,11 @@ const IN_FLIGHT_BYTES: usize = 8 << 20;
 /// Fewest and most tensors in flight.
 const WINDOW: (usize, usize) = (2, 256);
 
-/// Round trips and bandwidth of tensors of many sizes, in a row for each, with the bare link beside Sealane
+/// Round trips and bandwidth of tensors of many sizes: one row per size, next to the bare link
 ///
-/// For each size, first the round trips of a tensor at a time, as `latency` has them; then tensors in flight of 8 MiB together, at least 2
-/// and at most 256, as `bandwidth` has them. CPU is the time of each side's process for 10^9 bytes of tensors: a side that polls uses its CPU
-/// for the whole time. Without --baseline, raw is measured beside Sealane.
+/// For each size, measures round trips of one tensor at a time, as `latency` does; then bandwidth, as `bandwidth` does, with 8 MiB of tensors
+/// in flight, but at least 2 and at most 256 tensors. CPU is the CPU time of each side's process for 10^9 bytes of tensors. A side that polls
+/// uses its CPU all the time. Without --baseline, raw is measured as well.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane bench sweep --rounds 1 --seconds 0.2\n  \
                   sealane bench sweep --connect 10.0.0.2 --secret-file bench.secret")]

@@ -157,7 +157,7 @@ impl Control {
         self.other
     }
 
-    /// The addresses of both hosts on this connection, of which this side is the consumer's.
+    /// Returns the addresses of both hosts on this connection. This side is the consumer's.
     ///
     /// # Errors
     /// The connection has ended.

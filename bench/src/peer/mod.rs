@@ -70,7 +70,7 @@ impl Default for Hosts {
     }
 }
 
-/// What a producer is told to do, as JSON in one argument.
+/// The job of a producer, as JSON in one argument.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PeerJob {
     pub system: SystemName,

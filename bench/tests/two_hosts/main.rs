@@ -242,7 +242,7 @@ fn server_rejects_strangers_and_goes_on() {
     let [secret, other] = [secret(&place, "secret", 's'), secret(&place, "other", 'o')];
     let server = Server::here(&["--secret-file", text(&secret)]);
     let with = |more: &[&str]| server.measure(Command::new(PROGRAM), &[&["latency"], more].concat());
-    // More callers than are heard at a time: silent ones, and ones that speak another protocol.
+    // Three callers are silent, and three speak another protocol.
     let silent: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
     for garbage in [&b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"[..], &[0xff; 4096], &[0; 300]] {
         let mut stranger = TcpStream::connect(&server.address).unwrap();

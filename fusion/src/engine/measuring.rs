@@ -19,7 +19,7 @@ use super::{Engine, stopped};
 const ROUND_TRIPS_MAX: usize = 200;
 /// Size of a tensor whose round trip is measured.
 pub const ROUND_TRIP_BYTES: usize = 64;
-/// Size of a tensor of a burst: its copy and its frame cost little beside its bytes, and a slow link still sends some per burst.
+/// Size of a tensor of a burst. Its copy and its frame cost little compared with its bytes, and even a slow link sends several per burst.
 pub const BURST_TENSOR_BYTES: usize = 128 << 10;
 
 /// Shortest burst; on a link with a long round trip, a burst takes [`BURST_ROUND_TRIPS`] of them.

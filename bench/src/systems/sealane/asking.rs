@@ -149,7 +149,7 @@ impl Client for Asker {
     }
 }
 
-/// The ps: answers whatever is asked for until the process ends.
+/// Answers the worker's requests as the ps, until the process ends.
 pub(super) fn answer(plan: &Plan, ps: &Task, batches: &Batches) -> Result<(), Error> {
     let tensor = tensor(ps, plan.size_bytes)?;
     // It may be stopped for long between two of them.

@@ -326,7 +326,12 @@ impl Plan {
             let workers = training.sizes().map(|size| size.workers).max().unwrap_or(0);
             workers.saturating_mul(training.push.iter().sum())
         });
-        [step, window, tables, pushed].into_iter().fold(0, usize::saturating_add)
+        // Each rank has its tensor, and two with a part for each rank.
+        let of_ranks = self
+            .collectives
+            .as_ref()
+            .map_or(0, |group| group.ranks.saturating_mul(2 * group.ranks + 1).saturating_mul(self.size_bytes));
+        [step, window, tables, pushed, of_ranks].into_iter().fold(0, usize::saturating_add)
     }
 
     /// What this bench offers over this link.

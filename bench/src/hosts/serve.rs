@@ -242,6 +242,9 @@ impl Producers<'_> {
         }
         let (cpu, hosts, socket) = (self.terms.cpu, self.hosts, self.terms.socket.clone());
         let is_group = job.plan.bench == Bench::Collectives;
+        if is_group && !self.running.is_empty() {
+            return Err(BenchError::failed("serve", "start a group")("other producers run; a group runs alone"));
+        }
         if is_group {
             // Ranks that met before have left keys in the last store.
             self.store = tempfile::tempdir().map_err(BenchError::io("make a directory for ranks"))?;

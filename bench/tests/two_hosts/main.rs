@@ -301,6 +301,7 @@ fn server_refuses_what_it_may_not_do() {
     let server = Server::here(&["--memory-max", "1MiB"]);
     for (bench, reason) in [
         ("bandwidth --size 1MiB", "at most 1048576 bytes"),
+        ("collectives --ranks 64 --size 64KiB", "at most 1048576 bytes"),
         ("latency --link shm", "--link is shm"),
         ("fanin", "--connect is fanin"),
         ("latency --daemon w:1", "two different tasks"),

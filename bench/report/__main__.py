@@ -13,6 +13,7 @@ import report
 
 EXAMPLES = """examples:
   cargo xtask report
+  cargo xtask report --peers
   cargo xtask report --only latency,ps_fusion
   cargo xtask report --check"""
 
@@ -23,13 +24,15 @@ def arguments():
     parser.add_argument("--only", metavar="NAME", action="append", default=[],
                         help="measure only these experiments anew (repeatable, or with commas)")
     parser.add_argument("--lab", action="store_true", help="measure what needs the RDMA lab as well")
+    parser.add_argument("--peers", action="store_true",
+                        help="measure the other systems as well, and install them where they are missing (as root, on Debian)")
     parser.add_argument("--render", action="store_true", help="measure nothing: write what follows from what was kept anew")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page or a picture is not what the results say")
     parser.add_argument("--quick", action="store_true",
                         help="try everything as shortly as can be; what comes of it goes to target/report-quick, and means nothing")
     parser.add_argument("--program", type=Path, help="measure this program instead of building one")
     given = parser.parse_args()
-    if (given.render or given.check) and (given.only or given.lab or given.quick or given.render and given.check):
+    if (given.render or given.check) and (given.only or given.lab or given.peers or given.quick or given.render and given.check):
         parser.error("--render and --check measure nothing: give them alone")
     return given
 
@@ -52,7 +55,7 @@ def main():
         write(report.ROOT)
         problems = []
     else:
-        names = measure.chosen([name for names in given.only for name in names.split(",")], given.lab)
+        names = measure.chosen([name for names in given.only for name in names.split(",")], given.lab, given.peers)
         place = report.ROOT / "target/report-quick" if given.quick else report.ROOT
         program = given.program.resolve(strict=True) if given.program else measure.build()
         bench = measure.Bench(program, place / report.RESULTS, given.quick)

@@ -112,9 +112,9 @@ def keep(folder, name, report, provenance):
     unfinished.rename(path)
 
 
-def chosen(names, with_lab):
-    """The experiments of these names; without names all, those of the lab only if asked for, those of TensorFlow and PyTorch where these
-    are installed, and not those that install other systems."""
+def chosen(names, with_lab=False, with_peers=False):
+    """Returns the experiments of these names. Without names: all, but those of the lab and those that install other systems only if
+    requested, and those of TensorFlow and PyTorch only where these are installed."""
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise SystemExit(f"error: there is no experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
@@ -123,7 +123,7 @@ def chosen(names, with_lab):
         raise SystemExit(f"error: {gone[0]} cannot be measured anew: what measured it is no longer here")
     if names:
         return [name for name in EXPERIMENTS if name in names]
-    is_left_out = {"lab": not with_lab, "peers": True, "kept": True}
+    is_left_out = {"lab": not with_lab, "peers": not with_peers, "kept": True}
     absent = [kind for kind, (folder, _) in MADE_BY_HAND.items() if not (ROOT / folder / "bin/python").exists()]
     return [name for name, of in EXPERIMENTS.items()
             if made_by_hand(of) not in absent and not any(is_left_out.get(kind) for kind in of)]

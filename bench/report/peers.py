@@ -19,6 +19,8 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench/peers"
 MADE = ROOT / "target/peers"
+# The Python that the report's PyTorch experiments use.
+TORCH = ROOT / "target/report-torch/bin/python"
 WAIT_S, LOOK_EVERY_S, CALL_S = 10, 0.01, 60
 SMALL, LARGE = 64, 4 << 20
 # Iterations of a first run of ucx_perftest, which tells how many a round takes, and sends of its streams that are outstanding: of 1,
@@ -215,7 +217,7 @@ def installed(what, is_there, *lines):
 
 
 def has(python, package):
-    return subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False).returncode == 0
+    return Path(python).exists() and subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False).returncode == 0
 
 
 def prepare():
@@ -233,7 +235,7 @@ def prepare():
         "iceoryx2": installed("iceoryx2", False, build),
         "grpcio": installed("grpcio", has(sys.executable, "grpc"), [sys.executable, "-m", "pip", "install", "-q", "grpcio"]),
     }
-    PYTHONS["gloo"] = next((one for one in (sys.executable, "/usr/bin/python3") if has(one, "torch.distributed")), None)
+    PYTHONS["gloo"] = next((one for one in (sys.executable, TORCH, "/usr/bin/python3") if has(one, "torch.distributed")), None)
     missing["gloo"] = None if PYTHONS["gloo"] else "torch is not installed, and too large to install for this"
     return {name: reason for name, reason in missing.items() if reason}
 

@@ -421,6 +421,8 @@ class Files(unittest.TestCase):
         self.assertEqual(measure.chosen(["rate", "latency"], False), ["latency", "rate"])
         self.assertNotIn("lab_write", measure.chosen([], False))
         self.assertIn("lab_write", measure.chosen([], True))
+        self.assertNotIn("other_systems", measure.chosen([], True))
+        self.assertIn("other_systems", measure.chosen([], with_peers=True))
         with self.assertRaisesRegex(SystemExit, "there is no experiment 'speed'; the experiments are ps_buffers_50, "):
             measure.chosen(["speed"], False)
         self.assertNotIn("growth", measure.chosen([], True))

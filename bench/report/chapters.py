@@ -18,7 +18,7 @@ TENSORS = [
     line("64 B there and back, p50", "latency", "rtt_us.p50"),
     line("the same, p99", "latency", "rtt_us.p99"),
     line("64 B there and back after 1 ms idle, nobody spins, p50", "latency_parked", "rtt_us.p50"),
-    line("64 B tensors, 1024 in flight (raw: a byte pump)", "rate", "tensors_per_s"),
+    line("64 B tensors, 1024 in flight (bare loop: a byte pump)", "rate", "tensors_per_s"),
     line("64 B tensors, one way into a queue", "rate_push", "tensors_per_s"),
     line("64 B tensors, 256 in flight, a write each", "rate_unfused", "tensors_per_s"),
 ]
@@ -49,7 +49,7 @@ ROWS = [
     line("26 x 2048 rows of 64 B, TCP", "rows_tcp", "steps_per_s"),
     line("the same, shared memory", "rows_shm", "steps_per_s"),
 ]
-SYSTEMS = ["<what", "Sealane", "raw", "gRPC", "speed, raw = 1", "speed, gRPC = 1"]
+SYSTEMS = ["<what", "Sealane", "bare loop", "gRPC", "speed, bare loop = 1", "speed, gRPC = 1"]
 
 # What the tables of variants show; the quotient is of the first.
 METRICS = [
@@ -430,7 +430,7 @@ def figures(results, section, rows, heads, more):
 
 
 def peers(results, section):
-    figures(results, section, PEERS, ["Sealane", "raw", "Sealane / raw", "with 1000 / with 10 peers"], lambda run, metric: [
+    figures(results, section, PEERS, ["Sealane", "bare loop", "Sealane / bare loop", "with 1000 / with 10 peers"], lambda run, metric: [
         median(metric, run.figure("raw", None, metric)),
         quotient(run.ratio("sealane/raw", metric)),
         quotient(run.ratio("1000 peers/10 peers", metric)),

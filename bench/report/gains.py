@@ -25,6 +25,8 @@ GAINS = [
     ("a step of 200 workers and 10 ps, sessions without engines; gRPC: tonic, one message per ps", "steps_per_s", "gRPC",
      {TCP: ("ps_grpc", "sealane/grpc, async, one message, polling")}),
 ]
+# The names by which sentences of the documentation have a gain.
+FIGURES = dict(zip(("gain_pull", "gain_wide_deep", "gain_ddp", "gain_all_reduce", "gain_dlrm", "gain_ps"), GAINS))
 # Contests in the line about UCX, and their names there.
 BARE = {
     "tcp_latency": "64 B there and back between engines over TCP",
@@ -48,14 +50,20 @@ def in_words(by, system):
     return f"{text}x {system}" if by.median > 1 else f"{text}x slower than {system}"
 
 
+def words_of(results, gain):
+    """Returns the words for a gain, and its runs; empty if it was not measured."""
+    _, metric, system, settings = gain
+    found = {setting: (results.get(experiment), name) for setting, (experiment, name) in settings.items()}
+    found = {setting: (run, by) for setting, (run, name) in found.items() if (by := speed(metric, run.ratio(name, metric)))}
+    return ", ".join(f"{in_words(by, system)} {setting}" for setting, (_, by) in found.items()), [run for run, _ in found.values()]
+
+
 def rows(results):
     """Yields a row for each gain that was measured, and its runs."""
-    for what, metric, system, settings in GAINS:
-        found = {setting: (results.get(experiment), name) for setting, (experiment, name) in settings.items()}
-        found = {setting: (run, by) for setting, (run, name) in found.items() if (by := speed(metric, run.ratio(name, metric)))}
-        if found:
-            words = [f"{in_words(by, system)} {setting}" for setting, (_, by) in found.items()]
-            yield [what, ", ".join(words)], [run for run, _ in found.values()]
+    for gain in GAINS:
+        words, runs = words_of(results, gain)
+        if words:
+            yield [gain[0], words], runs
 
 
 def bare_ucx(results):

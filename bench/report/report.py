@@ -44,7 +44,7 @@ a machine that slows down slows both. Figures of two commands were measured at d
 quotients rather than their figures. A virtual machine's neighbours disturb it: the last table says how busy the \
 machine was with other things.
 
-A speed beside raw or gRPC is above 1 where Sealane is faster, of rates and of times alike. Steps a second are those \
+A speed beside the bare loop or gRPC is above 1 where Sealane is faster, of rates and of times alike. Steps a second are those \
 of all workers together, a step's time is that of one worker.""".split("\n\n")
 
 
@@ -210,6 +210,8 @@ FIGURES = {
     "idle_peer_bytes": ("idle", "median", "sealane", "rss_bytes_per_peer"),
     "idle_client_cpu": ("idle_clients", "median", "sealane", "cpu_percent"),
     "idle_client_bytes": ("idle_clients", "median", "sealane", "rss_bytes_per_peer"),
+    "rows_by_grpc": ("rows_tcp", "ratio", "sealane/grpc", "steps_per_s"),
+    "latency_shm": ("latency_shm", "median", "sealane", "rtt_us.p50"),
     "connect_all": ("connect", "spread", "sealane", "connect_all_ms"),
     "connect_to_raw": ("connect", "ratio_spread", "sealane/raw", "connect_all_ms"),
 }
@@ -272,6 +274,8 @@ def filled(page, text, results):
             return f"\n\n{found}\n\n" if found else old
         if kind == "figure" and name in FIGURES:
             return figure(results, name)
+        if kind == "figure" and name in gains.FIGURES:
+            return gains.words_of(results, gains.FIGURES[name])[0] or f"({NOT_MEASURED})"
         raise SystemExit(f"error: {page}: nothing is called {name}, as <!-- {kind} {name} says")
 
     for kind, opened, end in (("measured", ": made by `cargo xtask report` -->", "<!-- end of measured -->"),

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use sealane::{Buffer, Tensor};
-use sealane_runtime::Lender;
+use sealane_runtime::{Lender, copy_bytes};
 
 use crate::{
     error::sealane_error,
@@ -195,7 +195,7 @@ fn copy(task: &sealane_task, bytes: &[u8]) -> Outcome<Buffer> {
     }
     match allocate(task, bytes.len()) {
         Ok(mut copy) => {
-            copy.copy_from_slice(bytes);
+            copy_bytes(&mut copy, bytes);
             Ok(copy)
         }
         // The copy waits there until there is room.

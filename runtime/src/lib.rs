@@ -121,5 +121,5 @@ pub use self::{
     rows::{Rows, STRIPES_MAX},
     slab::{Block, Buffer, Extents, Lender, Slab, SlabFull, SlabSettings},
     sweep::Sweep,
-    volatile::{VolatileSlice, VolatileSliceMut},
+    volatile::{VolatileSlice, VolatileSliceMut, copy_bytes},
 };

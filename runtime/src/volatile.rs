@@ -197,6 +197,18 @@ impl<'a> VolatileSliceMut<'a> {
     }
 }
 
+/// Overwrites `to` with a copy of `from`, as fast as the processor can: see [`VolatileSliceMut::copy_from`].
+///
+/// Use this for the bytes of tensors instead of [`copy_from_slice`](slice::copy_from_slice), which is up to twenty times slower on
+/// some processors if `to` starts a few bytes behind `from` in its page, as the data of a numpy array does.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn copy_bytes(to: &mut [u8], from: &[u8]) {
+    VolatileSliceMut::from(to).copy_from(from);
+}
+
 /// # Safety
 /// `len` bytes can be read at `from` and written at `to`.
 #[inline]
@@ -204,9 +216,41 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // The compiler may read memory twice, or leave out a copy, if it assumes that nobody else uses the memory: between the fences
     // it does neither.
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: as this function asks of its caller.
-    unsafe { libc::memmove(to.cast(), from.cast(), len) };
+    if len > PIECE_BYTES && is_slow(from, to, len) {
+        // SAFETY: as this function asks of its caller.
+        unsafe { copy_in_pieces(from, to, len) };
+    } else {
+        // SAFETY: as this function asks of its caller.
+        unsafe { libc::memmove(to.cast(), from.cast(), len) };
+    }
     compiler_fence(Ordering::SeqCst);
+}
+
+/// Bytes for which the C library does not use `rep movsb` on any processor.
+const PIECE_BYTES: usize = 2048;
+
+/// True if `rep movsb` would copy so slowly that the C library should not use it. On AMD's Zen 3 it copies 2.7 GB/s instead of 50 if
+/// the target starts 1 to 31 bytes behind the source in its page (glibc bug 30994). Copies to lower addresses of one piece of
+/// memory may overlap, others not: those do not use it anyway, and cannot be copied from the front.
+#[inline]
+fn is_slow(from: *const u8, to: *mut u8, len: usize) -> bool {
+    let ahead = to.addr().wrapping_sub(from.addr());
+    matches!(ahead % 4096, 1..32) && ahead >= len
+}
+
+/// # Safety
+/// As of [`copy`]; and `to` is not within the bytes at `from`.
+#[cold]
+unsafe fn copy_in_pieces(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+    while len > 0 {
+        let bytes = len.min(PIECE_BYTES);
+        // SAFETY: no more bytes than are left of those that the caller promised, from the front.
+        unsafe {
+            libc::memmove(to.cast(), from.cast(), bytes);
+            (from, to) = (from.add(bytes), to.add(bytes));
+        }
+        len -= bytes;
+    }
 }
 
 impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for VolatileSlice<'a> {
@@ -239,6 +283,24 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn copies_at_any_distance_are_whole() {
+        let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at % 251) as u8).collect();
+        // Targets behind the source in their page, before it, and overlapping it on both sides.
+        for ahead in [4096 + 1, 4096 + 16, 4096 + 31, 4096 + 32, 8192 + 24, 4096 - 16, 8192 - 16, 16, 31, 1] {
+            for len in [0, 1, 2047, 2048, 2049, 4096, 5000, 8192] {
+                for (from, to) in [(100, 100 + ahead), (100 + ahead, 100)] {
+                    let (mut copied, mut expected) = (bytes.clone(), bytes.clone());
+                    expected.copy_within(from..from + len, to);
+                    let start = copied.as_mut_ptr();
+                    // SAFETY: both ranges are within the vector, which nobody else uses.
+                    unsafe { copy(start.add(from), start.add(to), len) };
+                    assert!(copied == expected, "{len} bytes from {from} to {to}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn ranges_stay_within_and_copies_are_whole() {

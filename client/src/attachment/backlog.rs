@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, ops::Range, sync::atomic::Ordering, time::Duration};
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, copy_bytes};
 use sealane_transport::{
     Error, Operation, Payload, Tensor, TensorMeta,
     shm::{NO_TIMEOUT, PayloadAt, Record, Submission, limits::INLINE_BYTES_MAX},
@@ -495,7 +495,7 @@ impl Attachment {
             let Some((serial, mut unplaced, room)) = held.next_unplaced() else { return };
             drop(held);
             if let Some(mut room) = room {
-                room.copy_from_slice(unplaced.payload.as_ref());
+                copy_bytes(&mut room, unplaced.payload.as_ref());
                 // The original goes back to its owner before the lock is taken again.
                 let original = std::mem::replace(&mut unplaced.payload, room.into());
                 survive(|| drop(original));

@@ -12,7 +12,7 @@ mod matching;
 mod slot;
 mod waiting;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, copy_bytes};
 use sealane_transport::{Error, RecvOutcome, SendOutcome, Tensor, Unreceived, tensor::LastKind};
 
 use super::{
@@ -76,7 +76,7 @@ impl Received {
                 let (tensor, mut destination) = *landed;
                 let (meta, landed) = tensor.into_parts();
                 destination.truncate(landed.len());
-                destination.copy_from_slice(landed.as_ref());
+                copy_bytes(&mut destination, landed.as_ref());
                 Ok(Tensor::new(meta, destination)?)
             }
         }

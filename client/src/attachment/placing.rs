@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sealane_runtime::{Buffer, MemoryKind};
+use sealane_runtime::{Buffer, MemoryKind, copy_bytes};
 use sealane_transport::{
     Code, Destination, Error, Tensor, Unreceived,
     shm::{Span, limits::INLINE_BYTES_MAX},
@@ -51,7 +51,7 @@ impl Attachment {
         // First come, first served.
         let room = if is_behind { None } else { self.room_in_arena(len)? };
         let Some(mut copy) = room else { return Ok((tensor, false)) };
-        copy.copy_from_slice(tensor.bytes());
+        copy_bytes(&mut copy, tensor.bytes());
         Ok((Tensor::new(tensor.into_parts().0, copy)?, true))
     }
 

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use sealane_runtime::copy_bytes;
 use sealane_transport::{
     Error,
     shm::group::{SLOT_BYTES, Stage},
@@ -84,14 +85,14 @@ impl Rounds {
             |data, number, slot| {
                 if is_root {
                     let piece = piece(data.len(), SLOT_BYTES, number);
-                    slot[..piece.len()].copy_from_slice(&data[piece]);
+                    copy_bytes(&mut slot[..piece.len()], &data[piece]);
                 }
             },
             |reader, data, number, round| {
                 if !is_root {
                     let piece = piece(data.len(), SLOT_BYTES, number);
                     let len = piece.len();
-                    data[piece].copy_from_slice(&reader.read(Stage::Given, root, round)?[..len]);
+                    copy_bytes(&mut data[piece], &reader.read(Stage::Given, root, round)?[..len]);
                 }
                 Ok(())
             },
@@ -108,7 +109,7 @@ impl Rounds {
             |whole, number, slot| {
                 let piece = piece(part, per, number);
                 for (place, rank) in slot.chunks_mut(per).zip(&held[own]) {
-                    place[..piece.len()].copy_from_slice(&whole[rank * part..][piece.clone()]);
+                    copy_bytes(&mut place[..piece.len()], &whole[rank * part..][piece.clone()]);
                 }
             },
             |reader, whole, number, round| {
@@ -116,7 +117,7 @@ impl Rounds {
                     let piece = piece(part, per, number);
                     let slot = reader.read(Stage::Given, other, round)?;
                     for (place, rank) in slot.chunks(per).zip(&held[other]) {
-                        whole[rank * part..][piece.clone()].copy_from_slice(&place[..piece.len()]);
+                        copy_bytes(&mut whole[rank * part..][piece.clone()], &place[..piece.len()]);
                     }
                     Ok(())
                 })
@@ -131,14 +132,14 @@ impl Rounds {
             &mut whole,
             |_, number, slot| {
                 let piece = piece(part.len(), SLOT_BYTES, number);
-                slot[..piece.len()].copy_from_slice(&part[piece]);
+                copy_bytes(&mut slot[..piece.len()], &part[piece]);
             },
             |reader, whole, number, round| {
                 let Some(whole) = whole else { return Ok(()) };
                 reader.others_from_next().try_for_each(|rank| {
                     let (piece, place) = (piece(part.len(), SLOT_BYTES, number), reader.number_of(rank) * part.len());
                     let len = piece.len();
-                    whole[place..][piece].copy_from_slice(&reader.read(Stage::Given, rank, round)?[..len]);
+                    copy_bytes(&mut whole[place..][piece], &reader.read(Stage::Given, rank, round)?[..len]);
                     Ok(())
                 })
             },
@@ -150,7 +151,7 @@ impl Rounds {
         let (own, per, len) = (self.rank(), part_of_slot(self.size()), part.len());
         let numbers: Vec<usize> = (0..self.size()).map(|rank| self.members().number_of(rank)).collect();
         if let Some(whole) = whole {
-            part.copy_from_slice(&whole[numbers[own] * len..][..len]);
+            copy_bytes(part, &whole[numbers[own] * len..][..len]);
         }
         self.exchange(
             rounds_of(len, per),
@@ -159,14 +160,14 @@ impl Rounds {
                 let Some(whole) = whole else { return };
                 let piece = piece(len, per, number);
                 for (place, rank) in slot.chunks_mut(per).zip(&numbers) {
-                    place[..piece.len()].copy_from_slice(&whole[rank * len..][piece.clone()]);
+                    copy_bytes(&mut place[..piece.len()], &whole[rank * len..][piece.clone()]);
                 }
             },
             |reader, part, number, round| {
                 if whole.is_none() {
                     let piece = piece(len, per, number);
                     let count = piece.len();
-                    part[piece].copy_from_slice(&reader.read(Stage::Given, root, round)?[own * per..][..count]);
+                    copy_bytes(&mut part[piece], &reader.read(Stage::Given, root, round)?[own * per..][..count]);
                 }
                 Ok(())
             },
@@ -184,7 +185,7 @@ impl Rounds {
     ) -> Result<(), Error> {
         let (own, per) = (self.rank(), part_of_slot(self.size()));
         let numbers: Vec<usize> = (0..self.size()).map(|rank| self.members().number_of(rank)).collect();
-        to[wanted[numbers[own]].clone()].copy_from_slice(&from[given[numbers[own]].clone()]);
+        copy_bytes(&mut to[wanted[numbers[own]].clone()], &from[given[numbers[own]].clone()]);
         self.exchange(
             rounds_of(longest, per),
             to,
@@ -192,7 +193,7 @@ impl Rounds {
                 for (place, rank) in slot.chunks_mut(per).zip(&numbers).filter(|(_, rank)| **rank != numbers[own]) {
                     let part = &from[given[*rank].clone()];
                     let part = &part[piece(part.len(), per, number)];
-                    place[..part.len()].copy_from_slice(part);
+                    copy_bytes(&mut place[..part.len()], part);
                 }
             },
             |reader, to, number, round| {
@@ -201,7 +202,7 @@ impl Rounds {
                     let range = piece(part.len(), per, number);
                     let len = range.len();
                     let slot = reader.read(Stage::Given, rank, round)?;
-                    part[range].copy_from_slice(&slot[own * per..][..len]);
+                    copy_bytes(&mut part[range], &slot[own * per..][..len]);
                     Ok(())
                 })
             },
@@ -211,7 +212,7 @@ impl Rounds {
     /// Reduces `data` of all ranks, each rank for itself.
     pub(super) fn reduce_at_once(&mut self, data: &mut [u8], reduction: &Reduction, wants: Wants) -> Result<(), Error> {
         let (own, size, len) = (self.rank(), self.size(), data.len());
-        self.slot(Stage::Given)?[..len].copy_from_slice(data);
+        copy_bytes(&mut self.slot(Stage::Given)?[..len], data);
         let round = self.post(Stage::Given);
         if wants == Wants::Result {
             let (mine, reader) = self.own_and_reader(Stage::Given, round);
@@ -247,7 +248,7 @@ impl Rounds {
             let made = &mut made[..part.len()];
             reader.fold_part(piece, part.clone(), given, made, reduction)?;
             if wants == Wants::Result {
-                piece[part].copy_from_slice(made);
+                copy_bytes(&mut piece[part], made);
             }
             self.done(Stage::Given, given);
             self.gather_parts(piece, element, size, wants)?;
@@ -267,8 +268,8 @@ impl Rounds {
         let piece = &data[piece(data.len(), SLOT_BYTES, number)];
         let part = share(piece.len(), element, own, count);
         let slot = &mut self.slot(Stage::Given)?[..piece.len()];
-        slot[..part.start].copy_from_slice(&piece[..part.start]);
-        slot[part.end..].copy_from_slice(&piece[part.end..]);
+        copy_bytes(&mut slot[..part.start], &piece[..part.start]);
+        copy_bytes(&mut slot[part.end..], &piece[part.end..]);
         Ok(self.post(Stage::Given))
     }
 
@@ -298,11 +299,11 @@ impl Rounds {
         let (own, is_alone) = (self.rank(), self.size() == 1);
         let made = self.slot(Stage::Made)?;
         if !is_alone {
-            made[..part.len()].copy_from_slice(part);
+            copy_bytes(&mut made[..part.len()], part);
         }
         if wants == Wants::Result {
             let range = share(piece.len(), element, own, count);
-            piece[range].copy_from_slice(part);
+            copy_bytes(&mut piece[range], part);
         }
         self.gather_parts(piece, element, count, wants)
     }
@@ -315,7 +316,7 @@ impl Rounds {
             for rank in reader.others_from_next() {
                 let part = share(piece.len(), element, rank, count);
                 let len = part.len();
-                piece[part].copy_from_slice(&reader.read(Stage::Made, rank, round)?[..len]);
+                copy_bytes(&mut piece[part], &reader.read(Stage::Made, rank, round)?[..len]);
             }
         }
         self.done(Stage::Made, round);
@@ -332,7 +333,7 @@ impl Rounds {
             |_, number, slot| {
                 for rank in (0..size).filter(|rank| *rank != own) {
                     let piece = piece(len, per, number);
-                    slot[rank * per..][..piece.len()].copy_from_slice(&from[rank * len..][piece]);
+                    copy_bytes(&mut slot[rank * per..][..piece.len()], &from[rank * len..][piece]);
                 }
             },
             |reader, to, number, round| {
@@ -363,7 +364,7 @@ impl Rounds {
         let slot = self.slot(Stage::Given)?;
         if size > 1 {
             for (place, part) in slot.chunks_mut(per).zip(from.chunks(len.max(1))) {
-                place[..piece.len()].copy_from_slice(&part[piece.clone()]);
+                copy_bytes(&mut place[..piece.len()], &part[piece.clone()]);
             }
         }
         let round = self.post(Stage::Given);
@@ -405,7 +406,7 @@ pub(super) fn fold_all<'s>(
     of: impl Fn(usize) -> Result<&'s [u8], Error>,
 ) -> Result<(), Error> {
     match size {
-        1 => into.copy_from_slice(of(0)?),
+        1 => copy_bytes(into, of(0)?),
         _ => {
             reduction.fold_two(into, of(0)?, of(1)?);
             (2..size).try_for_each(|rank| of(rank).map(|other| reduction.fold(into, other)))?;

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sealane_runtime::copy_bytes;
 use sealane_transport::{
     Error,
     shm::group::{GroupWords, MAIL_PIECE_BYTES, MAIL_PIECES, Mailboxes, Word},
@@ -170,7 +171,7 @@ impl Mail {
         let from = self.members.number();
         match self.meet(from, tag, bytes.len()) {
             Some(Into::Wanted(id, mut room)) => {
-                (*room).as_mut().copy_from_slice(bytes);
+                copy_bytes((*room).as_mut(), bytes);
                 self.aftermath.rooms.push(room);
                 self.end(id, Ok(from));
             }
@@ -209,7 +210,7 @@ impl Mail {
         self.unexpected_bytes -= bytes.len() + HEAD;
         let outcome = check_length(from, bytes.len(), (*room).as_mut().len());
         if outcome.is_ok() {
-            (*room).as_mut().copy_from_slice(&bytes);
+            copy_bytes((*room).as_mut(), &bytes);
         }
         self.aftermath.rooms.push(room);
         self.end(id, outcome.map(|()| from));
@@ -332,7 +333,7 @@ impl Mail {
             piece[..8].copy_from_slice(&sending.tag.to_ne_bytes());
             piece[8..16].copy_from_slice(&(bytes.len() as u64).to_ne_bytes());
             piece[16..HEAD].copy_from_slice(&(sending.at as u64).to_ne_bytes());
-            piece[HEAD..][..part.len()].copy_from_slice(part);
+            copy_bytes(&mut piece[HEAD..][..part.len()], part);
             sending.at += part.len();
             *sent = sent.wrapping_add(1);
             members.own().store(Word::Sent(place), *sent);
@@ -381,7 +382,7 @@ impl Mail {
             }
             let part = &piece[HEAD..][..PIECE.min(arriving.total - arriving.at)];
             match &mut arriving.into {
-                Into::Wanted(_, room) => (**room).as_mut()[arriving.at..][..part.len()].copy_from_slice(part),
+                Into::Wanted(_, room) => copy_bytes(&mut (**room).as_mut()[arriving.at..][..part.len()], part),
                 Into::Unexpected(bytes) => bytes.extend_from_slice(part),
                 Into::Nothing => {}
             }

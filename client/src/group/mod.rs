@@ -49,6 +49,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sealane_runtime::copy_bytes;
 use sealane_transport::{
     Error,
     authentication::Authentication,
@@ -323,7 +324,7 @@ impl Group {
     ) -> Result<(), Error> {
         self.check_whole(whole.as_ref().map(|whole| whole.len()), part.len(), root)?;
         if let Some(whole) = &mut whole {
-            whole[root * part.len()..][..part.len()].copy_from_slice(part);
+            copy_bytes(&mut whole[root * part.len()..][..part.len()], part);
         }
         self.call(Kind::Gather, None, part.len(), Some(root), timeout, |all| all.gather(part, whole, root))
     }

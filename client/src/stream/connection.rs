@@ -11,7 +11,7 @@ use std::{
     task::Waker,
 };
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, copy_bytes};
 use sealane_transport::Error;
 
 use super::{
@@ -399,7 +399,7 @@ impl Incoming {
             let rest = chunk.rest();
             let count = rest.len().min(into.len());
             let (now, later) = into.split_at_mut(count);
-            now.copy_from_slice(&rest[..count]);
+            copy_bytes(now, &rest[..count]);
             into = later;
             if count < rest.len() {
                 chunk.at += count;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, copy_bytes};
 use sealane_transport::shm::{SharedMemory, limits::INLINE_BYTES_MAX};
 
 use crate::{
@@ -39,8 +39,8 @@ impl Source {
             Source::Own(arena) => arena.allocate(bytes),
         };
         let Some(mut memory) = memory else { return Buffer::from_vec([first, rest].concat()) };
-        memory[..first.len()].copy_from_slice(first);
-        memory[first.len()..].copy_from_slice(rest);
+        copy_bytes(&mut memory[..first.len()], first);
+        copy_bytes(&mut memory[first.len()..], rest);
         memory
     }
 }

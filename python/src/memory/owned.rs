@@ -5,6 +5,7 @@
 use std::ptr::NonNull;
 
 use sealane::Payload;
+use sealane_runtime::VolatileSliceMut;
 
 /// Bytes that stay in place for as long as this lives.
 pub(crate) struct Owned {
@@ -60,8 +61,8 @@ impl Owned {
     /// If the lengths differ, or it is not [`writable`](Self::writable).
     pub(crate) fn write_over(&self, bytes: &[u8]) {
         assert!(self.writable && bytes.len() == self.len, "asked before");
-        // SAFETY: the payload keeps `len` writable bytes at `start`; `copy` allows that the two overlap.
-        unsafe { std::ptr::copy(bytes.as_ptr(), self.start, self.len) };
+        // SAFETY: the payload keeps `len` writable bytes at `start`; `copy_from` allows that the two overlap.
+        unsafe { VolatileSliceMut::new(self.start, self.len) }.copy_from(bytes);
     }
 }
 

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 use sealane::Error;
+use sealane_runtime::{VolatileSlice, VolatileSliceMut, copy_bytes};
 
 /// Contiguous memory of a Python object: `(address, bytes, object)`. The Python caller guarantees that the object keeps that many
 /// bytes there, and that they are writable if they are written.
@@ -63,7 +64,10 @@ impl Raw {
         let place = unsafe { into.start.add(at) };
         if place != self.start {
             // SAFETY: both makers guarantee their bytes, which the keepers keep, and `copy_from` allows an overlap.
-            unsafe { place.copy_from(self.start, self.len) };
+            let (mut place, bytes) = unsafe {
+                (VolatileSliceMut::new(place.as_ptr(), self.len), VolatileSlice::new(self.start.as_ptr(), self.len))
+            };
+            place.copy_from(bytes);
         }
     }
 }
@@ -86,6 +90,6 @@ pub(crate) fn apart(
     }
     let mut result = into.as_ref().to_vec();
     call(given.as_ref(), &mut result)?;
-    into.as_mut().copy_from_slice(&result);
+    copy_bytes(into.as_mut(), &result);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::iter::once;
 
-use sealane_runtime::Buffer;
+use sealane_runtime::{Buffer, copy_bytes};
 use sealane_transport::{Error, Tensor, Unreceived};
 
 use super::super::{
@@ -359,6 +359,6 @@ fn shorten(mut destination: Buffer, len: u64) -> Result<Buffer, Fault> {
 
 fn filled(destination: Buffer, bytes: &[u8]) -> Result<Buffer, Fault> {
     let mut destination = shorten(destination, bytes.len() as u64)?;
-    destination.copy_from_slice(bytes);
+    copy_bytes(&mut destination, bytes);
     Ok(destination)
 }

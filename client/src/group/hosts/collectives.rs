@@ -7,6 +7,7 @@
 
 use std::{ops::Range, time::Instant};
 
+use sealane_runtime::copy_bytes;
 use sealane_transport::{Error, shm::group::SLOT_BYTES};
 
 use super::Hosts;
@@ -108,7 +109,7 @@ impl Collectives {
         let (count, len) = (hosts.layout().hosts(), data.len());
         let mut made = vec![0; count * len];
         let own = hosts.layout().own_host() * len..(hosts.layout().own_host() + 1) * len;
-        made[own.clone()].copy_from_slice(data);
+        copy_bytes(&mut made[own.clone()], data);
         rounds.reduce_at_once(&mut made[own.clone()], &reduction.partial(), Wants::Result)?;
         let mine = made[own].to_vec();
         hosts.with_counterparts(&mine, |hosts, rank| {
@@ -170,7 +171,7 @@ impl Collectives {
                         true => Ok(&part[mine.clone()]),
                         false => Ok(&theirs[host][..]),
                     })?;
-                    part[mine.clone()].copy_from_slice(&folded);
+                    copy_bytes(&mut part[mine.clone()], &folded);
                     theirs[own] = folded;
                 }
                 others.iter().try_for_each(|(_, rank)| hosts.send(*rank, &part[mine.clone()]))?;

@@ -16,6 +16,7 @@
 mod allocator;
 mod byte_count;
 pub mod commands;
+mod distance;
 mod disturbance;
 mod error;
 mod figures;

@@ -7,6 +7,7 @@ use sealane_cli::table::{Column, Table};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::distance::Distance;
 use crate::figures::{Measured, Metric, PERCENTILES, Ratio, Spread, microseconds, ratios, rounded};
 use crate::machine::RdmaDevice;
 use crate::plan::{Bench, Link, Plan};
@@ -44,6 +45,9 @@ pub struct Report {
     /// The producers' machine, if it is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) producer_machine: Option<Machine>,
+    /// Least and most nanoseconds in which a cache line went between the two CPUs and back, if both are of this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line_ns: Option<[f64; 2]>,
     /// One row a system and metric.
     pub results: Vec<ResultRow>,
     /// Quotients of Sealane's figures and the baselines', taken round by round.
@@ -107,10 +111,24 @@ impl Report {
             parameters,
             machine: machines.here,
             producer_machine: machines.producers,
+            line_ns: None,
             results: measured.iter().flat_map(rows).collect(),
             ratios: ratios(measured),
             warnings: Vec::new(),
         }
+    }
+
+    /// The same, with how far the CPUs were apart.
+    pub(crate) fn at(mut self, distance: &Distance) -> Self {
+        self.line_ns = distance.span().map(|span| span.map(f64::round));
+        if let Some([least, most]) = self.line_ns {
+            self.heading += &match least == most {
+                true => format!(" (a cache line there and back: {least} ns)"),
+                false => format!(" (a cache line there and back: {least} to {most} ns)"),
+            };
+        }
+        self.warnings.extend(distance.warning());
+        self
     }
 
     /// A metric of a system.

@@ -8,6 +8,7 @@ use sealane_cli::progress::Bar;
 use sealane_runtime::allowed_cpus;
 
 use crate::allocator::keep_freed_memory;
+use crate::distance::Distance;
 use crate::disturbance::Quiet;
 use crate::error::BenchError;
 use crate::figures::Measured;
@@ -54,7 +55,7 @@ pub fn run(plan: &Plan, program: &PeerProgram, progress: Progress) -> Result<Out
     let mut outcome = take_turns(systems, plan, progress, machines)?;
     drop(pinned);
     let warnings = &mut outcome.report.warnings;
-    *warnings = quiet.warnings(&outcome.measured);
+    warnings.extend(quiet.warnings(&outcome.measured));
     if cfg!(debug_assertions) {
         warnings.push("this program was built for tests: build it with --release".into());
     }
@@ -107,7 +108,9 @@ fn take_turns(
     let count = systems.len() as u64;
     let bar = (progress == Progress::Shown)
         .then(|| Bar::on_stderr(u64::from(plan.rounds) * count, "{bar:32} {pos}/{len} {msg}"));
+    let mut distance = Distance::between(&machines.here.pinned);
     for round in 0..plan.rounds {
+        distance.look();
         for turn in 0..systems.len() {
             let index = (turn + round as usize) % systems.len();
             let system = &mut systems[index];
@@ -123,7 +126,8 @@ fn take_turns(
             measured[index].samples.push(sample);
         }
     }
-    Ok(Outcome { report: Report::new(plan, machines, &carrier, &measured), measured })
+    distance.look();
+    Ok(Outcome { report: Report::new(plan, machines, &carrier, &measured).at(&distance), measured })
 }
 
 /// The congestion control of all systems that have one: figures are comparable only if all are equal.

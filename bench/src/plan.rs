@@ -243,10 +243,13 @@ impl Plan {
             let accepted = format!("more than 0 and at most {SECONDS_MAX}");
             return Err(BenchError::setting("--seconds", self.seconds, accepted));
         }
-        self.check_offer()?;
         let refuse = |is_refused: bool, flag, value: &dyn ToString, accepted: &str| {
             if is_refused { Err(BenchError::setting(flag, value.to_string(), accepted)) } else { Ok(()) }
         };
+        let has_daemon = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse);
+        let of_daemons = "it with latency, rate, bandwidth or fuse";
+        refuse(self.daemon.is_some() && !has_daemon, "--daemon", &format!("of {}", self.bench), of_daemons)?;
+        self.check_offer()?;
         let most = SHARED_BYTES_MAX / self.size_bytes;
         let is_crowded = matches!(self.link, Link::Shm | Link::Verbs) && self.window > most;
         let accepted = format!("at most {most} with tensors of this size, which all lie in memory of {}", self.link);
@@ -273,14 +276,6 @@ impl Plan {
         refuse(is_direct && self.size_bytes > INLINE_BYTES_MAX, "--size", &self.size_bytes, &accepted)?;
         let is_pushed = is_direct && self.fuse == Fuse::Push;
         refuse(is_pushed, "--fuse", &self.fuse, "off or turn with --baseline direct: pushes go by the daemon")?;
-        let has_daemon = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth) && is_tcp;
-        let is_refused = self.daemon.is_some() && !(has_daemon && matches!(self.fuse, Fuse::Off | Fuse::Turn));
-        refuse(
-            is_refused,
-            "--daemon",
-            &"of this bench",
-            "it with latency, rate or bandwidth, without --link and --fuse push, receive or plan",
-        )?;
         let is_one = self.cpus.is_some_and(|[consumer, producer]| consumer == producer);
         refuse(is_one, "--cpus", &"one twice", "two different CPUs")?;
         if let Some(collectives) = &self.collectives {
@@ -340,7 +335,10 @@ impl Plan {
         use Link::{Loopback, Shm, Tcp, Verbs};
         use SystemName::{Direct, Gloo, Grpc, GrpcConnector, GrpcStream, Open, Raw, Stream, Whole};
         let is_of_rows = !self.tables.is_empty();
+        let has_daemon = self.daemon.is_some();
         let links: &[Link] = match self.bench {
+            // The daemons choose their links.
+            _ if has_daemon => &[Tcp],
             Bench::Connect | Bench::FanIn | Bench::Restart => &[Tcp],
             Bench::Ps if is_of_rows => &[Tcp, Shm],
             Bench::Idle | Bench::Rows | Bench::Collectives => &[Tcp, Shm],
@@ -367,6 +365,8 @@ impl Plan {
             (Bench::FanIn, _) => &[Turn, Plan],
             (Bench::Ps, _) if self.has_hosted_workers() => &[Off, Receive, ReceiveWaitAll, Plan],
             (Bench::Ps, _) => &[Off, Turn, Receive, ReceiveWaitAll, Plan],
+            (Bench::Fuse, _) if has_daemon => &[Off, Receive, Plan],
+            (Bench::Rate, _) if has_daemon => &[Off, Turn],
             (Bench::Fuse, Shm) => &[Receive, Plan],
             (Bench::Fuse, _) => &[Off, Turn, Receive, Plan],
             (Bench::Rate, Tcp | Verbs | Loopback) => &[Off, Turn, Receive, Plan, Push],
@@ -379,7 +379,11 @@ impl Plan {
     fn check_offer(&self) -> Result<(), BenchError> {
         let Offer { links, baselines, fuses } = self.offer();
         let bench = self.bench;
-        let how = if self.tables.is_empty() { format!("over {}", self.link) } else { "and rows".to_owned() };
+        let how = match (&self.daemon, self.tables.is_empty()) {
+            (Some(_), _) => "and --daemon".to_owned(),
+            (None, true) => format!("over {}", self.link),
+            (None, false) => "and rows".to_owned(),
+        };
         one_of("--link", [self.link], links, &format!("with {bench}"))?;
         one_of("--baseline", self.baselines.iter().copied(), baselines, &format!("with {bench} {how}"))?;
         let variants = self.training.iter().flat_map(|training| &training.variants).map(|variant| variant.fuse);
@@ -473,7 +477,10 @@ mod tests {
         fn direct(plan: &mut Plan) {
             (plan.link, plan.baselines) = (Link::Shm, vec![SystemName::Direct]);
         }
-        let cases: [(Bench, &str, Spoil); 33] = [
+        fn through_daemons(plan: &mut Plan) {
+            plan.daemon = Some(["worker:1", "ps:1"].map(str::to_owned));
+        }
+        let cases: [(Bench, &str, Spoil); 37] = [
             (Bench::Rate, "--size", |plan| plan.size_bytes = 0),
             (Bench::Rate, "--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             (Bench::Rate, "--rounds", |plan| plan.rounds = 0),
@@ -512,6 +519,19 @@ mod tests {
             (Bench::Rate, "--security", |plan| (plan.security, plan.link) = (Security::Tls, Link::Shm)),
             (Bench::FanIn, "--security", |plan| plan.security = Security::Secret),
             (Bench::Bandwidth, "--window", |plan| (plan.link, plan.window) = (Link::Shm, 257)),
+            (Bench::FanIn, "--daemon", through_daemons),
+            (Bench::Fuse, "--link", |plan| {
+                through_daemons(plan);
+                plan.link = Link::Shm;
+            }),
+            (Bench::Fuse, "--fuse", |plan| {
+                through_daemons(plan);
+                plan.fuse = Fuse::Turn;
+            }),
+            (Bench::Rate, "--fuse", |plan| {
+                through_daemons(plan);
+                plan.fuse = Fuse::Push;
+            }),
             (Bench::Fuse, "--tensors", |plan| plan.step = Vec::new()),
             (Bench::Fuse, "--tensors", |plan| plan.step = vec![SIZE_BYTES_MAX; 5]),
             (Bench::Fuse, "--size", |plan| plan.step = vec![64, 0]),

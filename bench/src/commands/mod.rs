@@ -83,7 +83,8 @@ Links:
 
 Between two hosts, with --connect: the producers run on the other host, where
 `sealane bench serve` has started them, on one CPU of it. Only tcp and verbs.
-With --daemon, Sealane is two clients of the daemons of both hosts.
+With --daemon, Sealane is two clients of the daemons of both hosts, in latency,
+rate, bandwidth and fuse.
 
 Example:
   sealane bench latency --link shm --baseline raw";
@@ -234,6 +235,9 @@ enum Command {
     /// plan: the ps has published the tensors once. raw: one request, answered with all tensors at once.
     /// grpc is measured twice: one unary call per tensor with 64 in flight, and one call whose response is one message with all
     /// tensors, which is compared as `sealane/grpc, one message`.
+    ///
+    /// With --daemon: off is one call per tensor, with a window in flight, and receive is one recv_all; the ps sends the tensors when
+    /// it has a small one that requests the step. plan is as without.
     #[command(
         after_help = "Example:\n  sealane bench fuse --tensors 1000 --size 64 --baseline raw --baseline grpc\n  \
                       sealane bench fuse --workload resnet50 --baseline raw"

@@ -2,6 +2,7 @@
 
 mod cable;
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -221,19 +222,37 @@ fn clients_of_two_daemons_are_measured() {
     let listen = format!("{there}:0");
     let served = ["--listen", &listen, "--insecure", "--socket", text(&sockets[1])];
     let server = Server::start(cable.command(1, PROGRAM), &served);
-    let daemon = ["--daemon", "worker0:1,ps0:1", "--socket", text(&sockets[0]), "--baseline", "raw", "--json", "-"];
+    let measure = |bench: &str, tasks| {
+        let daemon = ["--daemon", tasks, "--socket", text(&sockets[0]), "--json", "-"];
+        let arguments: Vec<&str> = bench.split(' ').chain(daemon).collect();
+        server.measure(cable.command(0, PROGRAM), &arguments)
+    };
     for (bench, metric) in [
-        (&["latency"][..], "p50"),
-        (&["latency", "--size", "64KiB", "--polling", "off"], "p50"),
-        (&["rate"], "value"),
-        (&["bandwidth", "--size", "1MiB"], "value"),
+        ("latency --baseline raw", "rtt_us"),
+        ("latency --size 64KiB --polling off --baseline raw", "rtt_us"),
+        ("rate --baseline raw", "tensors_per_s"),
+        ("bandwidth --size 1MiB --baseline raw", "gigabytes_per_s"),
+        ("fuse --tensors 30 --baseline raw --baseline grpc", "step_ms"),
+        ("fuse --workload dlrm_kaggle --fuse receive", "step_ms"),
+        ("fuse --workload dlrm_kaggle --fuse off --window 3", "step_ms"),
     ] {
-        let report = report(&server.measure(cable.command(0, PROGRAM), &[bench, &daemon].concat()));
-        let first = &report["results"][0];
-        assert!(first["variant"].as_str().unwrap().contains("through the daemons"), "{report}");
-        assert!(first[metric].as_f64().unwrap() > 0.0, "{report}");
+        let report = report(&measure(bench, "worker0:1,ps0:1"));
+        let systems: BTreeSet<&str> = bench.split(" --baseline ").skip(1).chain(["sealane"]).collect();
+        let rows = report["results"].as_array().unwrap().iter().filter(|row| row["metric"] == metric);
+        assert!(
+            rows.clone().map(|row| row["system"].as_str().unwrap()).collect::<BTreeSet<_>>() == systems,
+            "{report}"
+        );
+        for row in rows {
+            let is_through = row["variant"].as_str().unwrap().contains("through the daemons");
+            assert_eq!(is_through, row["system"] == "sealane", "{bench}: {row}");
+            assert!(row["value"].as_f64().or(row["p50"].as_f64()).unwrap() > 0.0, "{bench}: {row}");
+        }
         assert_eq!(report["parameters"]["daemon"][1], "ps0:1");
     }
+    // This host's daemon does not have the ps.
+    let refused = measure("fuse", "ps0:1,worker0:1");
+    assert!(!refused.status.success() && stderr(&refused).contains("ps0:1"), "{}", stderr(&refused));
 }
 
 #[test]
@@ -305,6 +324,8 @@ fn server_refuses_what_it_may_not_do() {
         ("latency --link shm", "--link is shm"),
         ("fanin", "--connect is fanin"),
         ("latency --daemon w:1", "two different tasks"),
+        ("fuse --daemon w:1,ps:1 --fuse turn", "give off or receive or plan with fuse and --daemon"),
+        ("fanin --daemon w:1,ps:1", "--daemon is of fanin"),
     ] {
         let arguments: Vec<&str> = bench.split(' ').collect();
         let refused = server.measure(Command::new(PROGRAM), &arguments);

@@ -1,13 +1,16 @@
 //! A worker that requests batches of tensors from a ps by small tensors, as two training processes do that are attached to a daemon: past
 //! it by a direct lane, see `attached`, or through the daemons of two hosts, see `daemons`.
 //!
-//! The ps already has a recv for each request, and the worker has recvs for the batch, so latency is that of two sends.
+//! The ps already has a recv for each request, and the worker has recvs for the batch, so latency is that of two sends. A step of
+//! `fuse` is one batch; with a call for each tensor, the window limits the worker's recvs in flight.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
-use sealane::{Buffer, DType, Error, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta};
+use sealane::{
+    Buffer, DType, Error, Keys, Plan as PullPlan, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta,
+};
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
 use super::attached::{BATCHES, batches, unmoved};
@@ -16,7 +19,7 @@ use crate::error::BenchError;
 use crate::limits::{FILL, STALL_LIMIT};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::system::Client;
-use crate::systems::client::check_length;
+use crate::systems::client::{check_length, other_bytes};
 
 /// The key of the tensor with which the worker requests a batch.
 const ASK: &str = "ask";
@@ -26,6 +29,8 @@ pub(super) struct Batches {
     worker: String,
     ps: String,
     keys: Vec<String>,
+    /// Bytes of the tensor of each key.
+    sizes: Vec<usize>,
     ranges: Vec<Range<usize>>,
     /// Whether a batch is one call.
     fused: bool,
@@ -33,33 +38,53 @@ pub(super) struct Batches {
 
 impl Batches {
     pub(super) fn new(plan: &Plan, [worker, ps]: [&str; 2]) -> Batches {
-        let count = lanes(plan).len();
-        let fused = plan.bench == Bench::Rate && plan.fuse == Fuse::Turn;
-        let keys = (0..count).map(key_of).collect();
-        Batches { worker: worker.into(), ps: ps.into(), keys, ranges: batches(count).collect(), fused }
+        let sizes = lanes(plan);
+        let ranges = match plan.bench {
+            Bench::Fuse => std::iter::once(0..sizes.len()).collect(),
+            _ => batches(sizes.len()).collect(),
+        };
+        let fused = matches!((plan.bench, plan.fuse), (Bench::Rate, Fuse::Turn) | (Bench::Fuse, Fuse::Receive));
+        let keys = (0..sizes.len()).map(key_of).collect();
+        Batches { worker: worker.into(), ps: ps.into(), keys, sizes, ranges, fused }
     }
 
-    fn keys_of(&self, step: i64) -> &[String] {
-        &self.keys[self.ranges[step as usize % self.ranges.len()].clone()]
+    fn range(&self, step: i64) -> Range<usize> {
+        self.ranges[step as usize % self.ranges.len()].clone()
     }
 
-    /// Tensors too large for a ring are received into `spare` memory.
-    fn recv(&self, task: &Task, step: i64, spare: &mut Vec<Buffer>) -> Vec<Receiving> {
-        let keys = self.keys_of(step);
-        let mut options = || RecvOptions { destination: spare.pop().map(Into::into), ..RecvOptions::default() };
+    /// Tensors too large for a ring are received into their `memory`.
+    fn recv(&self, task: &Task, step: i64, memory: &mut [Option<Buffer>]) -> Vec<Receiving> {
+        let range = self.range(step);
+        let keys = self.keys[range.clone()].iter();
+        let wanted = keys.zip(&mut memory[range]).map(|(key, memory)| (key, options(memory)));
         match self.fused {
-            true => task.recv_all(&self.ps, step, keys.iter().map(|key| (key, options()))),
-            false => keys.iter().map(|key| task.recv_with(&self.ps, step, key, options())).collect(),
+            true => task.recv_all(&self.ps, step, wanted),
+            false => wanted.map(|(key, options)| task.recv_with(&self.ps, step, key, options)).collect(),
         }
     }
 
-    fn send(&self, task: &Task, step: i64, tensor: &Tensor) -> Vec<Sending> {
-        let keys = self.keys_of(step);
+    fn send(&self, task: &Task, step: i64, tensors: &[Tensor]) -> Vec<Sending> {
+        let range = self.range(step);
+        let named = self.keys[range.clone()].iter().zip(tensors[range].iter().map(Tensor::share));
         match self.fused {
-            true => task.send_all(&self.worker, step, keys.iter().map(|key| (key, tensor.share()))),
-            false => keys.iter().map(|key| task.send(&self.worker, step, key, tensor.share())).collect(),
+            true => task.send_all(&self.worker, step, named),
+            false => named.map(|(key, tensor)| task.send(&self.worker, step, key, tensor)).collect(),
         }
     }
+
+    /// The plan with which the worker pulls all tensors.
+    pub(super) fn plan(&self, worker: &Task) -> Result<PullPlan, Error> {
+        Ok(worker.plan(&self.ps, Keys::new(&self.keys)?))
+    }
+
+    /// Publishes all tensors once.
+    pub(super) fn publish(&self, plan: &Plan, ps: &Task) -> Result<(), Error> {
+        ps.publish_many(0, self.keys.iter().zip(tensors(plan, ps)?)).wait()
+    }
+}
+
+fn options(memory: &mut Option<Buffer>) -> RecvOptions {
+    RecvOptions { destination: memory.take().map(Into::into), ..RecvOptions::default() }
 }
 
 pub(super) struct Asker {
@@ -67,22 +92,23 @@ pub(super) struct Asker {
     worker: Task,
     batches: Batches,
     question: Tensor,
-    size_bytes: usize,
-    /// Memory for large tensors that is not in use.
-    spare: Vec<Buffer>,
+    /// Recvs in flight at once, in a step with a call for each tensor.
+    window: usize,
+    /// Memory of the large tensor of each key, while that is not in flight.
+    memory: Vec<Option<Buffer>>,
     /// The next step to request, and those in progress.
     step: i64,
-    under_way: VecDeque<(Sending, Vec<Receiving>)>,
+    under_way: VecDeque<(Sending, i64, Vec<Receiving>)>,
 }
 
 impl Asker {
     /// # Errors
     /// The worker's arena has no room.
     pub(super) fn new(name: &'static str, plan: &Plan, worker: Task, batches: Batches) -> Result<Asker, BenchError> {
-        let (question, size_bytes) = (tensor(&worker, 1).map_err(unmoved)?, plan.size_bytes);
-        let large = if size_bytes > INLINE_BYTES_MAX { batches.keys.len() } else { 0 };
-        let spare = (0..large).map(|_| worker.alloc(size_bytes)).collect::<Result<_, _>>().map_err(unmoved)?;
-        Ok(Asker { name, worker, batches, question, size_bytes, spare, step: 0, under_way: VecDeque::new() })
+        let (question, window) = (tensor(&worker, 1).map_err(unmoved)?, plan.window);
+        let memory = |&bytes: &usize| (bytes > INLINE_BYTES_MAX).then(|| worker.alloc(bytes)).transpose();
+        let memory = batches.sizes.iter().map(memory).collect::<Result<_, _>>().map_err(unmoved)?;
+        Ok(Asker { name, worker, batches, question, window, memory, step: 0, under_way: VecDeque::new() })
     }
 
     /// Makes requests until the worker has a direct lane.
@@ -111,27 +137,62 @@ impl Asker {
         self.worker.direct_peers() == [&*self.batches.ps]
     }
 
+    fn ask_for(&self, step: i64) -> Sending {
+        self.worker.send(&self.batches.ps, step, ASK, self.question.share())
+    }
+
     fn begin(&mut self) -> usize {
-        let receivings = self.batches.recv(&self.worker, self.step, &mut self.spare);
-        let asked = self.worker.send(&self.batches.ps, self.step, ASK, self.question.share());
+        let receivings = self.batches.recv(&self.worker, self.step, &mut self.memory);
         let count = receivings.len();
-        self.under_way.push_back((asked, receivings));
+        self.under_way.push_back((self.ask_for(self.step), self.step, receivings));
         self.step += 1;
         count
     }
 
     fn end(&mut self) -> Result<usize, BenchError> {
-        let (asked, receivings) = self.under_way.pop_front().expect("something was asked for");
+        let (asked, step, receivings) = self.under_way.pop_front().expect("something was asked for");
         let count = receivings.len();
-        for came in Receiving::wait_all(receivings) {
-            let tensor = came.map_err(unmoved)?;
-            check_length(self.name, self.size_bytes, tensor.len())?;
-            if self.size_bytes > INLINE_BYTES_MAX {
-                self.spare.push(tensor.into_buffer());
-            }
+        for (number, came) in self.batches.range(step).zip(Receiving::wait_all(receivings)) {
+            self.received(number, came.map_err(unmoved)?)?;
         }
         asked.wait().map_err(unmoved)?;
         Ok(count)
+    }
+
+    fn received(&mut self, number: usize, tensor: Tensor) -> Result<(), BenchError> {
+        let size_bytes = self.batches.sizes[number];
+        check_length(self.name, size_bytes, tensor.len())?;
+        if [tensor.bytes().first(), tensor.bytes().last()] != [Some(&FILL); 2] {
+            return Err(other_bytes(self.name, number));
+        }
+        if size_bytes > INLINE_BYTES_MAX {
+            self.memory[number] = Some(tensor.into_buffer());
+        }
+        Ok(())
+    }
+
+    /// Receives the tensors of a step by a call each, with a window of calls in flight.
+    fn one_by_one(&mut self) -> Result<(), BenchError> {
+        let (step, asked) = (self.step, self.ask_for(self.step));
+        self.step += 1;
+        let mut receivings = VecDeque::with_capacity(self.window);
+        for number in 0..self.batches.keys.len() {
+            if receivings.len() == self.window {
+                self.receive_first(&mut receivings)?;
+            }
+            let (ps, key) = (&self.batches.ps, &self.batches.keys[number]);
+            let receiving = self.worker.recv_with(ps, step, key, options(&mut self.memory[number]));
+            receivings.push_back((number, receiving));
+        }
+        while !receivings.is_empty() {
+            self.receive_first(&mut receivings)?;
+        }
+        asked.wait().map_err(unmoved)
+    }
+
+    fn receive_first(&mut self, receivings: &mut VecDeque<(usize, Receiving)>) -> Result<(), BenchError> {
+        let (number, first) = receivings.pop_front().expect("the caller has checked");
+        self.received(number, first.wait().map_err(unmoved)?)
     }
 }
 
@@ -147,11 +208,15 @@ impl Client for Asker {
     async fn take(&mut self) -> Result<usize, BenchError> {
         self.end()
     }
+
+    async fn step(&mut self) -> Result<(), BenchError> {
+        if self.batches.fused { self.one_batch() } else { self.one_by_one() }
+    }
 }
 
 /// Answers the worker's requests as the ps, until the process ends.
 pub(super) fn answer(plan: &Plan, ps: &Task, batches: &Batches) -> Result<(), Error> {
-    let tensor = tensor(ps, plan.size_bytes)?;
+    let tensors = tensors(plan, ps)?;
     // It may be stopped for long between two of them.
     let patient = || RecvOptions { timeout: Some(PATIENCE), ..RecvOptions::default() };
     let mut asked = VecDeque::new();
@@ -163,7 +228,7 @@ pub(super) fn answer(plan: &Plan, ps: &Task, batches: &Batches) -> Result<(), Er
         }
         let first = asked.pop_front().expect("there are some");
         first.wait()?;
-        sent.push_back(batches.send(ps, step - BATCHES as i64, &tensor));
+        sent.push_back(batches.send(ps, step - BATCHES as i64, &tensors));
         if sent.len() > BATCHES {
             let sendings = sent.pop_front().expect("there are some");
             Sending::wait_all(sendings).into_iter().collect::<Result<(), _>>()?;
@@ -172,8 +237,17 @@ pub(super) fn answer(plan: &Plan, ps: &Task, batches: &Batches) -> Result<(), Er
     Ok(())
 }
 
+/// The tensors of all keys: those of a step have their own memory, others share one.
+fn tensors(plan: &Plan, task: &Task) -> Result<Vec<Tensor>, Error> {
+    if !plan.step.is_empty() {
+        return plan.step.iter().map(|&bytes| tensor(task, bytes)).collect();
+    }
+    let shared = tensor(task, plan.size_bytes)?;
+    Ok(lanes(plan).iter().map(|_| shared.share()).collect())
+}
+
 /// A tensor that is sent repeatedly: a large one from the task's arena, without a copy.
-fn tensor(task: &Task, bytes: usize) -> Result<Tensor, Error> {
+pub(super) fn tensor(task: &Task, bytes: usize) -> Result<Tensor, Error> {
     if bytes <= INLINE_BYTES_MAX {
         return Ok(Tensor::from_elements(&[bytes as u64], &vec![FILL; bytes])?.into_shared());
     }

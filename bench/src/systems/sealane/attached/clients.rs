@@ -245,9 +245,18 @@ impl Client for Clients {
 
     /// Checks that the plan has pulled what was published.
     fn check(&self) -> Result<(), BenchError> {
-        let Some(plan) = &self.plan else { return Ok(()) };
-        let pulled = (0..self.slots.len()).map(|tensor| plan.get(tensor).map(Tensor::bytes));
-        let pulled = pulled.collect::<Result<Vec<_>, _>>().map_err(unmoved)?;
-        check_arrival(NAME, pulled.into_iter())
+        let sizes = self.slots.iter().map(|slot| slot.bytes.len());
+        self.plan.as_ref().map_or(Ok(()), |plan| check_pulled(plan, sizes))
     }
+}
+
+/// Checks that a plan has pulled tensors of these sizes that were published.
+pub(in super::super) fn check_pulled(
+    plan: &PullPlan,
+    sizes: impl ExactSizeIterator<Item = usize>,
+) -> Result<(), BenchError> {
+    let pulled = (0..sizes.len()).map(|tensor| plan.get(tensor).map(Tensor::bytes));
+    let pulled = pulled.collect::<Result<Vec<_>, _>>().map_err(unmoved)?;
+    sizes.zip(&pulled).try_for_each(|(expected, bytes)| check_length(NAME, expected, bytes.len()))?;
+    check_arrival(NAME, pulled.into_iter())
 }

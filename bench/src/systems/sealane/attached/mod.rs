@@ -11,7 +11,7 @@
 mod clients;
 mod direct;
 
-pub(super) use clients::{BATCHES, batches, unmoved};
+pub(super) use clients::{BATCHES, batches, check_pulled, unmoved};
 
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,7 +61,16 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 
 /// Attaches to the daemon at `socket`, by default at the one that clients find.
 pub(super) fn attach_as(task: &str, plan: &Plan, socket: Option<&Path>) -> Result<Task, BenchError> {
-    let arena_bytes = room_bytes(&lanes(plan)) as u64;
+    attach_with(task, plan, room_bytes(&lanes(plan)) as u64, socket)
+}
+
+/// Like [`attach_as`], with an arena of this size.
+pub(super) fn attach_with(
+    task: &str,
+    plan: &Plan,
+    arena_bytes: u64,
+    socket: Option<&Path>,
+) -> Result<Task, BenchError> {
     let attach = Attach::new(task).arena_bytes(arena_bytes).timeout(CONNECT_LIMIT);
     let attach = if let Some(socket) = socket { attach.socket(socket) } else { attach };
     // With polling off a client behaves as by default.

@@ -246,9 +246,10 @@ impl Plan {
         let refuse = |is_refused: bool, flag, value: &dyn ToString, accepted: &str| {
             if is_refused { Err(BenchError::setting(flag, value.to_string(), accepted)) } else { Ok(()) }
         };
-        let has_daemon = matches!(self.bench, Bench::Latency | Bench::Rate | Bench::Bandwidth | Bench::Fuse);
-        let of_daemons = "it with latency, rate, bandwidth or fuse";
-        refuse(self.daemon.is_some() && !has_daemon, "--daemon", &format!("of {}", self.bench), of_daemons)?;
+        let has_none =
+            matches!(self.bench, Bench::Connect | Bench::Idle | Bench::FanIn | Bench::Restart | Bench::Collectives);
+        let of_daemons = "it with latency, rate, bandwidth, fuse, rows or ps";
+        refuse(self.daemon.is_some() && has_none, "--daemon", &format!("of {}", self.bench), of_daemons)?;
         self.check_offer()?;
         let most = SHARED_BYTES_MAX / self.size_bytes;
         let is_crowded = matches!(self.link, Link::Shm | Link::Verbs) && self.window > most;
@@ -346,6 +347,9 @@ impl Plan {
             Bench::Latency | Bench::Rate | Bench::Bandwidth => &[Tcp, Shm, Verbs, Loopback],
         };
         let baselines: &[SystemName] = match (self.bench, self.link) {
+            // Only one system can attach as the plan's tasks.
+            (Bench::Ps, _) if is_of_rows && has_daemon => &[],
+            (Bench::Rows, _) if has_daemon => &[Raw, Grpc],
             (Bench::Connect | Bench::FanIn, _) | (Bench::Rows, Shm) => &[Raw],
             (Bench::Idle | Bench::Restart, _) => &[],
             (Bench::Collectives, _) => &[Gloo],
@@ -428,7 +432,7 @@ impl Plan {
     /// Whether workers of the parameter-server experiment are tasks with a thread each, which workers with sessions over TCP are
     /// not.
     pub(crate) fn has_hosted_workers(&self) -> bool {
-        self.link == Link::Shm || !self.tables.is_empty()
+        self.link == Link::Shm || !self.tables.is_empty() || self.daemon.is_some()
     }
 
     /// The plan in which the tables are added after the other variables, as variables that are pulled whole.
@@ -480,7 +484,7 @@ mod tests {
         fn through_daemons(plan: &mut Plan) {
             plan.daemon = Some(["worker:1", "ps:1"].map(str::to_owned));
         }
-        let cases: [(Bench, &str, Spoil); 37] = [
+        let cases: [(Bench, &str, Spoil); 41] = [
             (Bench::Rate, "--size", |plan| plan.size_bytes = 0),
             (Bench::Rate, "--size", |plan| plan.size_bytes = SIZE_BYTES_MAX + 1),
             (Bench::Rate, "--rounds", |plan| plan.rounds = 0),
@@ -520,6 +524,20 @@ mod tests {
             (Bench::FanIn, "--security", |plan| plan.security = Security::Secret),
             (Bench::Bandwidth, "--window", |plan| (plan.link, plan.window) = (Link::Shm, 257)),
             (Bench::FanIn, "--daemon", through_daemons),
+            (Bench::Ps, "--workers", through_daemons),
+            (Bench::Ps, "--daemon", |plan| {
+                through_daemons(plan);
+                let training = plan.training.as_mut().expect("it trains");
+                (training.size, training.variants) = (Size { workers: 1, ps: 1 }, vec![Variant::default(); 2]);
+            }),
+            (Bench::Rows, "--workers", |plan| {
+                through_daemons(plan);
+                plan.training.as_mut().expect("it pulls rows").size.ps = 2;
+            }),
+            (Bench::Rows, "--baseline", |plan| {
+                through_daemons(plan);
+                plan.baselines = vec![SystemName::Whole];
+            }),
             (Bench::Fuse, "--link", |plan| {
                 through_daemons(plan);
                 plan.link = Link::Shm;

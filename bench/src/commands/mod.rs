@@ -84,7 +84,7 @@ Links:
 Between two hosts, with --connect: the producers run on the other host, where
 `sealane bench serve` has started them, on one CPU of it. Only tcp and verbs.
 With --daemon, Sealane is two clients of the daemons of both hosts, in latency,
-rate, bandwidth and fuse.
+rate, bandwidth, fuse, rows and ps.
 
 Example:
   sealane bench latency --link shm --baseline raw";
@@ -236,8 +236,8 @@ enum Command {
     /// grpc is measured twice: one unary call per tensor with 64 in flight, and one call whose response is one message with all
     /// tensors, which is compared as `sealane/grpc, one message`.
     ///
-    /// With --daemon: off is one call per tensor, with a window in flight, and receive is one recv_all; the ps sends the tensors when
-    /// it has a small one that requests the step. plan is as without.
+    /// With --daemon, off is one call per tensor, with a window in flight, and receive is one recv_all. The ps sends the tensors of a
+    /// step when a small tensor requests them. plan needs room for all tensors of the step in daemon.area_bytes.
     #[command(
         after_help = "Example:\n  sealane bench fuse --tensors 1000 --size 64 --baseline raw --baseline grpc\n  \
                       sealane bench fuse --workload resnet50 --baseline raw"
@@ -300,6 +300,8 @@ enum Command {
     /// raw over tcp: a gather in one process, and one message with all rows; over shm: a gather in the process that wants the rows, as by
     /// numpy.take. grpc: one tonic call per ps, whose request has the numbers and whose answer has the rows. whole: Sealane pulls
     /// all tables as a whole, by a plan.
+    ///
+    /// With --daemon, one worker is a client of this host's daemon and one ps a client of the other host's; there is no whole.
     #[command(after_help = "Example:\n  sealane bench rows --baseline raw --baseline grpc\n  \
                       sealane bench rows --link shm --baseline raw\n  \
                       sealane bench rows --rows 10000000 --tables 4 --skew uniform --baseline raw\n  \

@@ -26,6 +26,10 @@ use crate::plan::{Bench, Fuse, Mode, Plan, Registration, Size, Training, Variant
 ///
 /// With --rows, workers over tcp are tasks of one engine, with a thread each and a connection with every ps, and 64 at most: each
 /// pulls its rows, then waits for its variables. whole: Sealane pulls the same tables as variables, whole, and pushes the same.
+///
+/// With --daemon, give --workers 1 --ps 1 and one variant: the worker is a client of this host's daemon and the ps a client of the
+/// other host's. The CPU time and memory of the daemons are not counted. --fuse plan needs room for all tensors of the step in
+/// daemon.area_bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  sealane bench ps --workers 200 --ps 10 --baseline grpc\n  \
                   sealane bench ps --fuse turn --request-buffers 1,40 --registration dynamic,static\n  \

@@ -32,6 +32,13 @@ pub struct Size {
     pub ps: usize,
 }
 
+impl Size {
+    /// Number of connections: one from each worker to each ps.
+    fn pairs(self) -> usize {
+        self.workers * self.ps
+    }
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{}", self.workers, self.ps)
@@ -98,7 +105,7 @@ pub struct Training {
 impl Training {
     /// Number of connections: one from each worker to each ps.
     pub(crate) fn pairs(&self) -> usize {
-        self.size.workers * self.size.ps
+        self.size.pairs()
     }
 
     /// The sizes of the experiment itself and of its variants.
@@ -137,9 +144,23 @@ impl Training {
 }
 
 impl Plan {
-    /// Checks what the link supports of the experiment: over tcp everything.
+    /// Checks what the link supports of the experiment, over tcp everything, and what the daemons of a plan support.
     pub(super) fn check_trainees(&self) -> Result<(), BenchError> {
-        let Some(training) = self.training.as_ref().filter(|_| self.bench == Bench::Ps) else { return Ok(()) };
+        let Some(training) = &self.training else { return Ok(()) };
+        if self.daemon.is_some() {
+            if let Some(Size { workers, ps }) = training.sizes().find(|size| size.pairs() != 1) {
+                let accepted = "1 with 1 ps and --daemon, which names one task of each";
+                return Err(BenchError::setting("--workers", format!("{workers} with {ps} ps"), accepted));
+            }
+            if training.variants.len() > 1 {
+                let given = format!("given with {} variants", training.variants.len());
+                let accepted = "one value for each flag that accepts a list: only one process can attach as a task";
+                return Err(BenchError::setting("--daemon", given, accepted));
+            }
+        }
+        if self.bench != Bench::Ps {
+            return Ok(());
+        }
         if self.link != Link::Verbs && !self.has_hosted_workers() {
             return Ok(());
         }
@@ -151,7 +172,11 @@ impl Plan {
         }
         let named: usize = self.tables.iter().map(Tables::step_bytes).sum();
         let pulled = whole.max(self.step.iter().sum::<usize>() + named);
-        let place = if self.tables.is_empty() { format!("over {}", self.link) } else { "with --rows".to_owned() };
+        let place = match (&self.daemon, self.tables.is_empty()) {
+            (Some(_), _) => "with --daemon".to_owned(),
+            (None, true) => format!("over {}", self.link),
+            (None, false) => "with --rows".to_owned(),
+        };
         for Size { workers, .. } in training.sizes() {
             if workers > HOSTED_WORKERS_MAX {
                 let accepted =

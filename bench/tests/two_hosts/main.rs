@@ -235,6 +235,12 @@ fn clients_of_two_daemons_are_measured() {
         ("fuse --tensors 30 --baseline raw --baseline grpc", "step_ms"),
         ("fuse --workload dlrm_kaggle --fuse receive", "step_ms"),
         ("fuse --workload dlrm_kaggle --fuse off --window 3", "step_ms"),
+        ("rows --rows 1000 --tables 2 --batch 10 --baseline raw --baseline grpc", "rows_per_s"),
+        ("ps --workers 1 --ps 1 --workload dlrm_kaggle --baseline grpc", "steps_per_s"),
+        ("ps --workers 1 --ps 1 --workload dlrm_kaggle --mode sync", "steps_per_s"),
+        ("ps --workers 1 --ps 1 --workload dlrm_kaggle --mode sync --fuse receive --compute-us 100", "steps_per_s"),
+        ("ps --workers 1 --ps 1 --workload dlrm_kaggle --fuse off --request-buffers 3", "steps_per_s"),
+        ("ps --workers 1 --ps 1 --workload dlrm_kaggle --rows --table-rows-max 1000", "rows_per_s"),
     ] {
         let report = report(&measure(bench, "worker0:1,ps0:1"));
         let systems: BTreeSet<&str> = bench.split(" --baseline ").skip(1).chain(["sealane"]).collect();
@@ -250,7 +256,7 @@ fn clients_of_two_daemons_are_measured() {
         }
         assert_eq!(report["parameters"]["daemon"][1], "ps0:1");
     }
-    // This host's daemon does not have the ps.
+    // The daemon of this host does not serve ps0:1.
     let refused = measure("fuse", "ps0:1,worker0:1");
     assert!(!refused.status.success() && stderr(&refused).contains("ps0:1"), "{}", stderr(&refused));
 }
@@ -326,6 +332,8 @@ fn server_refuses_what_it_may_not_do() {
         ("latency --daemon w:1", "two different tasks"),
         ("fuse --daemon w:1,ps:1 --fuse turn", "give off or receive or plan with fuse and --daemon"),
         ("fanin --daemon w:1,ps:1", "--daemon is of fanin"),
+        ("ps --daemon w:1,ps:1", "--workers is 50 with 5 ps; give 1 with 1 ps and --daemon"),
+        ("rows --daemon w:1,ps:1 --baseline whole", "give raw or grpc with rows and --daemon"),
     ] {
         let arguments: Vec<&str> = bench.split(' ').collect();
         let refused = server.measure(Command::new(PROGRAM), &arguments);

@@ -72,7 +72,7 @@ impl Batches {
         }
     }
 
-    /// The plan with which the worker pulls all tensors.
+    /// Makes the plan with which the worker pulls all tensors.
     pub(super) fn plan(&self, worker: &Task) -> Result<PullPlan, Error> {
         Ok(worker.plan(&self.ps, Keys::new(&self.keys)?))
     }
@@ -237,7 +237,7 @@ pub(super) fn answer(plan: &Plan, ps: &Task, batches: &Batches) -> Result<(), Er
     Ok(())
 }
 
-/// The tensors of all keys: those of a step have their own memory, others share one.
+/// Returns the tensor of each key. Tensors of a step have separate memory; otherwise all keys share one tensor.
 fn tensors(plan: &Plan, task: &Task) -> Result<Vec<Tensor>, Error> {
     if !plan.step.is_empty() {
         return plan.step.iter().map(|&bytes| tensor(task, bytes)).collect();

@@ -252,6 +252,11 @@ pub(super) fn ps_task(number: usize) -> String {
     format!("ps{number:03}:1")
 }
 
+/// The ps with this number: the one that the plan names, if it is measured through daemons.
+pub(super) fn ps_of(plan: &Plan, number: usize) -> String {
+    plan.daemon.as_ref().map_or_else(|| ps_task(number), |[_, ps]| ps.clone())
+}
+
 pub(super) fn key_of(tensor: usize) -> String {
     format!("layer_{tensor}/kernel")
 }

@@ -56,7 +56,7 @@ async fn serve(
 ) -> Result<(), Error> {
     let without_end = || RecvOptions { timeout: Some(Duration::MAX), ..RecvOptions::default() };
     let mut sent: VecDeque<LocalSending> = VecDeque::new();
-    let (steps, batches) = (steps_ahead(&parameters), parameters.len().div_ceil(batch));
+    let (steps, batches) = (steps_ahead(parameters.iter().map(Parameter::bytes)), parameters.len().div_ceil(batch));
     for step in 0.. {
         if by_step && steps == 1 {
             for sending in sent.drain(..) {
@@ -85,8 +85,8 @@ async fn serve(
 pub(super) const AHEAD: usize = 2;
 
 /// Steps whose tensors were sent: for small ones, which travel ahead of their requests, only the one that is received next.
-fn steps_ahead(parameters: &[Parameter]) -> usize {
-    if parameters.iter().any(|parameter| parameter.bytes() <= AHEAD_TENSOR_BYTES) { 1 } else { AHEAD }
+pub(super) fn steps_ahead(mut sizes: impl Iterator<Item = usize>) -> usize {
+    if sizes.any(|bytes| bytes <= AHEAD_TENSOR_BYTES) { 1 } else { AHEAD }
 }
 
 /// A tensor of a ps, in its own permanent memory; it is sent without a copy if it is large.
@@ -125,7 +125,7 @@ pub(super) async fn send_ahead(
     mut ready: impl AsyncFnMut(i64),
 ) -> Result<(), Error> {
     let mut sent = VecDeque::with_capacity(AHEAD);
-    let steps = steps_ahead(parameters);
+    let steps = steps_ahead(parameters.iter().map(Parameter::bytes));
     for step in 0.. {
         ready(step).await;
         // When the last tensor of a step was released, the others are about to be.

@@ -250,7 +250,7 @@ impl Client for Clients {
     }
 }
 
-/// Checks that a plan has pulled tensors of these sizes that were published.
+/// Checks that a plan has pulled the published tensors, which have these sizes.
 pub(in super::super) fn check_pulled(
     plan: &PullPlan,
     sizes: impl ExactSizeIterator<Item = usize>,

@@ -2,6 +2,7 @@
 //! servers' engine, attached with their own arena and rings; elsewhere, tasks of one engine in this process, each with its own
 //! connection to every ps. The parameter servers are code on their engine's shard, whatever the link; as clients they would add a
 //! hop. All workers are in this process and share its CPU. Bounded by [`HOSTED_WORKERS_MAX`](crate::limits::HOSTED_WORKERS_MAX).
+//! With a plan's `daemon`, the only worker is a client of this host's daemon, and the only ps is `attached` to the other host's.
 //!
 //! All pulls of a step begin before the first is waited for, with rows first; once everything from a ps has arrived, the pushes to
 //! it follow.
@@ -19,7 +20,8 @@ use sealane::{
 use sealane_fusion::Engine;
 use sealane_transport::verbs::Verbs;
 
-use super::super::engine::{self, QUEUE, key_of, on_shard, ps_task};
+use super::super::attached::attach_with;
+use super::super::engine::{self, QUEUE, key_of, on_shard, ps_of};
 use super::super::peers;
 use super::memory::{OPEN_FILES, arena_bytes};
 use super::rows::Rows;
@@ -44,12 +46,14 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
     let connections = if plan.link == Link::Shm { 0 } else { training::of(plan).size.ps };
     process::allow_open_files("--workers", workers, OPEN_FILES + connections)?;
     let meeting = Meeting::arrange()?;
+    let daemon = job.meeting_place.as_deref();
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     System::with_peer(&job, program, |peer| {
         let growth = Growth::of(peer)?;
         let (verbs, opened) = engine::verbs_settings(plan).unzip();
-        let mut threads = match plan.link {
-            Link::Shm => {
+        let mut threads = match (plan.link, &plan.daemon) {
+            (_, Some([worker, _])) => join(plan, None, |_| attach_with(worker, plan, arena_bytes(plan), daemon))?,
+            (Link::Shm, None) => {
                 let attach = |number| {
                     let attach = Attach::new(&peers::task(number)).socket(meeting.socket());
                     let attach = attach.arena_bytes(arena_bytes(plan)).timeout(CONNECT_LIMIT);
@@ -57,7 +61,7 @@ pub(super) fn start(job: &PeerJob, program: &PeerProgram) -> Result<System, Benc
                 };
                 join(plan, None, attach)?
             }
-            _ => hosted(plan, &peer.addresses(), verbs)?,
+            (_, None) => hosted(plan, &peer.addresses(), verbs)?,
         };
         // Clients get each other's memory there.
         let moved = threads.moved;
@@ -142,16 +146,17 @@ fn request_timeout(plan: &Plan) -> Duration {
 /// The variant, with what sharing a CPU rules out, and how tables are pulled.
 fn described(job: &PeerJob) -> String {
     let plan = &job.plan;
+    let daemons = if plan.daemon.is_some() { ", through the daemons" } else { "" };
     let tables = match (plan.bench, job.system) {
         (Bench::Rows, SystemName::Whole) => return "tables as a whole, plan".to_owned(),
-        (Bench::Rows, _) => return "rows".to_owned(),
+        (Bench::Rows, _) => return format!("rows{daemons}"),
         (_, SystemName::Whole) => ", tables whole",
         _ if plan.tables.is_empty() => "",
         _ => ", rows",
     };
     let transfer = plan.verbs().map(|(transfer, _)| format!(", {transfer}")).unwrap_or_default();
     let waiting = if plan.polling && shares_cpu(plan) { ", workers parking" } else { "" };
-    format!("{}{transfer}{waiting}{tables}", training::variant(plan))
+    format!("{}{transfer}{waiting}{tables}{daemons}", training::variant(plan))
 }
 
 /// Whether a spinning worker would keep others from working.
@@ -228,7 +233,7 @@ impl Worker {
             let kept = if registered.is_some() && !planned { memory(&share.pulled)? } else { Vec::new() };
             let mut kept = kept.into_iter();
             Ok(Side {
-                ps: ps_task(ps),
+                ps: ps_of(plan, ps),
                 keys: share.numbers.into_iter().map(key_of).collect(),
                 memory: share.pulled.iter().map(|_| kept.next()).collect(),
                 keeps_memory: registered.is_some() || training.variants[0].keeps_memory(),

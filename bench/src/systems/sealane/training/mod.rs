@@ -1,7 +1,9 @@
 //! Workers that train with parameter servers, pull rows of tables from them, or only make requests. All parameter servers are tasks
 //! of one engine, which has its own process. Over TCP each is at its own transport address, and every worker has a session over a
-//! socket with each of them, see `workers`; elsewhere, and if rows are pulled, a worker is a task, see `clients`.
+//! socket with each of them, see `workers`; elsewhere, and if rows are pulled, a worker is a task, see `clients`. Through the
+//! daemons of two hosts, the only ps is a client, too, see `attached`.
 
+mod attached;
 mod clients;
 mod memory;
 mod pair;

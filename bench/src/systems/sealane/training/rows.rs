@@ -5,7 +5,7 @@ use sealane::{
     TensorMeta,
 };
 
-use super::super::engine::{NAME, key_of, ps_task, room_bytes};
+use super::super::engine::{NAME, key_of, ps_of, room_bytes};
 use crate::error::BenchError;
 use crate::plan::{Bench, Plan, Tables};
 use crate::systems::rows::{Wanted, bytes_of_each, each, fill};
@@ -63,7 +63,7 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn new(plan: &Plan, worker: usize) -> Result<Self, Error> {
-        let ps: Vec<String> = (0..training::of(plan).size.ps).map(ps_task).collect();
+        let ps: Vec<String> = (0..training::of(plan).size.ps).map(|ps| ps_of(plan, ps)).collect();
         let of = |(number, table)| ShardedTable::new(&table_key(plan, number), &ps, sharding(plan, &table)?);
         Ok(Self {
             wanted: Wanted::new(plan, worker),

@@ -39,6 +39,9 @@ pub(super) const REGISTERED_BYTES: usize = 4 << 20;
 /// Serves workers until the process ends.
 pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let plan = &super::pulled(job);
+    if plan.daemon.is_some() {
+        return super::attached::serve(job, plan);
+    }
     let training = training::of(plan);
     let _engine_and_clients = if plan.link == Link::Shm {
         process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;

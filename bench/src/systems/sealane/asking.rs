@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealane::{
     Buffer, DType, Error, Keys, Plan as PullPlan, Receiving, RecvOptions, Sending, Task, Tensor, TensorMeta,
@@ -14,6 +14,7 @@ use sealane::{
 use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 
 use super::attached::{BATCHES, batches, unmoved};
+use super::between::request_timeout;
 use super::engine::{PATIENCE, key_of, lanes};
 use crate::error::BenchError;
 use crate::limits::{FILL, STALL_LIMIT};
@@ -34,6 +35,8 @@ pub(super) struct Batches {
     ranges: Vec<Range<usize>>,
     /// Whether a batch is one call.
     fused: bool,
+    /// How long the worker waits for a tensor.
+    timeout: Duration,
 }
 
 impl Batches {
@@ -45,18 +48,27 @@ impl Batches {
         };
         let fused = matches!((plan.bench, plan.fuse), (Bench::Rate, Fuse::Turn) | (Bench::Fuse, Fuse::Receive));
         let keys = (0..sizes.len()).map(key_of).collect();
-        Batches { worker: worker.into(), ps: ps.into(), keys, sizes, ranges, fused }
+        let timeout = request_timeout(plan);
+        Batches { worker: worker.into(), ps: ps.into(), keys, sizes, ranges, fused, timeout }
     }
 
     fn range(&self, step: i64) -> Range<usize> {
         self.ranges[step as usize % self.ranges.len()].clone()
     }
 
+    fn options(&self, memory: &mut Option<Buffer>) -> RecvOptions {
+        RecvOptions {
+            destination: memory.take().map(Into::into),
+            timeout: Some(self.timeout),
+            ..RecvOptions::default()
+        }
+    }
+
     /// Tensors too large for a ring are received into their `memory`.
     fn recv(&self, task: &Task, step: i64, memory: &mut [Option<Buffer>]) -> Vec<Receiving> {
         let range = self.range(step);
         let keys = self.keys[range.clone()].iter();
-        let wanted = keys.zip(&mut memory[range]).map(|(key, memory)| (key, options(memory)));
+        let wanted = keys.zip(&mut memory[range]).map(|(key, memory)| (key, self.options(memory)));
         match self.fused {
             true => task.recv_all(&self.ps, step, wanted),
             false => wanted.map(|(key, options)| task.recv_with(&self.ps, step, key, options)).collect(),
@@ -81,10 +93,6 @@ impl Batches {
     pub(super) fn publish(&self, plan: &Plan, ps: &Task) -> Result<(), Error> {
         ps.publish_many(0, self.keys.iter().zip(tensors(plan, ps)?)).wait()
     }
-}
-
-fn options(memory: &mut Option<Buffer>) -> RecvOptions {
-    RecvOptions { destination: memory.take().map(Into::into), ..RecvOptions::default() }
 }
 
 pub(super) struct Asker {
@@ -181,7 +189,8 @@ impl Asker {
                 self.receive_first(&mut receivings)?;
             }
             let (ps, key) = (&self.batches.ps, &self.batches.keys[number]);
-            let receiving = self.worker.recv_with(ps, step, key, options(&mut self.memory[number]));
+            let options = self.batches.options(&mut self.memory[number]);
+            let receiving = self.worker.recv_with(ps, step, key, options);
             receivings.push_back((number, receiving));
         }
         while !receivings.is_empty() {

@@ -1,11 +1,14 @@
 //! What two training processes of two hosts get: each is attached to the daemon of its host, and every tensor goes from client to daemon
 //! to daemon to client. The daemons are the ones that run there, with their own settings and links.
 
+use std::time::Duration;
+
 use futures_util::FutureExt;
 use sealane::{Plan as PullPlan, Task};
 
 use super::asking::{Asker, Batches, answer};
 use super::attached::{attach_as, check_pulled, unmoved};
+use super::between::request_timeout;
 use super::engine::{NAME, lanes};
 use crate::error::BenchError;
 use crate::peer::{PeerJob, PeerProgram, announce, until_ended};
@@ -22,7 +25,8 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
         // The first batch or pull makes the daemons connect.
         if plan.fuse == Fuse::Plan {
             let agreed = batches.plan(&worker).map_err(unmoved)?;
-            let mut puller = Puller { plan: agreed, sizes: lanes(plan), _worker: worker };
+            let timeout = request_timeout(plan);
+            let mut puller = Puller { plan: agreed, sizes: lanes(plan), timeout, _worker: worker };
             puller.step().now_or_never().expect("it waits within its calls")?;
             return Ok(System::new(NAME, variant(plan), plan, puller));
         }
@@ -36,12 +40,13 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
 struct Puller {
     plan: PullPlan,
     sizes: Vec<usize>,
+    timeout: Duration,
     _worker: Task,
 }
 
 impl Client for Puller {
     async fn step(&mut self) -> Result<(), BenchError> {
-        self.plan.pull(0).wait().map_err(unmoved)
+        self.plan.pull_within(0, self.timeout).wait().map_err(unmoved)
     }
 
     fn check(&self) -> Result<(), BenchError> {

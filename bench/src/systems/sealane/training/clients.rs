@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sealane::{
     Attach, Buffer, DType, Error, Keys, Plan as PullPlan, PlanPulling, Polling, Pushing, Receiving, RecvOptions,
-    Sending, Task, Tensor, TensorMeta,
+    SendOptions, Sending, Task, Tensor, TensorMeta,
 };
 use sealane_fusion::Engine;
 use sealane_transport::verbs::Verbs;
@@ -181,6 +181,8 @@ pub(super) struct Worker {
     /// One for each ps; empty if no plan is pulled.
     plans: Vec<PullPlan>,
     rows: Option<Rows>,
+    /// How long a pull by a plan takes at most.
+    timeout: Duration,
 }
 
 /// A worker's state for one ps.
@@ -191,6 +193,8 @@ struct Side {
     sizes: Vec<usize>,
     memory: Vec<Option<Buffer>>,
     keeps_memory: bool,
+    /// How long it waits for a tensor, or until its gradients are taken.
+    timeout: Duration,
     /// Memory that is sent repeatedly.
     gradients: Vec<(TensorMeta, Bytes)>,
     variant: Variant,
@@ -236,6 +240,7 @@ impl Worker {
                 ps: ps_of(plan, ps),
                 keys: share.numbers.into_iter().map(key_of).collect(),
                 memory: share.pulled.iter().map(|_| kept.next()).collect(),
+                timeout: request_timeout(plan),
                 keeps_memory: registered.is_some() || training.variants[0].keeps_memory(),
                 gradients: gradients.map_err(failed())?,
                 sizes: share.pulled,
@@ -247,17 +252,17 @@ impl Worker {
         let plans = plans.map(|side| Ok(task.plan(&side.ps, Keys::new(&side.keys)?)));
         let plans = plans.collect::<Result<_, Error>>().map_err(failed())?;
         let rows = (!plan.tables.is_empty()).then(|| Rows::new(plan, number)).transpose().map_err(failed())?;
-        Ok(Self { task, training, step: 0, sides, plans, rows })
+        Ok(Self { task, training, step: 0, sides, plans, rows, timeout: request_timeout(plan) })
     }
 
     fn make_step(&mut self) -> Result<(), Error> {
-        let Self { task, training, step, sides, plans, rows } = self;
+        let Self { task, training, step, sides, plans, rows, timeout } = self;
         let at = *step;
         *step += 1;
         let min_version = if training.mode == Mode::Sync { at } else { 0 };
         let mut planned = plans.iter_mut();
         let begin = |side: &mut Side| match planned.next() {
-            Some(plan) => Ok(Pull::Planned(plan.pull(min_version))),
+            Some(plan) => Ok(Pull::Planned(plan.pull_within(min_version, *timeout))),
             None => side.ask(task, at).map(Pull::Received),
         };
         let pulls = sides.iter_mut().map(begin).collect::<Result<Vec<_>, Error>>()?;
@@ -328,7 +333,7 @@ impl Side {
     /// The memory that a tensor is requested into: its own, or memory allocated for this transfer.
     fn options(&mut self, task: &Task, number: usize) -> Result<RecvOptions, Error> {
         let memory = self.memory[number].take().map_or_else(|| task.alloc(self.sizes[number]), Ok)?;
-        Ok(RecvOptions { destination: Some(memory.into()), ..RecvOptions::default() })
+        Ok(RecvOptions { destination: Some(memory.into()), timeout: Some(self.timeout), ..RecvOptions::default() })
     }
 
     /// Waits for all tensors of a step, and requests those that were not requested yet.
@@ -368,9 +373,11 @@ impl Side {
 
     /// Pushes all gradients; with one push for each, the last few, as many as request buffers, are still in flight.
     fn push(&self, task: &Task) -> Result<Push, Error> {
+        let options = || SendOptions { timeout: Some(self.timeout) };
         let mut tensors = self.gradients.iter().map(|(meta, bytes)| Tensor::new(meta.clone(), bytes.clone()));
         if !self.is_one_by_one() {
-            return Ok(Push::All(task.push_all(&self.ps, QUEUE, tensors.collect::<Result<Vec<_>, Error>>()?)));
+            let all = tensors.collect::<Result<Vec<_>, Error>>()?;
+            return Ok(Push::All(task.push_all_with(&self.ps, QUEUE, all, options())));
         }
         let mut under_way: VecDeque<Sending> = VecDeque::new();
         tensors.try_for_each(|tensor| {
@@ -379,7 +386,7 @@ impl Side {
             {
                 first.wait()?;
             }
-            under_way.push_back(task.push(&self.ps, QUEUE, tensor?));
+            under_way.push_back(task.push_with(&self.ps, QUEUE, tensor?, options()));
             Ok::<_, Error>(())
         })?;
         Ok(Push::OneByOne(under_way))

@@ -212,18 +212,6 @@ impl Attach {
     pub(crate) fn over(self, attached: Attached) -> Result<std::sync::Arc<Attachment>, Error> {
         Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER)
     }
-
-    /// The same, and what does the driver's work for its direct lanes.
-    ///
-    /// # Errors
-    /// As [`attach_to`](Self::attach_to).
-    #[cfg(feature = "fuzzing")]
-    #[doc(hidden)]
-    pub fn attach_and_drive(self, attached: Attached) -> Result<(Task, crate::LaneDriver), Error> {
-        let attachment = Attachment::over(self.0, (attached, "the drive".into()), crate::clock::Tick::NEVER)?;
-        let driver = crate::LaneDriver::new(&attachment);
-        Ok((Task::of(attachment), driver))
-    }
 }
 
 /// The job's name in `SEALANE_JOB`: `None` if the variable is unset or empty.

@@ -36,6 +36,11 @@ impl Tick {
         self.0
     }
 
+    /// The point in time that [`milliseconds`](Self::milliseconds) gave.
+    pub(crate) fn of_milliseconds(milliseconds: u64) -> Tick {
+        Tick(milliseconds)
+    }
+
     #[inline]
     pub(crate) fn after(self, timeout: Duration) -> Tick {
         Tick(self.0.saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)))
@@ -45,12 +50,6 @@ impl Tick {
     #[inline]
     pub(crate) fn later(self, milliseconds: u64) -> Tick {
         Tick(self.0.saturating_add(milliseconds))
-    }
-
-    /// Halfway from now to `then`, or never.
-    #[inline]
-    pub(crate) fn halfway(self, then: Tick) -> Tick {
-        if then == Tick::NEVER { then } else { Tick(self.0 + then.0.saturating_sub(self.0) / 2) }
     }
 
     /// The deadline of a call submitted now with `timeout_ms`.

@@ -108,7 +108,7 @@ pub use self::{
 };
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
-pub use self::{attachment::LaneDriver, stream::far_end};
+pub use self::stream::far_end;
 #[cfg(feature = "embedded")]
 pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
 pub use sealane_runtime::{Buffer, Polling};

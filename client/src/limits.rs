@@ -69,12 +69,6 @@ pub(crate) const SOCKET_RETRY_MAX: Duration = Duration::from_secs(64);
 /// Polls of a ring before its reader waits as for all else: some 2 us, in which another process that spins has answered.
 pub(crate) const RING_SPINS: usize = 40;
 
-/// Entries of a lane reserved for announcing that steps have ended.
-pub(crate) const ENTRIES_FOR_ENDS: usize = 8;
-
-/// Bytes of the reason for a step's end that a lane carries; the rest is cut off.
-pub(crate) const LANE_REASON_BYTES_MAX: usize = 512;
-
 /// Small tensors exchanged with a task of this host before a direct lane to it is requested: the request costs as much as they do.
 pub(crate) const DIRECT_AFTER: u32 = 64;
 
@@ -87,32 +81,11 @@ pub(crate) const DIRECT_RETRY_MAX: u64 = 64_000;
 /// How often the daemon is told how much went over lanes.
 pub(crate) const DIRECT_LOOK: Duration = ELSEWHERE_INTERVAL;
 
-/// Milliseconds before the daemon is asked for a recv that a lane did not serve, if nothing says that its tensor goes through the daemon:
-/// it may have been sent before there was a lane. Asking costs more if the tensor comes over the lane after all.
-pub(crate) const ASK_AFTER: u64 = 16;
-
-/// Milliseconds between two checks of the lanes while tensors go over them. A recv with enough time may be asked for this much later:
-/// waking a thread for it would usually take longer than what it waits for.
+/// Milliseconds between two attempts to send through the daemon what a channel has left, or to ask it for what its recvs wait for.
 pub(crate) const LANES_LOOK: u64 = 4;
 
-/// Milliseconds before a tensor that was sent over a lane and not received goes through the daemon, or half of its time if that is less:
-/// its receiver does not want it yet, or does not poll. The daemon can wait for either. A recv that comes later is late by [`ASK_AFTER`].
-pub(crate) const LANE_PATIENCE: u64 = 256;
-
-/// Most entries of a lane that may be hints (a tensor goes through the daemon) at a time: the others are for tensors.
-pub(crate) const HINTS_MAX: usize = sealane_transport::shm::limits::LANE_ENTRIES / 4;
-
-/// Most tensors of a lane that are redirected to the daemon in one pass: about 0.1 ms in which no other call is made.
-pub(crate) const REDIRECTED_PER_LOOK: usize = 128;
-
-/// Most keys whose last tensor came through the daemon in spite of a lane; all are forgotten when there are more.
-pub(crate) const BY_DAEMON_MAX: usize = 4096;
-
-/// Notes of one lane taken in one pass, as with completions.
-pub(crate) const LANE_NOTES_PER_LOOK: usize = SLOTS;
-
-/// Most ended steps that lanes know of until they are cleaned up: further ones are known to the daemon alone.
-pub(crate) const ENDED_STEPS_MAX: usize = 1024;
+/// Sends to a peer without a channel between two checks which of them are over.
+pub(crate) const BY_DAEMON_LOOK: usize = 1024;
 
 /// How often a task being closed checks whether the daemon has released its memory.
 pub(crate) const LET_GO_LOOK: Duration = Duration::from_micros(50);

@@ -19,7 +19,7 @@ use crate::{
     acceptor::{AcceptOptions, Acceptor},
     attached_acceptor::AttachedAcceptor,
     attached_plan::AttachedPlan,
-    attachment::{Attachment, Lying, Purpose, RingPlace, RingReader, RingWriter, Streamed, To, With, together},
+    attachment::{Attachment, Begun, Lying, Purpose, RingPlace, RingReader, RingWriter, Streamed, To, With, together},
     in_process::InProcess,
     memory::{OwnTable, TableState},
     plan::{Plan, Pulling, PullingMany, Pulls},
@@ -349,7 +349,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let sent = attached.0.send(To { peer: to, purpose: Purpose::Send { step } }, key, tensor, &options);
-                Sending::of(attached.0.clone(), sent)
+                Sending::of(&attached.0, sent)
             }
             Engine::InProcess(task) => task.send(to, step, key, tensor, options).into(),
         }
@@ -381,7 +381,7 @@ impl Task {
                 let tensors = tensors.into_iter();
                 let mut sendings = Handles::new(&attached.0, tensors.size_hint().0);
                 let to = To { peer: to, purpose: Purpose::Send { step } };
-                attached.0.send_all(to, tensors, &options, |sent| sendings.add(sent));
+                attached.0.send_all(to, tensors, &options, |sent| sendings.add_begun(sent));
                 sendings.into_vec()
             }
             Engine::InProcess(task) => {
@@ -413,7 +413,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let asked = attached.0.recv(With { peer: from, step }, key, options);
-                Receiving::of(attached.0.clone(), asked)
+                Receiving::of(&attached.0, asked)
             }
             Engine::InProcess(task) => task.recv(from, step, key, options).into(),
         }
@@ -443,7 +443,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let mut receivings = Handles::new(&attached.0, wanted.len());
-                attached.0.recv_all(With { peer: from, step }, wanted, |asked| receivings.add(asked));
+                attached.0.recv_all(With { peer: from, step }, wanted, |asked| receivings.add_begun(asked));
                 receivings.into_vec()
             }
             Engine::InProcess(task) => {
@@ -633,7 +633,7 @@ impl Task {
         let mut receiving = None;
         let (owner, min_version) = of;
         attachment.pull_rows((((owner, 0), min_version), true), options, &[tables], |asked| {
-            receiving = Some(Receiving::of(attachment.clone(), asked.map_err(Unreceived::from)));
+            receiving = Some(Receiving::of(attachment, asked.map(Begun::AtDaemon).map_err(Unreceived::from)));
         });
         receiving
     }
@@ -732,7 +732,7 @@ impl Task {
         match &self.0 {
             Engine::Daemon(attached) => {
                 let pushed = attached.0.send(To { peer: to, purpose: Purpose::Push }, queue, tensor, &options);
-                Sending::of(attached.0.clone(), pushed)
+                Sending::of(&attached.0, pushed)
             }
             Engine::InProcess(task) => task.push_many(to, queue, vec![tensor], &options).into(),
         }
@@ -770,7 +770,8 @@ impl Task {
             Engine::Daemon(attached) => {
                 let tensors = tensors.into_iter().map(|tensor| (queue, tensor));
                 let mut more = Handles::new(&attached.0, tensors.size_hint().0);
-                attached.0.send_all(To { peer: to, purpose: Purpose::Push }, tensors, options, |sent| more.add(sent));
+                let to = To { peer: to, purpose: Purpose::Push };
+                attached.0.send_all(to, tensors, options, |sent| more.add_begun(sent));
                 pushes.append(&mut more.into_vec());
             }
             Engine::InProcess(task) => {
@@ -806,6 +807,15 @@ impl Task {
     pub fn open_lane(&self, peer: &str, given: sealane_transport::shm::attach::GivenLane) {
         if let Engine::Daemon(attached) = &self.0 {
             attached.0.open_lane(peer, given);
+        }
+    }
+
+    /// Takes in what has arrived over direct lanes, as the driver does.
+    #[cfg(feature = "fuzzing")]
+    #[doc(hidden)]
+    pub fn look_at_lanes(&self) {
+        if let Engine::Daemon(attached) = &self.0 {
+            attached.0.drive_once();
         }
     }
 

@@ -10,7 +10,9 @@ use std::{
 use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
 
 use crate::{
-    attachment::{Attachment, Calls, Received, Take, TakeSome},
+    attachment::{
+        Attachment, Awaited, Begun, Calls, Channel, ChannelRecv, ChannelSend, Ended, OverChannel, Received, Take, TakeSome,
+    },
     in_process::{Call, end_of, look},
     limits::CALLS_MAX,
 };
@@ -21,6 +23,9 @@ trait Kind {
     type Value;
     /// Whether dropping a call cancels it.
     const CANCELLED_BY_DROP: bool;
+
+    /// Such a call over a channel.
+    type Over: OverChannel<Outcome = Outcome<Self>>;
 
     /// What the table returns, and how to take it.
     type Taken;
@@ -38,6 +43,7 @@ impl Kind for Send {
     type Error = Error;
     type Value = ();
     const CANCELLED_BY_DROP: bool = false;
+    type Over = ChannelSend;
     type Taken = SendOutcome;
     const TAKE: Take<SendOutcome> = Calls::take_sent;
     const TAKE_SOME: TakeSome<SendOutcome> = Calls::take_all_sent;
@@ -54,6 +60,7 @@ impl Kind for Recv {
     type Error = Unreceived;
     type Value = sealane_transport::Tensor;
     const CANCELLED_BY_DROP: bool = true;
+    type Over = ChannelRecv;
     type Taken = Received;
     const TAKE: Take<Received> = Calls::take_received;
     const TAKE_SOME: TakeSome<RecvOutcome> = Calls::take_all_received;
@@ -72,6 +79,7 @@ enum CallState<K: Kind> {
         attachment: Arc<Attachment>,
         call: u32,
     },
+    OverChannel(K::Over),
     InProcess(Call<Outcome<K>>),
     /// Not submitted, or ended; `None` once the outcome was taken. Boxed, since a call is moved often and fails seldom.
     Ended(Option<Box<K::Error>>),
@@ -84,9 +92,10 @@ const TOLD: &str = "the outcome was handed out before";
 
 impl<K: Kind> UnderWay<K> {
     #[inline(always)]
-    fn of(attachment: Arc<Attachment>, submitted: Result<u32, K::Error>) -> Self {
-        match submitted {
-            Ok(call) => Self(CallState::Daemon { attachment, call }),
+    fn of(attachment: &Arc<Attachment>, begun: Result<Begun<K::Over>, K::Error>) -> Self {
+        match begun {
+            Ok(Begun::OverChannel(call)) => Self(CallState::OverChannel(call)),
+            Ok(Begun::AtDaemon(call)) => Self(CallState::Daemon { attachment: attachment.clone(), call }),
             Err(error) => Self(CallState::Ended(Some(Box::new(error)))),
         }
     }
@@ -95,6 +104,10 @@ impl<K: Kind> UnderWay<K> {
     fn wait(mut self) -> Outcome<K> {
         match std::mem::replace(&mut self.0, CallState::Ended(None)) {
             CallState::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
+            CallState::OverChannel(mut call) => match call.wait()? {
+                Ended::Here(outcome) => outcome,
+                Ended::Moved(moved) => K::outcome(call.owner()?.wait(moved, K::TAKE)?),
+            },
             CallState::InProcess(call) => end_of(call),
             CallState::Ended(error) => Err(*error.expect(TOLD)),
         }
@@ -103,9 +116,16 @@ impl<K: Kind> UnderWay<K> {
     /// Waits for all; for those of one attachment, the lock is taken once for all that have ended.
     fn wait_all(calls: Vec<Self>) -> Vec<Outcome<K>> {
         let mut outcomes = Vec::with_capacity(calls.len());
-        let (mut of, mut numbers) = (None::<Arc<Attachment>>, Vec::with_capacity(calls.len()));
-        for mut call in calls {
+        let (mut of, mut numbers) = (None::<Arc<Attachment>>, Vec::new());
+        let mut calls = calls.into_iter();
+        while let Some(mut call) = calls.next() {
             match std::mem::replace(&mut call.0, CallState::Ended(None)) {
+                CallState::OverChannel(over) => {
+                    Self::wait_at(of.take(), &mut numbers, &mut outcomes);
+                    let channel = over.channel().clone();
+                    outcomes.push(Self(CallState::OverChannel(over)).wait());
+                    Self::take_over_channel(&channel, &mut calls, &mut outcomes);
+                }
                 CallState::Daemon { attachment, call } => {
                     if of.as_ref().is_some_and(|of| !Arc::ptr_eq(of, &attachment)) {
                         Self::wait_at(of.take(), &mut numbers, &mut outcomes);
@@ -121,6 +141,33 @@ impl<K: Kind> UnderWay<K> {
         }
         Self::wait_at(of, &mut numbers, &mut outcomes);
         outcomes
+    }
+
+    /// Takes the outcomes of the first of these calls as far as they are over one channel and have ended, with its lock taken once.
+    fn take_over_channel(
+        channel: &Arc<Channel>,
+        calls: &mut std::vec::IntoIter<Self>,
+        outcomes: &mut Vec<Outcome<K>>,
+    ) {
+        channel.take_all(|inner| {
+            let first = calls.as_mut_slice().first_mut();
+            let Some(CallState::OverChannel(over)) = first.map(|call| &mut call.0) else { return false };
+            if !Arc::ptr_eq(over.channel(), channel) {
+                return false;
+            }
+            match over.take(inner) {
+                Some(Ended::Here(outcome)) => outcomes.push(outcome),
+                Some(Ended::Moved(call)) => {
+                    let moved = over.owner().map(|attachment| CallState::Daemon { attachment, call });
+                    let Ok(moved) = moved else { return false };
+                    calls.as_mut_slice()[0].0 = moved;
+                    return false;
+                }
+                None => return false,
+            }
+            calls.next();
+            true
+        });
     }
 
     /// Waits for calls of one attachment. In a forked child nothing is taken, and nothing given up.
@@ -141,11 +188,24 @@ impl<K: Kind> UnderWay<K> {
                 Ok(taken) => K::outcome(taken),
                 Err(error) => Err(error.into()),
             },
+            CallState::OverChannel(over) => match over.try_outcome().transpose()? {
+                Ok(Ended::Here(outcome)) => outcome,
+                Ok(Ended::Moved(call)) => return self.moves(call).map_or_else(|error| Some(Err(error)), |()| self.try_outcome()),
+                Err(error) => Err(error.into()),
+            },
             CallState::InProcess(call) => look(call)?,
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
         self.0 = CallState::Ended(None);
         Some(outcome)
+    }
+
+    /// Continues a call over a channel as a call at the daemon.
+    fn moves(&mut self, call: u32) -> Result<(), K::Error> {
+        let CallState::OverChannel(over) = &self.0 else { return Ok(()) };
+        let attachment = over.owner()?;
+        self.0 = CallState::Daemon { attachment, call };
+        Ok(())
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Outcome<K>> {
@@ -160,6 +220,14 @@ impl<K: Kind> UnderWay<K> {
                     Err(error) => Err(error.into()),
                 }
             }
+            CallState::OverChannel(over) => match std::task::ready!(over.poll(context.waker(), true)) {
+                Ok(Ended::Here(outcome)) => outcome,
+                Ok(Ended::Moved(call)) => match self.moves(call) {
+                    Ok(()) => return self.poll_by(poll, context),
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error.into()),
+            },
             CallState::InProcess(call) => std::task::ready!(Pin::new(call).poll(context)),
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),
         };
@@ -195,8 +263,6 @@ impl Drop for Left<'_> {
 /// Collects the handles of calls that are made together.
 pub(crate) struct Handles<'a, H> {
     attachment: &'a Arc<Attachment>,
-    /// For the next handles. An atomic increment waits for all stores before it, such as those into a lane: these are made before.
-    owners: Vec<Arc<Attachment>>,
     handles: Vec<H>,
 }
 
@@ -204,24 +270,28 @@ impl<'a, H: Handle> Handles<'a, H> {
     /// For so many calls, or about as many.
     pub(crate) fn new(attachment: &'a Arc<Attachment>, count: usize) -> Self {
         // No more are in flight, whatever the caller's iterator says.
-        let owners = vec![attachment.clone(); count.min(CALLS_MAX)];
-        Handles { attachment, owners, handles: Vec::with_capacity(count) }
+        Handles { attachment, handles: Vec::with_capacity(count.min(CALLS_MAX)) }
+    }
+
+    /// Adds a call at the daemon.
+    #[inline]
+    pub(crate) fn add(&mut self, submitted: Result<u32, H::Error>) {
+        self.add_begun(submitted.map(Begun::AtDaemon));
     }
 
     #[inline]
-    pub(crate) fn add(&mut self, submitted: Result<u32, H::Error>) {
-        let owner = self.owners.pop().unwrap_or_else(|| self.attachment.clone());
+    pub(crate) fn add_begun(&mut self, begun: Result<Begun<H::Over>, H::Error>) {
         // Apart, so that each is written where it stays.
-        match submitted {
-            Ok(call) => self.handles.push(H::of(owner, Ok(call))),
-            Err(error) => self.add_refused(owner, error),
+        match begun {
+            Ok(call) => self.handles.push(H::of(self.attachment, Ok(call))),
+            Err(error) => self.add_refused(error),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn add_refused(&mut self, owner: Arc<Attachment>, error: H::Error) {
-        self.handles.push(H::of(owner, Err(error)));
+    fn add_refused(&mut self, error: H::Error) {
+        self.handles.push(H::of(self.attachment, Err(error)));
     }
 
     pub(crate) fn into_vec(self) -> Vec<H> {
@@ -232,25 +302,28 @@ impl<'a, H: Handle> Handles<'a, H> {
 /// A handle of a call.
 pub(crate) trait Handle: Sized {
     type Error;
+    type Over;
 
-    fn of(attachment: Arc<Attachment>, submitted: Result<u32, Self::Error>) -> Self;
+    fn of(attachment: &Arc<Attachment>, begun: Result<Begun<Self::Over>, Self::Error>) -> Self;
 }
 
 impl Handle for Sending {
     type Error = Error;
+    type Over = ChannelSend;
 
     #[inline(always)]
-    fn of(attachment: Arc<Attachment>, submitted: Result<u32, Error>) -> Sending {
-        Sending(UnderWay::of(attachment, submitted))
+    fn of(attachment: &Arc<Attachment>, begun: Result<Begun<ChannelSend>, Error>) -> Sending {
+        Sending(UnderWay::of(attachment, begun))
     }
 }
 
 impl Handle for Receiving {
     type Error = Unreceived;
+    type Over = ChannelRecv;
 
     #[inline(always)]
-    fn of(attachment: Arc<Attachment>, submitted: Result<u32, Unreceived>) -> Receiving {
-        Receiving(UnderWay::of(attachment, submitted))
+    fn of(attachment: &Arc<Attachment>, begun: Result<Begun<ChannelRecv>, Unreceived>) -> Receiving {
+        Receiving(UnderWay::of(attachment, begun))
     }
 }
 

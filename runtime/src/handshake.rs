@@ -12,11 +12,23 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const ASLEEP_DEEPLY: u32 = 2;
+const IDLE: u32 = 3;
+
+/// What work is to a sleeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// It can wait until the sleeper wakes by itself, unless the sleep is light.
+    Low,
+    /// It wakes a sleeper that waits for anything.
+    Normal,
+    /// It wakes every sleeper: others wait for its answer.
+    High,
+}
 
 /// Tells posters whether a shard, or a process on the other side of shared memory, sleeps.
 ///
-/// It may lie in memory that another process writes: one word, 0 while awake, 2 while in a deep sleep (only urgent work wakes it),
-/// anything else while in a light sleep. So every value is legal: a wrong one costs a needless doorbell, or loses a wake-up of the
+/// It may lie in memory that another process writes: one word, 0 while awake, 2 while in a deep sleep (work of low urgency does not wake it),
+/// 3 while idle (only work of high urgency wakes it), anything else while in a light sleep. So every value is legal: a wrong one costs a needless doorbell, or loses a wake-up of the
 /// process that wrote it.
 #[derive(Debug)]
 #[repr(transparent)]
@@ -41,8 +53,34 @@ impl SleepFlag {
     pub fn must_ring_if_light(&self) -> bool {
         // Pairs with the fence in `announce`.
         fence(Ordering::SeqCst);
-        !matches!(self.0.load(Ordering::Relaxed), AWAKE | ASLEEP_DEEPLY)
+        !matches!(self.0.load(Ordering::Relaxed), AWAKE | ASLEEP_DEEPLY | IDLE)
             && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
+    }
+
+    /// True if a poster must ring the doorbell for work of this urgency; only one poster gets true. The work was published by a sequentially
+    /// consistent read-modify-write, which saves the fence of [`must_ring`](Self::must_ring).
+    #[inline]
+    pub fn must_ring_for(&self, urgency: Urgency) -> bool {
+        // Loom has no sequentially consistent operations but fences.
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+        // Pairs with the fence in `announce`: the poster's read-modify-write, this load, that fence and the sleeper's last check are in one order.
+        let state = self.0.load(Ordering::SeqCst);
+        let hears = match state {
+            AWAKE => false,
+            ASLEEP_DEEPLY => urgency >= Urgency::Normal,
+            IDLE => urgency == Urgency::High,
+            _ => true,
+        };
+        hears && self.0.swap(AWAKE, Ordering::AcqRel) != AWAKE
+    }
+
+    /// Like [`announce`](Self::announce), but for a sleeper that waits for nothing: only work of high urgency wakes it.
+    #[inline]
+    pub fn announce_idle(&self) {
+        self.0.store(IDLE, Ordering::Relaxed);
+        // As in `announce`.
+        fence(Ordering::SeqCst);
     }
 
     /// Like [`announce`](Self::announce), but for a deep sleep: work that can wait need not wake the sleeper.
@@ -84,7 +122,7 @@ mod loom_tests {
         thread,
     };
 
-    use super::SleepFlag;
+    use super::{SleepFlag, Urgency};
 
     struct Model {
         flag: SleepFlag,
@@ -132,6 +170,30 @@ mod loom_tests {
     #[test]
     fn loom_two_posters() {
         no_lost_wake_up(2);
+    }
+
+    /// An idle sleeper is woken by urgent work alone, and by all work once it sleeps lightly.
+    #[test]
+    fn loom_an_idle_sleep_that_becomes_light() {
+        loom::model(|| {
+            let model =
+                Arc::new(Model { flag: SleepFlag::new(), posts: AtomicUsize::new(0), rung: AtomicBool::new(false) });
+            model.flag.announce_idle();
+            assert!(!model.flag.must_ring_for(Urgency::Low) && !model.flag.must_ring_for(Urgency::Normal));
+            let poster = {
+                let model = Arc::clone(&model);
+                thread::spawn(move || {
+                    model.posts.fetch_add(1, Ordering::SeqCst);
+                    if model.flag.must_ring_for(Urgency::Normal) {
+                        model.rung.store(true, Ordering::Release);
+                    }
+                })
+            };
+            model.flag.announce();
+            let seen = model.posts.load(Ordering::SeqCst);
+            poster.join().unwrap();
+            assert!(seen == 1 || model.rung.load(Ordering::Acquire), "a post and no doorbell");
+        });
     }
 
     /// A sleeper that turns its deep sleep into a light one: later posts ring, or its last look sees them.

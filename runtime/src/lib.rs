@@ -91,7 +91,7 @@ mod turn;
 #[cfg(not(loom))]
 mod volatile;
 
-pub use self::handshake::SleepFlag;
+pub use self::handshake::{SleepFlag, Urgency};
 pub use self::stripes::Stripe;
 #[cfg(shards)]
 pub use self::{

@@ -15,6 +15,7 @@ pub mod byte_socket;
 pub mod call;
 #[cfg(not(loom))]
 pub mod chains;
+pub mod channel;
 #[cfg(not(loom))]
 mod destination;
 #[cfg(not(loom))]

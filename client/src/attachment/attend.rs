@@ -116,7 +116,7 @@ impl Held<'_> {
     /// A thread attends no more.
     pub(super) fn attends_no_more(&mut self) {
         self.attending -= 1;
-        if self.attending == 0 && self.calls.watched() > 0 {
+        if self.attending == 0 && self.watched() > 0 {
             self.wake_driver();
         }
         self.hand_over();

@@ -4,11 +4,10 @@
 //! A call has two owners: the caller, who may abandon it, and the daemon, which may still use the call's memory. Its slot is
 //! free when neither holds it. A call's number has an index and a generation, so stale answers are recognized.
 
+mod adopted;
 mod answers;
 mod batch;
-mod direct;
 mod listed;
-mod matching;
 mod slot;
 mod waiting;
 
@@ -27,8 +26,6 @@ use crate::{
 
 pub(super) use self::{
     answers::{Arrived, Fault},
-    direct::{Waiting, Wanted, Wish},
-    matching::{Awaited, Matching, Name},
     slot::Direction,
 };
 use self::{
@@ -49,8 +46,8 @@ pub(crate) struct Calls {
     /// Tensors that arrived for cancelled recvs.
     unclaimed: Unclaimed,
     kinds: LastKind,
-    /// Recvs that may have a tensor of a direct lane, and tensors there that wait.
-    matching: Matching,
+    /// Recvs that channels have adopted and that have ended: lane, slot, call, and whether the tensor came from the daemon.
+    left: Vec<(u32, u32, u32, bool)>,
     /// Recvs to be cancelled at the daemon because a tensor is set aside for them, with their segments.
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
@@ -143,6 +140,12 @@ impl Calls {
     #[inline]
     pub(super) fn unclaimed(&mut self) -> &mut Unclaimed {
         &mut self.unclaimed
+    }
+
+    /// True if a recv may get a tensor that arrived for a cancelled one.
+    #[inline]
+    pub(super) fn has_unclaimed(&self) -> bool {
+        !self.unclaimed.is_empty()
     }
 
     /// Enters a recv that ends at once with a tensor of one that was given up; `None` if the table is full, and then the tensor is kept.
@@ -293,7 +296,7 @@ impl Calls {
 
     /// Gives another call's tensor to a recv that waits.
     fn give(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
-        self.forget_name(call);
+        self.leave(call);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         slot.tensor = Some(tensor);
         if slot.daemon.is_here() {
@@ -361,7 +364,7 @@ impl Calls {
 
     /// Removes a call that was not submitted after all.
     pub(super) fn retract(&mut self, call: u32, after: &mut Aftermath) -> Memory {
-        self.forget_name(call);
+        self.leave(call);
         let Some(slot) = self.slot(call) else { return Memory::Nothing };
         (slot.daemon, slot.caller) = (Daemon::Done, Caller::Gone);
         // If the link was lost meanwhile, the outcome has the caller's destination, and the slot at most what was lent in its place.
@@ -459,7 +462,7 @@ impl Calls {
     /// unless it is to `cancel`.
     pub(super) fn forsake(&mut self, call: u32, cancel: bool, after: &mut Aftermath) -> Option<u16> {
         self.slot(call)?;
-        self.forget_name(call);
+        self.leave(call);
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         if cancel && slot.daemon.is_here() {
             slot.daemon = slot.daemon.ended();
@@ -522,7 +525,7 @@ impl Calls {
             self.release(call);
         }
         self.to_cancel.clear();
-        self.matching.clear();
+        self.left.clear();
     }
 
     #[inline]
@@ -552,17 +555,17 @@ impl Calls {
     fn end(&mut self, call: u32, after: &mut Aftermath) {
         let Some(slot) = self.own_slot(call).filter(|slot| slot.caller == Caller::Waiting) else { return };
         slot.caller = Caller::Owed;
-        if slot.name.is_some() || slot.waker.is_some() {
+        if slot.adopted.is_some() || slot.waker.is_some() {
             self.end_known(call, after);
         }
     }
 
-    /// Lanes, or somebody who sleeps, know of the call.
+    /// A channel, or somebody who sleeps, knows of the call.
     #[inline(never)]
     fn end_known(&mut self, call: u32, after: &mut Aftermath) {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        if let Some(name) = slot.name.take() {
-            self.matching.remove(name, Awaited::Recv(call));
+        if let Some((lane, at)) = slot.adopted.take() {
+            self.left.push((lane, at, call, slot.tensor.is_some()));
         }
         if let Some(waker) = slot.waker.take() {
             after.wakers.push(waker);

@@ -187,7 +187,11 @@ impl Attachment {
                 thread::park_timeout(due);
                 continue;
             }
-            if held.calls.watched() == 0 && !held.has_backlog() && !held.driver.is_expecting() {
+            if held.has_nothing_to_drive() && held.has_channels() {
+                drop(self.sleep(held, Waiter::Host));
+                continue;
+            }
+            if held.has_nothing_to_drive() {
                 held.driver.rests();
                 held.hand_over();
                 let due = held.lanes_due(Waiter::Driver);
@@ -203,7 +207,37 @@ impl Attachment {
     }
 }
 
+impl Attachment {
+    /// Has the driver poll for a call over a channel, unless other threads do; it must look after the channels when the call's deadline passes.
+    ///
+    /// # Errors
+    /// ResourceExhausted if no thread can be started to wait for it.
+    pub(crate) fn watch_channel(&self, deadline: Tick, is_awaited: bool) -> Result<(), Error> {
+        let mut held = self.lock();
+        // A listener may wait for less than this call.
+        held.have_all_rung_for();
+        if held.attending > 0 || !is_awaited {
+            return Ok(());
+        }
+        if held.driver.thread.is_none() {
+            held.driver.thread = Some(self.start_driver().map_err(|error| {
+                let reason = format!("a thread that waits for futures cannot be started: {error}");
+                Error::full("the system's threads", reason)
+            })?);
+        }
+        let state = &mut *held;
+        state.aftermath.wakers.extend(state.driver.waker());
+        held.attend_lanes(deadline);
+        Ok(())
+    }
+}
+
 impl Held<'_> {
+    /// True if the driver has no call to poll for.
+    pub(super) fn has_nothing_to_drive(&self) -> bool {
+        self.watched() == 0 && !self.has_backlog() && !self.driver.is_expecting()
+    }
+
     pub(super) fn poll_daemon(&mut self, waker: &Waker) -> Poll<()> {
         if self.takes_calls() || !self.awaits_restart() {
             return Poll::Ready(());

@@ -140,7 +140,10 @@ impl Held<'_> {
         } else if link.draining {
             self.note();
         }
-        self.drain_lanes();
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if link.direct.is_open() {
+            link.drain_lanes(calls, aftermath);
+        }
         if self.calls.has_published() {
             self.settle_published();
         }
@@ -148,15 +151,6 @@ impl Held<'_> {
             self.forward();
         }
         self.cancel_those_set_aside();
-    }
-
-    /// Takes in what has come over direct lanes.
-    #[inline]
-    fn drain_lanes(&mut self) {
-        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-        if link.direct.is_open() {
-            link.drain_lanes(calls, aftermath);
-        }
     }
 
     /// Cancels recvs at the daemon for which a tensor is set aside.
@@ -257,6 +251,10 @@ impl Held<'_> {
             self.chores_owed();
         }
         let Some(guard) = self.guard.take() else { return };
+        let (has_unclaimed, known) = (guard.calls.has_unclaimed(), &self.attachment.has_unclaimed);
+        if known.load(Ordering::Relaxed) != has_unclaimed {
+            known.store(has_unclaimed, Ordering::Relaxed);
+        }
         if !guard.aftermath.is_empty() {
             self.carry_out(guard);
         }

@@ -16,7 +16,7 @@ use sealane_transport::{
         AcceptedAt, CallListBuf, ClientEar, ClientEnd, Completion, Doorbell, NO_TIMEOUT, PushError, ReceivedAt, Record,
         Submission,
         attach::Attached,
-        limits::{NUMBERS_PER_RECORD, PEERS_MAX, SLOTS},
+        limits::{NUMBERS_PER_RECORD, PEERS_MAX},
     },
 };
 
@@ -25,7 +25,7 @@ use super::{
     aftermath::Aftermath,
     backlog::{Stored, Waiting, Way},
     calls::{Arrived, Calls},
-    direct::Lanes,
+    direct::{Lanes, Sleep},
     plans::{Closing, Landed, Plans, Taken},
     views::Arenas,
 };
@@ -273,11 +273,10 @@ impl Link {
         }
     }
 
-    /// Wakes sleeping shards that were written to, and the processes at the other ends of lanes.
+    /// Wakes sleeping shards that were written to.
     #[inline]
     pub(super) fn ring(&mut self) {
         self.ring_shards();
-        self.direct.ring();
     }
 
     /// True if a shard was written to and not rung for, or something waits to be written.
@@ -442,16 +441,16 @@ impl Link {
     }
 
     /// Announces that this side sleeps, and looks once more; false if there is something to do after all.
-    /// If it sleeps deeply, it is not woken for released sends and known publications.
-    pub(super) fn may_sleep(&mut self, deeply: bool, calls: &mut Calls) -> bool {
+    /// Unless it sleeps lightly, it is not woken for released sends and known publications.
+    pub(super) fn may_sleep(&mut self, sleep: Sleep) -> bool {
         let sleeps = self.segments.iter().map(|segment| segment.end.own_sleep());
-        if deeply {
-            sleeps.for_each(SleepFlag::announce_deep)
-        } else {
-            sleeps.for_each(SleepFlag::announce)
+        match sleep {
+            Sleep::Light => sleeps.for_each(SleepFlag::announce),
+            Sleep::Deep | Sleep::Idle => sleeps.for_each(SleepFlag::announce_deep),
         }
-        self.direct.announce(deeply, calls);
-        let quiet = self.segments.iter().all(|segment| segment.end.completions.is_empty()) && self.direct.is_quiet();
+        self.direct.announce(sleep);
+        let quiet =
+            self.segments.iter().all(|segment| segment.end.completions.is_empty()) && self.direct.is_quiet(sleep);
         if !quiet {
             self.awake();
         }
@@ -497,11 +496,6 @@ impl Segment {
             Err(PushError::Full) => Ok(false),
             Err(PushError::Broken(broken)) => Err(broken.to_string().into()),
         }
-    }
-
-    /// True if half of the ring is free, and nothing waits for the other half.
-    pub(super) fn has_room(&mut self) -> bool {
-        self.waiting.is_empty() && self.end.submissions.free_slots().is_ok_and(|free| free >= SLOTS as u64 / 2)
     }
 
     #[inline]

@@ -319,7 +319,7 @@ impl Held<'_> {
         if let Line::Up(mut link) = std::mem::replace(current, line) {
             // A forked child may hold the socket open, and a listener may for a while.
             link.ear.hang_up();
-            link.direct.leave(is_closing, calls, aftermath);
+            link.direct.leave(is_closing, &error, &mut aftermath.wakers);
             link.waiting.spend(aftermath);
             aftermath.link = Some(link);
         }
@@ -332,6 +332,7 @@ impl Held<'_> {
             aftermath.wakers.push(nudge);
         }
         aftermath.wakers.extend(listening.waker.take());
+        self.attachment.channels.changes();
         self.note();
     }
 }

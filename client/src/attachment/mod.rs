@@ -39,17 +39,15 @@ mod unclaimed;
 mod views;
 mod wait;
 
-#[cfg(feature = "fuzzing")]
-pub use self::direct::LaneDriver;
 pub(crate) use self::{
     calls::{Calls, Received},
-    direct::{RingPlace, RingReader, RingWriter},
+    direct::{Awaited, Channel, ChannelRecv, ChannelSend, Ended, OverChannel, RingPlace, RingReader, RingWriter},
     elsewhere::Streamed,
     held::together,
     loss::at_once,
     plans::{Gathered, Landed, Placed, PlanOf, Pull, Seat},
     publish::Lying,
-    submit::{Purpose, To, With},
+    submit::{Begun, Purpose, To, With},
 };
 
 use std::{
@@ -71,7 +69,7 @@ use sealane_transport::{
 };
 
 use self::{
-    acceptors::Acceptors, aftermath::Aftermath, attend::Listening, driver::Driver, elsewhere::Elsewhere, held::Held,
+    acceptors::Acceptors, aftermath::Aftermath, attend::Listening, direct::ChannelCache, driver::Driver, elsewhere::Elsewhere, held::Held,
     link::Link, nudge::Nudge, published::Published,
 };
 use crate::{
@@ -99,6 +97,10 @@ pub(crate) struct Attachment {
     owes_chores: AtomicBool,
     /// Starting a call may find no room, or no daemon.
     crowded: AtomicBool,
+    /// Tensors are kept that arrived from the daemon for cancelled recvs.
+    has_unclaimed: AtomicBool,
+    /// The channels to peers, as threads remember them.
+    channels: ChannelCache,
     /// Daemons so far that drained and are gone. Compared with its value before a call, it says whether that may have ended the call.
     restarts: AtomicU64,
     nudge: Arc<Nudge>,
@@ -217,6 +219,8 @@ impl Attachment {
                 asleep: AtomicBool::new(false),
                 owes_chores: AtomicBool::new(false),
                 crowded: AtomicBool::new(false),
+                has_unclaimed: AtomicBool::new(false),
+                channels: ChannelCache::default(),
                 restarts: AtomicU64::new(0),
                 nudge_waker: nudge.clone().into(),
                 nudge,
@@ -305,7 +309,8 @@ impl Attachment {
         // Time plays no part: what is slow is not asked of a daemon that nobody drives.
         held.driver.is_the_caller();
         let State { line: Line::Up(link), calls, .. } = &mut *held else { return };
-        link.open_lane(peer.into(), given, calls);
+        link.open_lane(peer.into(), given, calls, (self.task(), self.mark.clone(), self.me.clone()));
+        self.channels.changes();
     }
 
     /// Tasks to whose processes this one has a direct lane that both ends read.

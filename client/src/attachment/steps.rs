@@ -1,4 +1,4 @@
-//! The end of a step, as every shard and every lane hears of it. Runs on the callers' threads.
+//! The end of a step, of which every shard and every channel is notified. Runs on the callers' threads.
 
 use std::sync::PoisonError;
 
@@ -22,7 +22,7 @@ impl Attachment {
     fn end_step(&self, step: i64, reason: &str, told: &Submission<'_>) -> Result<(), Error> {
         self.check_fork()?;
         // Ends of steps go out one after the other, to all: what another thread begins when the daemon reports a step's end
-        // comes behind what lanes are told of it.
+        // comes behind what channels are told of it.
         let _in_turn = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.lock();
         held.pump();
@@ -31,10 +31,9 @@ impl Attachment {
         if held.has_unplaced() {
             held.end_unplaced(step, reason);
         }
-        held.ask_for_step(step);
         drop(held);
         let aborted = matches!(told, Submission::Abort { .. });
-        // The daemon hears before the peers on lanes.
+        // The daemon is notified before the peers with channels.
         match self.up(Tick::now(), None) {
             Ok(mut held) => {
                 let outcome = held.tell_all(told);

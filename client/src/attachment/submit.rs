@@ -1,7 +1,10 @@
 //! Submitting: a call's record goes into the ring of the shard that serves the pair, its memory into the table. Runs on the
 //! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`, many calls together as long as one.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use sealane_transport::{
     Destination, Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
@@ -13,6 +16,7 @@ use super::{
     Attachment, Held, Line, Link, State,
     backlog::Way,
     calls::Direction,
+    direct::{Channel, ChannelRecv, ChannelSend, NotHere},
     dropped,
     held::RoomWait,
     link::{Peer, Unsubmitted},
@@ -76,10 +80,35 @@ pub(crate) struct With<'a> {
     pub(crate) step: i64,
 }
 
+/// A call that was begun.
+pub(crate) enum Begun<C> {
+    AtDaemon(u32),
+    OverChannel(C),
+}
+
 impl Attachment {
-    /// Submits a send or a push; returns the call's number.
+    /// Begins a send or a push.
     #[inline]
-    pub(crate) fn send(&self, to: To<'_>, name: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
+    pub(crate) fn send(
+        &self,
+        to: To<'_>,
+        name: &str,
+        tensor: Tensor,
+        options: &SendOptions,
+    ) -> Result<Begun<ChannelSend>, Error> {
+        if let Purpose::Send { step } = to.purpose
+            && let Some(channel) = self.channel_to(to.peer)?
+        {
+            match channel.send((step, name), &tensor, options.timeout) {
+                Ok(sent) => return Ok(Begun::OverChannel(sent)),
+                Err(NotHere::Fails(error)) => return Err(error),
+                Err(NotHere::Switch(())) => {}
+            }
+        }
+        self.send_by_daemon(to, name, tensor, options).map(Begun::AtDaemon)
+    }
+
+    fn send_by_daemon(&self, to: To<'_>, name: &str, tensor: Tensor, options: &SendOptions) -> Result<u32, Error> {
         let mut tensor = Some(tensor);
         let now = Tick::now();
         let mut held = loop {
@@ -96,9 +125,27 @@ impl Attachment {
         sent
     }
 
-    /// Submits a recv; returns the call's number.
+    /// Begins a recv.
     #[inline]
-    pub(crate) fn recv(&self, from: With<'_>, key: &str, options: RecvOptions) -> Result<u32, Unreceived> {
+    pub(crate) fn recv(
+        &self,
+        from: With<'_>,
+        key: &str,
+        mut options: RecvOptions,
+    ) -> Result<Begun<ChannelRecv>, Unreceived> {
+        if let Some(channel) = self.channel_to(from.peer)?
+            && !self.has_unclaimed.load(Ordering::Relaxed)
+        {
+            match channel.recv((from.step, key), options) {
+                Ok(recv) => return Ok(Begun::OverChannel(recv)),
+                Err(NotHere::Fails(error)) => return Err(error.into()),
+                Err(NotHere::Switch(back)) => options = back,
+            }
+        }
+        self.recv_by_daemon(from, key, options).map(Begun::AtDaemon)
+    }
+
+    fn recv_by_daemon(&self, from: With<'_>, key: &str, options: RecvOptions) -> Result<u32, Unreceived> {
         let now = Tick::now();
         let mut destination = options.destination;
         let (mut memory, mut held) = loop {
@@ -114,6 +161,16 @@ impl Attachment {
         held.submitted(1);
         drop(held);
         asked.map_err(|error| Unreceived::returning(error, memory.into_destination().0))
+    }
+
+    /// The channel to a peer, if there is one.
+    ///
+    /// # Errors
+    /// InvalidArgument in a forked child.
+    #[inline]
+    pub(super) fn channel_to(&self, peer: &str) -> Result<Option<Arc<Channel>>, Error> {
+        self.check_fork()?;
+        Ok(self.channels.find(peer, || self.lock().channel(peer)))
     }
 
     /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` is called for every one, in order. The
@@ -149,14 +206,27 @@ impl Held<'_> {
         tensor: &mut Option<Tensor>,
         timeout: Option<Duration>,
     ) -> Result<u32, Error> {
+        let is_small = tensor.as_ref().is_some_and(is_small);
+        let call = self.submit_send(now, to, name, tensor, timeout)?;
+        if let Purpose::Send { step } = to.purpose {
+            self.counts(to.peer, now, is_small.into());
+            self.sent_by_daemon(call, to.peer, (step, name));
+        }
+        Ok(call)
+    }
+
+    #[inline]
+    fn submit_send(
+        &mut self,
+        now: Tick,
+        to: To<'_>,
+        name: &str,
+        tensor: &mut Option<Tensor>,
+        timeout: Option<Duration>,
+    ) -> Result<u32, Error> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let peer = self.peer(to.peer)?;
         let To { purpose, .. } = to;
-        if let (Purpose::Send { step }, Some(large)) = (purpose, &tensor)
-            && !is_small(large)
-        {
-            self.say_by_daemon(now, (peer, to.peer), (step, name));
-        }
         if let Some(early) = tensor.take_if(|tensor| self.must_wait(purpose, tensor)) {
             return self.keep_waiting((peer, purpose, name), (timeout_ms, deadline), early);
         }
@@ -177,11 +247,6 @@ impl Held<'_> {
             });
         }
         let Some(small) = tensor else { unreachable!("only a large tensor is taken") };
-        if let Purpose::Send { step } = purpose
-            && let Some(call) = self.send_direct(now, (peer, to.peer), (step, name), small, deadline)
-        {
-            return Ok(call);
-        }
         let sent = self.enter(purpose.direction(), segment, deadline, Memory::Nothing, |call| {
             let (meta, payload) = (small.meta().as_wire(), PayloadAt::Inline(small.bytes()));
             (timeout_ms, purpose.submission((call, number, timeout_ms), name, meta, payload))
@@ -204,13 +269,11 @@ impl Held<'_> {
         let (timeout_ms, deadline) = self.time(now, timeout)?;
         let destination = self.span(memory)?;
         let to = self.peer(from.peer)?;
+        self.counts(from.peer, now, 1);
         let borrowed = match (&*memory, &self.line) {
             (Memory::Destination(destination), Line::Up(link)) => !link.arena.is_of(destination),
             _ => false,
         };
-        if let Some(found) = self.recv_direct(now, to, place, memory, (deadline, borrowed, fail_if_gone)) {
-            return found;
-        }
         if let Some(claimed) = self.claim(place, memory) {
             return claimed;
         }
@@ -226,7 +289,7 @@ impl Held<'_> {
             Ok(call) => {
                 let State { calls, aftermath, .. } = &mut **self;
                 calls.asked(call, place, borrowed, aftermath);
-                self.asked_by_name(call, to, place);
+                self.asked_daemon(call, from.peer, (from.step, key));
                 Ok(call)
             }
             Err((error, back)) => {
@@ -392,15 +455,12 @@ impl Held<'_> {
         }
     }
 
-    /// After a call or a batch: wakes those who were written to, and looks at the answers now and then. Calls over lanes do not
-    /// concern shards.
+    /// After a call or a batch: wakes shards that were written to, and looks at the answers now and then.
     #[inline]
     pub(super) fn submitted(&mut self, count: usize) {
         let Line::Up(link) = &mut self.line else { return };
         if link.is_for_shards() {
             self.chores();
-        } else {
-            link.direct.ring();
         }
         self.unlooked = self.unlooked.saturating_add(count as u32);
         if self.unlooked >= SUBMISSIONS_PER_LOOK {

@@ -1,7 +1,7 @@
-//! Small sends and recvs of a batch: over the lane to their peer, or with as many in one record of a ring as fit. Runs on the callers'
-//! threads, under the attachment's lock.
+//! Sends and recvs of a batch: over the channel to their peer, or with as many small ones in one record of a ring as fit. Runs on the callers'
+//! threads.
 
-use std::{cell::OnceCell, time::Duration};
+use std::{cell::OnceCell, sync::atomic::Ordering, time::Duration};
 
 use sealane_transport::{
     Error, RecvOptions, SendOptions, Tensor, Unreceived,
@@ -11,11 +11,11 @@ use sealane_transport::{
 use super::{
     Attachment, Held, Line, State,
     calls::Direction,
-    direct::OverLane,
+    direct::{ChannelRecv, ChannelSend},
     link::Peer,
     memory::Memory,
     placing::{is_inline, is_of_device, is_small, on_device},
-    submit::{Purpose, To, With},
+    submit::{Begun, Purpose, To, With},
 };
 use crate::clock::Tick;
 
@@ -28,12 +28,6 @@ struct Shared<'a> {
     now: Tick,
     timeout_ms: u32,
     deadline: Tick,
-}
-
-/// How calls of a batch go together.
-enum Way<'a> {
-    Record(Shared<'a>),
-    Lane(OverLane),
 }
 
 #[derive(Clone, Copy)]
@@ -99,21 +93,55 @@ fn small_ones<K>(tensors: &[(K, Option<Tensor>)]) -> usize {
 }
 
 impl Attachment {
-    /// Submits many sends or pushes under one lock and rings once; `each` is called for every one, in order.
+    /// Begins many sends or pushes; `each` is called for every one, in order.
     pub(crate) fn send_all<K: AsRef<str>>(
         &self,
         to: To<'_>,
         tensors: impl Iterator<Item = (K, Tensor)>,
         options: &SendOptions,
-        mut each: impl FnMut(Result<u32, Error>),
+        mut each: impl FnMut(Result<Begun<ChannelSend>, Error>),
     ) {
         // The iterator is the caller's code, and runs before anything is locked.
         let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
+        let channel = match to.purpose {
+            Purpose::Send { step } => self.channel_to(to.peer).map(|channel| channel.map(|channel| (channel, step))),
+            Purpose::Push => self.check_fork().map(|()| None),
+        };
+        let channel = match channel {
+            Ok(channel) => channel,
+            Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
+        };
+        let Some((channel, step)) = channel else {
+            return self.send_all_by_daemon(to, &mut tensors, options, |sent| each(sent.map(Begun::AtDaemon)));
+        };
+        let mut rest = &mut tensors[..];
+        while !rest.is_empty() {
+            let sent = channel.send_all(step, rest, options.timeout, |sent| each(sent.map(Begun::OverChannel)));
+            rest = &mut rest[sent..];
+            // Those that the channel does not take, up to the next one that it might.
+            let is_large = |tensor: &(K, Option<Tensor>)| tensor.1.as_ref().is_some_and(|tensor| !is_inline(tensor));
+            let large = rest.iter().take_while(|tensor| is_large(tensor)).count().max(usize::from(!rest.is_empty()));
+            let (these, others) = rest.split_at_mut(large);
+            if !these.is_empty() {
+                self.send_all_by_daemon(to, these, options, |sent| each(sent.map(Begun::AtDaemon)));
+            }
+            rest = others;
+        }
+    }
+
+    /// Submits many sends or pushes under one lock and rings once; `each` is called for every one, in order.
+    fn send_all_by_daemon<K: AsRef<str>>(
+        &self,
+        to: To<'_>,
+        tensors: &mut [(K, Option<Tensor>)],
+        options: &SendOptions,
+        mut each: impl FnMut(Result<u32, Error>),
+    ) {
         let now = Tick::now();
-        let mut small = small_ones(&tensors);
+        let mut small = small_ones(tensors);
         let mut placement = Placement { placed: small, refused: None };
         let mut held = loop {
-            placement.place(&mut tensors, small, |tensor| self.place(tensor, now, options.timeout));
+            placement.place(tensors, small, |tensor| self.place(tensor, now, options.timeout));
             let held = match self.up(now, options.timeout) {
                 Ok(held) => held,
                 Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
@@ -154,8 +182,27 @@ impl Attachment {
         drop(held);
     }
 
-    /// Submits many recvs under one lock and rings once; `each` is called for every one, in order.
+    /// Begins many recvs; `each` is called for every one, in order.
     pub(crate) fn recv_all<K: AsRef<str>>(
+        &self,
+        from: With<'_>,
+        mut wanted: Vec<(K, RecvOptions)>,
+        mut each: impl FnMut(Result<Begun<ChannelRecv>, Unreceived>),
+    ) {
+        let channel = match self.channel_to(from.peer) {
+            Ok(channel) => channel.filter(|_| !self.has_unclaimed.load(Ordering::Relaxed)),
+            Err(error) => return wanted.iter().for_each(|_| each(Err(error.clone().into()))),
+        };
+        if let Some(channel) = channel {
+            wanted = channel.recv_all(from.step, wanted, |recv| each(recv.map(Begun::OverChannel)));
+        }
+        if !wanted.is_empty() {
+            self.recv_all_by_daemon(from, wanted, |asked| each(asked.map(Begun::AtDaemon)));
+        }
+    }
+
+    /// Submits many recvs under one lock and rings once; `each` is called for every one, in order.
+    fn recv_all_by_daemon<K: AsRef<str>>(
         &self,
         from: With<'_>,
         mut wanted: Vec<(K, RecvOptions)>,
@@ -238,7 +285,7 @@ impl Held<'_> {
     }
 
     /// Sends the first of these small tensors together, as many as find room; returns how many, and calls `each` for them. 0 if the
-    /// first has to go by itself, `None` if all have to: over a lane that is not read yet, or into an error that each meets then.
+    /// first has to go by itself, `None` if all have to: past a channel, or into an error that each meets then.
     pub(super) fn send_together<K: AsRef<str>>(
         &mut self,
         now: Tick,
@@ -251,16 +298,12 @@ impl Held<'_> {
             return Some(0);
         }
         let small = tensors.iter().map_while(|(key, tensor)| Some((key.as_ref(), tensor.as_ref()?)));
-        Some(match self.way(now, (to, step), timeout)? {
-            Way::Lane(over) => self.send_over(over, small, |call| each(Ok(call))),
-            Way::Record(shared) => {
-                let calls = small.map(|(key, tensor)| {
-                    let (meta, bytes) = (tensor.meta().as_wire(), tensor.bytes());
-                    SmallCall { call: 0, key, meta, bytes }
-                });
-                self.in_one_record(shared, Kind::Sends, calls, each)
-            }
-        })
+        let shared = self.shared(now, (to, step), timeout)?;
+        let calls = small.map(|(key, tensor)| {
+            let (meta, bytes) = (tensor.meta().as_wire(), tensor.bytes());
+            SmallCall { call: 0, key, meta, bytes }
+        });
+        Some(self.in_one_record(shared, Kind::Sends, calls, each))
     }
 
     /// Asks for the first of these tensors together, as many as share the first one's options, have no destination, and find room; returns
@@ -277,32 +320,23 @@ impl Held<'_> {
         if !self.calls.unclaimed().is_empty() {
             return Some(0);
         }
-        let way = self.way(now, (from, step), *timeout)?;
+        let shared = self.shared(now, (from, step), *timeout)?;
         let alike = |options: &RecvOptions| {
             options.destination.is_none() && (options.timeout, options.fail_if_gone) == (*timeout, *fail_if_gone)
         };
         let keys = wanted.iter().take_while(|(_, options)| alike(options)).map(|(key, _)| key.as_ref());
-        Some(match way {
-            Way::Lane(over) => self.recv_over(over, from, keys, (&mut Memory::Nothing, false, !*fail_if_gone), each),
-            Way::Record(shared) => {
-                self.give_back_blocks();
-                let calls = keys.map(|key| SmallCall { call: 0, key, meta: &[], bytes: &[] });
-                let kind = Kind::Recvs { fail_if_gone: *fail_if_gone };
-                self.in_one_record(shared, kind, calls, each)
-            }
-        })
+        self.give_back_blocks();
+        let calls = keys.map(|key| SmallCall { call: 0, key, meta: &[], bytes: &[] });
+        let kind = Kind::Recvs { fail_if_gone: *fail_if_gone };
+        Some(self.in_one_record(shared, kind, calls, each))
     }
 
-    /// How calls made at `now` go together, if they may. Each meets an error again by itself.
-    fn way<'a>(&mut self, now: Tick, (peer, step): (&'a str, i64), timeout: Option<Duration>) -> Option<Way<'a>> {
+    /// What calls made at `now` have in common, if they may share a record. Each meets an error again by itself.
+    fn shared<'a>(&mut self, now: Tick, (peer, step): (&'a str, i64), timeout: Option<Duration>) -> Option<Shared<'a>> {
         let (timeout_ms, deadline) = self.time(now, timeout).ok()?;
         let with = self.peer(peer).ok()?;
-        // Tensors of a record are counted once their number is known.
-        match self.lane_of((with, peer), now, 0) {
-            Some((lane, true)) => Some(Way::Lane(OverLane { lane, step, now, deadline })),
-            Some((_, false)) => None,
-            None => Some(Way::Record(Shared { peer, with, step, now, timeout_ms, deadline })),
-        }
+        // A channel must know of each.
+        self.channel(peer).is_none().then_some(Shared { peer, with, step, now, timeout_ms, deadline })
     }
 
     /// Enters the first of these calls into the table, as many as fit into a record, and submits that; returns how many, after calling
@@ -333,7 +367,12 @@ impl Held<'_> {
                 if let Kind::Recvs { .. } = kind {
                     calls.all_asked(list.as_list(), (shared.peer, shared.step), aftermath);
                 }
-                list.as_list().numbers().for_each(|call| each(Ok(call)));
+                for call in list.as_list().numbers() {
+                    if let Kind::Sends = kind {
+                        link.direct.sent_by_daemon(call, shared.peer, (shared.step, ""));
+                    }
+                    each(Ok(call));
+                }
             } else {
                 // Calls that go one by one meet a fault again, and a shard that sleeps makes no room.
                 calls.retract_all(list.as_list(), aftermath);
@@ -346,7 +385,7 @@ impl Held<'_> {
         let count = list.as_list().len();
         link.together = list;
         if count > 0 {
-            self.lane_of((shared.with, shared.peer), shared.now, count);
+            self.counts(shared.peer, shared.now, count);
         }
         count
     }

@@ -12,7 +12,12 @@ use std::{
 use sealane_runtime::Polling;
 use sealane_transport::{Error, shm::Woken};
 
-use super::{Attachment, Held, Line, State, Take, TakeSome, attend::Attendant, nudge};
+use super::{
+    Attachment, Held, Line, State, Take, TakeSome,
+    attend::Attendant,
+    direct::{Awaited, Sleep},
+    nudge,
+};
 use crate::{
     Attach, attach,
     clock::Tick,
@@ -24,6 +29,10 @@ use crate::{
 pub(super) enum Waiter<'a> {
     /// The caller of this call.
     Caller(u32),
+    /// The caller of a call over a channel.
+    OverChannel(&'a dyn Awaited),
+    /// The driver without a call to poll for: it answers other clients.
+    Host,
     /// The driver, which waits for all calls that are awaited as futures.
     Driver,
     /// A thread that waits for a future.
@@ -119,6 +128,15 @@ impl Attachment {
         }
     }
 
+    /// Waits for the end of a call over a channel, or until the daemon is lost.
+    pub(crate) fn wait_over_channel(&self, call: &dyn Awaited) {
+        let waiter = Waiter::OverChannel(call);
+        let held = self.spin(waiter);
+        if !held.is_over(waiter) {
+            drop(self.sleep(held, waiter));
+        }
+    }
+
     /// How a waiting thread polls before it sleeps, if the user has set it.
     pub(crate) fn polling(&self) -> Option<Polling> {
         self.settings.polling
@@ -164,6 +182,13 @@ impl Attachment {
             for _ in 0..looks {
                 // A moment in which others find the lock free.
                 std::hint::spin_loop();
+                if let Waiter::OverChannel(call) = waiter {
+                    // Its channel alone is polled, without the attachment's lock, which is taken from time to time below.
+                    if call.channel().has_news() && call.channel().look(call) {
+                        return self.lock();
+                    }
+                    continue;
+                }
                 let Some(mut held) = self.try_lock() else { continue };
                 held.pump();
                 if held.is_over(waiter) {
@@ -183,6 +208,11 @@ impl Attachment {
             held.expire(waiter);
             let ended = match waiter {
                 Waiter::Caller(_) => false,
+                Waiter::OverChannel(_) => {
+                    held.pump();
+                    !matches!(held.line, Line::Up(_))
+                }
+                Waiter::Host => true,
                 // Two threads that poll the same rings find no more than one.
                 Waiter::Driver => held.attending > 0 || held.has_unplaced() || held.wants_lanes(),
                 Waiter::Attendant(attendant) => attendant.is_late(),
@@ -228,7 +258,8 @@ impl Attachment {
                 let state = &mut *held;
                 state.calls.wake_at_end(call, &self.nudge_waker, false, &mut state.aftermath);
             }
-            Waiter::Driver => {}
+            Waiter::OverChannel(call) => held.wake_at_end(call, &self.nudge_waker),
+            Waiter::Driver | Waiter::Host => {}
             Waiter::Attendant(attendant) => may_listen = attendant.may_listen(),
         }
         drop(held);
@@ -262,10 +293,13 @@ impl Attachment {
         if matches!(&held.line, Line::Up(link) if link.has_chores()) {
             held.chores();
         }
-        let deeply = held.wants_answers_alone(waiter);
-        let State { line, calls, .. } = &mut **held;
-        match line {
-            Line::Up(link) => link.may_sleep(deeply, calls),
+        let sleep = match held.wants_answers_alone(waiter) {
+            true if matches!(waiter, Waiter::Host) => Sleep::Idle,
+            true => Sleep::Deep,
+            false => Sleep::Light,
+        };
+        match &mut held.line {
+            Line::Up(link) => link.may_sleep(sleep),
             Line::Lost(_) | Line::Ended(_) => false,
         }
     }
@@ -284,13 +318,16 @@ impl Attachment {
         let ticket = held.next_parked;
         held.next_parked += 1;
         let mut timeout = held.time_left(waiter);
-        if matches!(waiter, Waiter::Driver) {
+        if matches!(waiter, Waiter::Driver | Waiter::Host) {
             timeout = timeout.into_iter().chain(held.look_again()).chain(held.lanes_due(waiter)).min();
             held.driver.rests();
         }
         if let Waiter::Caller(call) = waiter {
             let state = &mut *held;
             state.calls.wake_at_end(call, &waker, false, &mut state.aftermath);
+        }
+        if let Waiter::OverChannel(call) = waiter {
+            held.wake_at_end(call, &waker);
         }
         held.parked.push((ticket, waker));
         drop(held);
@@ -378,7 +415,9 @@ impl Held<'_> {
     fn wants_answers_alone(&self, waiter: Waiter<'_>) -> bool {
         let is_answered = match waiter {
             Waiter::Caller(call) => self.calls.is_answered(call),
-            Waiter::Driver | Waiter::Attendant(_) => true,
+            Waiter::OverChannel(_) => false,
+            Waiter::Driver | Waiter::Attendant(_) => !self.waits_for_acknowledgements(),
+            Waiter::Host => true,
         };
         let is_alone = self.parked.is_empty() && self.calls.watched_releases() == 0;
         // A draining daemon waits until this process knows everything.
@@ -388,9 +427,9 @@ impl Held<'_> {
 
     /// Has the daemon ring for everything, if a listener sleeps and nobody polls the rings meanwhile.
     pub(super) fn have_all_rung_for(&mut self) {
-        let State { line, calls, listening, spinning, .. } = &mut **self;
+        let State { line, listening, spinning, .. } = &mut **self;
         if let (true, 0, Line::Up(link)) = (listening.is_there(), *spinning, line)
-            && !link.may_sleep(false, calls)
+            && !link.may_sleep(Sleep::Light)
         {
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);
@@ -402,24 +441,31 @@ impl Held<'_> {
     fn is_over(&self, waiter: Waiter<'_>) -> bool {
         match waiter {
             Waiter::Caller(call) => self.calls.is_owed(call),
-            Waiter::Driver => {
-                let is_idle = self.calls.watched() == 0 && !self.has_backlog() && !self.driver.is_expecting();
-                is_idle || !matches!(self.line, Line::Up(_))
-            }
+            Waiter::OverChannel(call) => call.has_ended(&mut call.channel().lock()),
+            Waiter::Driver => self.has_nothing_to_drive() || !matches!(self.line, Line::Up(_)),
+            Waiter::Host => !self.has_nothing_to_drive() || self.wants_lanes() || !self.has_channels(),
             Waiter::Attendant(attendant) => attendant.is_woken(),
         }
     }
 
     /// The waiter is awake again and needs no waker.
     fn wake_nobody(&mut self, waiter: Waiter<'_>) {
-        if let Waiter::Caller(call) = waiter {
-            self.calls.wake_nobody(call);
+        match waiter {
+            Waiter::Caller(call) => self.calls.wake_nobody(call),
+            Waiter::OverChannel(call) => call.wake_nobody(&mut call.channel().lock()),
+            Waiter::Driver | Waiter::Host | Waiter::Attendant(_) => {}
         }
+    }
+
+    /// Wakes `waker` when a call over a channel ends.
+    fn wake_at_end(&mut self, call: &dyn Awaited, waker: &Waker) {
+        let before = call.wake_at_end(&mut call.channel().lock(), waker, false);
+        self.aftermath.wakers.extend(before);
     }
 
     /// How long the driver may sleep before the lanes need attention; other waiters leave the lanes to it if there is one.
     pub(super) fn lanes_due(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
-        if matches!(waiter, Waiter::Driver) || !self.driver.is_there() { self.attend_lanes_in() } else { None }
+        if matches!(waiter, Waiter::Driver | Waiter::Host) || !self.driver.is_there() { self.attend_lanes_in() } else { None }
     }
 
     fn time_left(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
@@ -429,7 +475,13 @@ impl Held<'_> {
                 Tick::NEVER => None,
                 deadline => deadline.after(GRACE).from(now),
             },
+            Waiter::OverChannel(call) => match call.deadline() {
+                Tick::NEVER => None,
+                deadline if deadline > now => deadline.from(now),
+                deadline => deadline.after(GRACE).from(now),
+            },
             Waiter::Driver => Some(SWEEP_INTERVAL),
+            Waiter::Host => None,
             Waiter::Attendant(attendant) => Some(attendant.time_left()),
         }
     }
@@ -444,8 +496,19 @@ impl Held<'_> {
                     state.calls.overdue(call, error, &mut state.aftermath);
                 }
             }
-            Waiter::Driver | Waiter::Attendant(_) => self.sweep(),
+            Waiter::OverChannel(call) => {
+                let channel = call.channel();
+                let mut inner = channel.lock();
+                call.expire(&mut inner, Tick::now());
+                channel.finish_held(inner, &mut self.aftermath.wakers);
+            }
+            Waiter::Driver | Waiter::Host | Waiter::Attendant(_) => self.sweep(),
         }
+    }
+
+    /// True if a future waits until a peer has taken a tensor.
+    fn waits_for_acknowledgements(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if link.direct.has_send_waiters())
     }
 
     /// The error of a call that the daemon does not end.

@@ -146,6 +146,10 @@ impl Neighbours {
             let (bell, ear) = ClientBell::between_clients().map_err(|error| failed(&error))?;
             task.open_lane(peer, GivenLane { lane, ear, bell });
         }
+        // Each finds the other's end open, and is told that no tensor goes another way.
+        for task in [&sender, &receiver, &sender] {
+            task.look_at_lanes();
+        }
         let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
         Ok(Neighbours { _shards: [one, other], sender, receiver, tensor })
     }

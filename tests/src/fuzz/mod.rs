@@ -4,6 +4,7 @@
 //! (`cargo xtask fuzz`), and on one input to examine it (`cargo xtask fuzz TARGET --input FILE`).
 
 mod attach;
+mod channel;
 mod client;
 pub mod corpus;
 mod door;
@@ -12,7 +13,6 @@ mod files;
 mod forge;
 mod frames;
 mod greeting;
-mod lane;
 mod node;
 mod records;
 mod rings;
@@ -112,10 +112,10 @@ pub const TARGETS: &[Target] = &[
         words: &[b"SEALANE\n"],
     },
     Target {
-        name: "lane",
-        reads: "the memory of a direct lane, from another client",
-        run: lane::run,
-        seeds: lane::seeds,
+        name: "channel",
+        reads: "the rings of a channel, from another client",
+        run: channel::run,
+        seeds: channel::seeds,
         input_bytes_max: 1024,
         words: script::LIMITS,
     },

@@ -33,27 +33,8 @@ pub const FIXED_BYTES_MAX: usize = 48;
 /// would have to be found, and freed after the tensor's release. At this size a record takes about five slots.
 pub const INLINE_BYTES_MAX: usize = 512;
 
-/// Entries of each direction of a direct lane: tensors sent by one client and not taken by the other. Further ones go
-/// through the daemon. Their pages are allocated on first use, and the last used entry is reused first.
-pub const LANE_ENTRIES: usize = 1024;
-
-/// Words of an entry, 1 KiB: of a small tensor, key and metadata may take half.
-pub const LANE_ENTRY_WORDS: usize = 128;
-
-/// Where the sections of a record in an entry begin: behind the words of its state, its head and its step.
-pub const LANE_SECTIONS_AT: usize = 3;
-
-/// Words of an entry for the sections.
-pub const LANE_SECTION_WORDS: usize = LANE_ENTRY_WORDS - LANE_SECTIONS_AT;
-
-/// Bytes of an entry that are prefetched while the previous one is handled: what a tensor of 64 bytes takes, with its key.
-pub(super) const LANE_AHEAD_BYTES: usize = 256;
-
-/// Notes per entry that may be unread: it was sent, and it was withdrawn.
-pub const LANE_NOTES_PER_ENTRY: usize = 2;
-
-/// Notes, or returns, that are written together: a cache line of them.
-pub(super) const LANE_NOTES_TOGETHER: usize = 8;
+/// Words of a channel's ring in each direction: 64 KiB. Its pages are allocated on first use, and a quiet channel stays in the first.
+pub const CHANNEL_WORDS: u64 = 8192;
 
 /// Rings of bytes in each direction of a direct lane: further streams of bytes go through the daemon.
 pub const LANE_RINGS: usize = 16;
@@ -149,11 +130,8 @@ pub const RINGS_PER_WAKING: usize = 1024;
 
 const _: () = {
     assert!(SLOTS.is_power_of_two());
-    assert!(LANE_ENTRIES.is_power_of_two() && LANE_NOTES_PER_ENTRY.is_power_of_two());
-    // An entry's number has 16 bits in a note.
-    assert!(LANE_ENTRIES <= 1 << 16);
-    // So has the length of each section in a record's head.
-    assert!(LANE_ENTRY_WORDS * 8 <= u16::MAX as usize);
+    assert!(CHANNEL_WORDS.is_power_of_two() && CHANNEL_WORDS <= u16::MAX as u64);
+    assert!(INLINE_BYTES_MAX == crate::channel::PAYLOAD_BYTES_MAX);
     // The reader publishes its position every quarter, so no record may need the whole ring to be free.
     assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
     // A record's length has 16 bits in the commit word, and so has the length of each of its fields.

@@ -196,6 +196,8 @@ pub(super) struct Words<const N: usize> {
 
 // SAFETY: it gives out references to atomics only, and owns a share of the mapping that they lie in.
 unsafe impl<const N: usize> Send for Words<N> {}
+// SAFETY: as above.
+unsafe impl<const N: usize> Sync for Words<N> {}
 
 impl<const N: usize> Words<N> {
     /// `count` runs, a power of two, from `offset` on.
@@ -212,6 +214,18 @@ impl<const N: usize> Words<N> {
         // SAFETY: `new` checked that `count` runs from here are aligned and within the mapping, which `self` keeps, and the
         // index is below `count`; they are accessed by atomics alone.
         unsafe { self.first.add(index).as_ref() }
+    }
+
+    /// `count` runs from this number on, modulo their number.
+    ///
+    /// # Panics
+    /// If they cross the last.
+    #[inline]
+    pub(super) fn get_many(&self, number: u64, count: u64) -> &[[AtomicU64; N]] {
+        let (index, count) = (number as usize & (self.count - 1), count as usize);
+        assert!(count <= self.count - index);
+        // SAFETY: as in `get`, for all runs up to the last of these.
+        unsafe { std::slice::from_raw_parts(self.first.add(index).as_ptr(), count) }
     }
 }
 

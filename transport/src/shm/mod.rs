@@ -72,7 +72,6 @@ pub use self::{
     submission::{Moved, NO_TIMEOUT, PayloadAt, Submission},
 };
 pub use self::{
-    direct::{Fate, LaneCopy, LaneMemory, LaneReceiver, LaneRecord, LaneSender, Note, Returned},
     record::Record,
     ring::{Broken, PushError, Reader, RingMemory, Writer},
 };

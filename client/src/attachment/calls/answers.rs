@@ -131,7 +131,7 @@ impl Calls {
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
         let is_usual = slot.caller == Caller::Waiting
             && matches!(slot.memory, Memory::Nothing)
-            && (slot.tensor.is_none() && slot.failure.is_none() && slot.name.is_none());
+            && (slot.tensor.is_none() && slot.failure.is_none());
         let Some(Ok(tensor)) = is_usual.then(|| self.kinds.tensor(meta, Buffer::copy_of(bytes))) else { return false };
         (slot.tensor, slot.daemon, slot.copies) = (Some(tensor), Daemon::Done, false);
         self.end(call, after);
@@ -154,9 +154,6 @@ impl Calls {
             }
         }
         let slot = &mut self.slots[(call & INDEX_MASK) as usize];
-        if slot.daemon == Daemon::Working && slot.name.is_some() {
-            self.matching.came_by_daemon(slot.place.peer(), slot.place.key());
-        }
         if waiting {
             // Of a recv that was given up.
             slot.failure = None;

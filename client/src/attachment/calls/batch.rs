@@ -214,6 +214,11 @@ impl Batches {
         self.get(call).is_some_and(|(batch, at)| batch.ended & !batch.taken & 1 << at != 0)
     }
 
+    /// True if the call is of a batch and has not ended.
+    pub(super) fn is_open(&self, call: u32) -> bool {
+        self.get(call).is_some_and(|(batch, at)| batch.ended & 1 << at == 0)
+    }
+
     /// Notes who sleeps for a call; false if the call has a slot.
     pub(super) fn wake_at_end(
         &mut self,

@@ -6,7 +6,7 @@ use sealane_runtime::Buffer;
 use sealane_transport::{Destination, Error, Tensor, Unreceived};
 
 use super::super::{aftermath::Aftermath, memory::Memory, unclaimed::Place};
-use super::matching::Name;
+use super::adopted::Adopted;
 use crate::clock::Tick;
 
 /// The generation of slots whose numbers no call has, except calls of a batch that is not taken apart.
@@ -36,10 +36,8 @@ pub(super) struct Slot {
     pub(super) borrowed: bool,
     /// Its tensor lies in the caller's destination.
     pub(super) copies: bool,
-    /// The name by which a direct lane finds a waiting recv.
-    pub(super) name: Option<Name>,
-    /// The lane over which it was sent, and the entry there.
-    pub(super) sent_by: (u16, u16),
+    /// Where a channel has adopted a waiting recv.
+    pub(super) adopted: Option<Adopted>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,14 +64,10 @@ impl Direction {
 /// The call's state at the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Daemon {
-    /// Not told: a recv that waits here for a direct lane.
-    Untold,
     /// To be told: a record or tensor of it waits in this process for room.
     Queued,
     /// Told, and not answered.
     Working,
-    /// Unknown to the daemon: a send over a direct lane.
-    Bypassed,
     /// Answered, but the memory is still in use.
     Holding,
     /// Finished without having been told. What waits for room still has its number, which no other call may get before that is gone.
@@ -86,7 +80,7 @@ impl Daemon {
     /// True if the daemon has not heard of the call.
     #[inline]
     pub(super) fn is_here(self) -> bool {
-        matches!(self, Daemon::Untold | Daemon::Queued)
+        self == Daemon::Queued
     }
 
     /// True if the call has not ended: it waits here, or the daemon works on it.
@@ -132,8 +126,7 @@ impl Slot {
             keeps: false,
             borrowed: false,
             copies: false,
-            name: None,
-            sent_by: (0, 0),
+            adopted: None,
         }
     }
 
@@ -143,16 +136,8 @@ impl Slot {
         (self.direction, self.segment, self.deadline) = (direction, segment, deadline);
         (self.daemon, self.caller) = (Daemon::Working, Caller::Waiting);
         (self.keeps, self.borrowed, self.copies) = (false, false, false);
-        debug_assert!(self.name.is_none(), "a lane would find another call");
+        debug_assert!(self.adopted.is_none(), "a channel would serve another call");
         debug_assert!(self.failure.is_none(), "the call would fail as the one before it");
-    }
-
-    /// Takes over the memory of the call.
-    #[inline]
-    pub(super) fn lend(&mut self, memory: &mut Memory) {
-        if !matches!(memory, Memory::Nothing) {
-            self.memory = std::mem::take(memory);
-        }
     }
 
     /// Notes what a recv asks for; `borrowed` if others may write its destination once the call has ended.

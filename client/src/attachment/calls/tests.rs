@@ -468,10 +468,9 @@ fn a_call_whose_record_waits_keeps_its_number_however_it_ends() {
             table.calls.end_untold(call, error(), &mut table.after);
             assert!(table.calls.take_received(call).unwrap().finish().is_err());
         },
-        // By a direct lane, or as a tensor that was kept; and then looked at, or not.
+        // Over a channel, or as a tensor that was kept; and then looked at, or not.
         |table, call| {
-            let Wanted { wish, .. } = table.calls.wanted(call, ("peer", 1, "key")).unwrap();
-            table.calls.hand_over((call, wish), &meta(5), &[1; 5], &mut table.after);
+            assert!(table.calls.serve(call, &meta(5), &[1; 5], &mut table.after));
             assert_eq!(table.calls.take_received(call).unwrap().finish().unwrap().bytes(), [1; 5]);
         },
         |table, call| {

@@ -1,79 +1,126 @@
-//! Direct lanes: small sends and recvs between two clients of one host and one user go through memory that the two share, past the daemon,
-//! which only provides it and is told how much went. Under the attachment's lock; bounded by [`LANES_MAX`].
+//! Direct lanes: memory that two clients of one host and one user share. A lane carries their *channel*, by which small tensors go from one to
+//! the other without the daemon, and rings of bytes for streams (`rings.rs`), which may outlive the channel (`retired.rs`).
 //!
-//! A lane to a peer of this host is asked for after [enough](DIRECT_AFTER) calls to it, and used when both have opened their ends. From
-//! then on a **send** goes over it if there is a free entry, and through the daemon otherwise. A tensor that is not received within [a
-//! moment](LANE_PATIENCE) is taken back and goes through the daemon, too: its receiver does not want it yet, does not poll, or has gone. A
-//! **recv** takes what has come, or waits in this process. The daemon is asked for it when the other side says in the lane that a tensor of
-//! its name goes through the daemon because it is large; when the other side says that it has no free entry, which concerns all recvs; and
-//! after [a moment](ASK_AFTER) in any case. So the two meet at the daemon if not in the lane, whatever either process does meanwhile, and
-//! the daemon keeps the deadlines. If the tensor comes over the lane after all, the daemon is told to cancel the recv.
+//! A lane to a peer of this host is asked for after [enough](DIRECT_AFTER) calls to it. When both sides have opened their ends, small tensors
+//! go through the channel alone. Large ones go through the daemon and are announced in the channel, so that the consumer's half knows of
+//! every tensor, and asks the daemon only for those that are there. Tensors that went through the daemon before are not announced: until
+//! they are over, a recv is asked for at the daemon as well.
 //!
-//! (If two tensors of one name wait, the second is refused, as without lanes, unless the first has gone to the daemon meanwhile: then each
-//! goes to a recv.)
+//! When a lane ends, each side closes its half and tells what it has taken; then the rest goes on through the daemon.
 //!
-//! Streams have rings of bytes in the same memory (`rings.rs`), which outlive the lane (`retired.rs`).
-//!
-//! The lane decides whose a tensor is: see `sealane_transport::shm::direct`. The end of a step is also sent over the lane, so that it is
-//! known there before what follows.
+//! Threads: a call takes the lock of its channel alone; opening, closing and everything that concerns the daemon takes the attachment's
+//! first. Limits: [`LANES_MAX`] lanes.
 
-mod arrival;
-mod due;
-mod ends;
-mod exchange;
-#[cfg(feature = "fuzzing")]
-mod fuzzing;
-mod hints;
-mod lane;
+mod cache;
+mod calls;
+mod channel;
+mod errors;
+mod lock;
 mod opening;
-mod redirect;
 mod retired;
 mod rings;
-mod steps;
+mod switch;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::exchange::OverLane;
-#[cfg(feature = "fuzzing")]
-pub use self::fuzzing::LaneDriver;
-pub(crate) use self::rings::{RingPlace, RingReader, RingWriter};
+pub(crate) use self::{
+    calls::{Awaited, ChannelRecv, ChannelSend, Ended, OverChannel},
+    channel::Channel,
+    rings::{RingPlace, RingReader, RingWriter},
+};
+pub(super) use self::{cache::ChannelCache, channel::NotHere};
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use hashbrown::HashMap;
-use sealane_transport::shm::{Fate, LaneCopy, Standing};
+use sealane_transport::{
+    channel::{Steps, Unsettled},
+    shm::{Moved, Submission},
+};
 
-use self::{lane::Lane, opening::Neighbour, redirect::Unsent, retired::Retired, steps::Steps};
-use super::{Link, aftermath::Aftermath, calls::Calls, link::Peer, nudge::Others};
-use crate::clock::Tick;
+use self::{opening::Neighbour, retired::Retired, rings::Rings};
+use super::{Held, Line, Link, State, calls::Calls, link::Peer, nudge::Others};
+use crate::{
+    clock::Tick,
+    limits::{DIRECT_LOOK, LANES_LOOK},
+};
 
 /// The lanes of one link.
 pub(super) struct Lanes {
     /// Tasks of this host.
     neighbours: HashMap<Box<str>, Neighbour>,
-    /// The last peer that was looked up, and its lane.
-    recent: Option<(Peer, Option<u16>)>,
     lanes: Vec<Option<Lane>>,
-    /// The record of a lane that was last looked at.
-    loaded: LaneCopy,
     open: usize,
+    /// Lanes opened so far, which numbers them.
+    opened: u32,
     retired: Retired,
-    /// Recvs that waited for lanes that are gone, and for which there was no room to ask the daemon.
-    unasked: VecDeque<u32>,
-    /// Sends that were taken back, and for which the daemon had no room.
-    unsent: VecDeque<Unsent>,
     /// Peers for which the driver is to ask for a lane.
     wanted: Vec<Box<str>>,
     /// Where other processes wake this one.
     ear: Option<Arc<Others>>,
     /// Steps that this task has ended.
     ended: Steps,
-    /// When somebody will next look after waiting recvs, and sends that were not received.
+    /// When somebody will next look after the channels.
     attended: Tick,
-    /// How much went and came, without the daemon knowing, at the last look.
-    moved: u64,
     /// When to tell the daemon how much went.
-    look_at: Option<Tick>,
+    tell_at: Option<Tick>,
+}
+
+/// One lane, and what this process remembers of it.
+struct Lane {
+    serial: u32,
+    channel: Arc<Channel>,
+    rings: Rings,
+    /// The channel was found active: both sides read.
+    is_told_active: bool,
+    /// Sends that went through the daemon before that, or that were not announced.
+    by_daemon: Vec<u32>,
+    /// Tensors and bytes sent and received of which the daemon was told.
+    told: [(u64, u64); 2],
+    /// Of a closed channel: what the peer has not taken, and whether that is known.
+    unsent: VecDeque<Unsettled>,
+    is_reclaimed: bool,
+    /// Of a closed channel: something is still to go through the daemon.
+    owes: bool,
+}
+
+impl Lane {
+    fn new(serial: u32, channel: Arc<Channel>, by_daemon: Vec<u32>) -> Lane {
+        Lane {
+            serial,
+            channel,
+            rings: Rings::default(),
+            is_told_active: false,
+            by_daemon,
+            told: [(0, 0); 2],
+            unsent: VecDeque::new(),
+            is_reclaimed: false,
+            owes: true,
+        }
+    }
+
+    /// True if the peer has closed its end meanwhile, so that what it has not taken can go on.
+    fn can_go_on(&self) -> bool {
+        self.owes && !self.is_reclaimed && self.channel.lane.is_left()
+    }
+
+    /// Gives up a closed channel whose peer does not close its end, or whose tensors find no room at the daemon for too long.
+    fn abandon(self, wakers: &mut Vec<Waker>) {
+        let mut inner = self.channel.lock();
+        let error = sealane_transport::Error::unavailable(&self.channel.peer, "the direct channel to it has ended");
+        inner.end.get_or_insert(error);
+        inner.half.end_for_good();
+        self.channel.finish_held(inner, wakers);
+        self.rings.end(wakers);
+    }
+
+    /// Tensors and bytes sent and received of which the daemon was not told.
+    fn untold(&self) -> [Moved; 2] {
+        let now = self.channel.lock().half.moved();
+        let bytes = self.rings.moved();
+        let since = |at: usize| Moved { tensors: now[at].0 - self.told[at].0, bytes: now[at].1 - self.told[at].1 + bytes[at] };
+        [since(0), since(1)]
+    }
 }
 
 impl Lanes {
@@ -81,19 +128,15 @@ impl Lanes {
         let neighbours = neighbours.into_iter().map(|name| (name.into(), Neighbour::default())).collect();
         Lanes {
             neighbours,
-            recent: None,
             lanes: Vec::new(),
-            loaded: LaneCopy::new(),
             open: 0,
+            opened: 0,
             retired: Retired::default(),
-            unasked: VecDeque::new(),
-            unsent: VecDeque::new(),
             wanted: Vec::new(),
             ear: None,
             ended: Steps::default(),
             attended: Tick::NEVER,
-            moved: 0,
-            look_at: None,
+            tell_at: None,
         }
     }
 
@@ -105,14 +148,14 @@ impl Lanes {
 
     /// Peers that read their ends of lanes.
     pub(super) fn peers(&self) -> Vec<String> {
-        let read = self.lanes.iter().flatten().filter(|lane| lane.ends.other() == Standing::Here);
-        read.map(|lane| lane.peer.to_string()).collect()
+        let read = self.lanes.iter().flatten().filter(|lane| lane.channel.is_open());
+        read.map(|lane| lane.channel.peer.to_string()).collect()
     }
 
-    /// Tensors that came over lanes and were not reported to the daemon.
+    /// Tensors that came over channels and were not reported to the daemon.
     #[cfg(feature = "fuzzing")]
     pub(super) fn came(&self) -> u64 {
-        self.lanes.iter().flatten().map(|lane| lane.came.tensors).sum()
+        self.lanes.iter().flatten().map(|lane| lane.untold()[1].tensors).sum()
     }
 
     /// Where other processes wake this one.
@@ -120,87 +163,257 @@ impl Lanes {
         self.ear.clone()
     }
 
-    #[inline]
-    fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Lane)> {
-        self.lanes.iter_mut().enumerate().filter_map(|(index, lane)| Some((index as u16, lane.as_mut()?)))
+    fn get(&self, index: u16) -> Option<&Lane> {
+        self.lanes.get(usize::from(index))?.as_ref()
     }
 
-    fn get_mut(&mut self, lane: u16) -> Option<&mut Lane> {
-        self.lanes.get_mut(usize::from(lane))?.as_mut()
+    fn get_mut(&mut self, index: u16) -> Option<&mut Lane> {
+        self.lanes.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// Tells every lane that this process sleeps; if deeply, it is not woken for sends that were received.
-    pub(super) fn announce(&mut self, deeply: bool, calls: &mut Calls) {
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.quiet.forget(|call| calls.wants(call).is_some());
-            lane.hints.say_awaits(lane.quiet.first().is_some(), &lane.ends);
+    /// The lane to a peer, if it has one.
+    fn index_of(&self, peer: &str) -> Option<u16> {
+        match self.neighbours.get(peer) {
+            Some(Neighbour::Has(index)) if self.open > 0 => Some(*index),
+            _ => None,
         }
-        for lane in self.lanes.iter().flatten().chain(self.retired.iter()) {
-            if deeply {
-                lane.ends.own_sleep().announce_deep();
-            } else {
-                lane.ends.own_sleep().announce();
+    }
+
+    /// The channel to a peer, if it has one.
+    pub(super) fn channel(&self, peer: &str) -> Option<Arc<Channel>> {
+        Some(self.get(self.index_of(peer)?)?.channel.clone())
+    }
+
+    /// Calls over channels that futures wait for.
+    #[inline]
+    pub(super) fn watched(&self) -> usize {
+        self.all().map(|lane| lane.channel.watched()).sum()
+    }
+
+    /// True if somebody waits until a peer has taken a tensor.
+    pub(super) fn has_send_waiters(&self) -> bool {
+        self.lanes.iter().flatten().any(|lane| lane.channel.lock().half.has_send_waiters())
+    }
+
+    /// The open lanes, then the retired ones.
+    fn all(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.iter().flatten().chain(self.retired.iter())
+    }
+
+    /// Tells every peer that this process sleeps, and how deeply.
+    pub(super) fn announce(&self, sleep: Sleep) {
+        for lane in self.all() {
+            let flag = lane.channel.lane.own_sleep();
+            match sleep {
+                Sleep::Light => flag.announce(),
+                Sleep::Deep => flag.announce_deep(),
+                Sleep::Idle => flag.announce_idle(),
             }
         }
     }
 
     pub(super) fn awake(&self) {
-        let lanes = self.lanes.iter().flatten().chain(self.retired.iter());
-        lanes.for_each(|lane| lane.ends.own_sleep().awake());
+        self.all().for_each(|lane| lane.channel.lane.own_sleep().awake());
     }
 
-    /// True if nothing has come over any lane.
+    /// True if nothing has arrived over any lane that concerns a process which sleeps like this.
     #[inline]
-    pub(super) fn is_quiet(&self) -> bool {
-        self.lanes.iter().flatten().all(|lane| !lane.has_news())
-            && self.retired.iter().all(|lane| !lane.ends.has_ring_news())
+    pub(super) fn is_quiet(&self, sleep: Sleep) -> bool {
+        let is_quiet = |lane: &Lane| {
+            let channel = &lane.channel;
+            !channel.owes() && channel.lock().half.is_quiet(sleep == Sleep::Light) && !channel.lane.has_ring_news()
+        };
+        self.lanes.iter().flatten().all(is_quiet)
+            && self.retired.iter().all(|lane| !lane.channel.lane.has_ring_news() && !lane.can_go_on())
     }
 
-    /// Wakes peers that sleep and were written to.
-    #[inline]
-    pub(super) fn ring(&mut self) {
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.ring();
+    /// Notes a send that went through the daemon.
+    pub(super) fn sent_by_daemon(&mut self, call: u32, peer: &str, (step, key): (i64, &str)) {
+        let index = match self.neighbours.get_mut(peer) {
+            Some(Neighbour::Has(index)) => *index,
+            Some(Neighbour::Met { by_daemon, .. } | Neighbour::Asked { by_daemon, .. }) => return by_daemon.push(call),
+            Some(Neighbour::Never) | None => return,
+        };
+        let Some(lane) = self.get_mut(index) else { return };
+        let channel = lane.channel.clone();
+        let mut inner = channel.lock();
+        if !lane.is_told_active {
+            lane.by_daemon.push(call);
+        } else if !inner.half.announce(step, key.as_bytes()) {
+            lane.by_daemon.push(call);
+            inner.half.blind();
+        }
+        channel.finish(inner);
+    }
+
+    /// Ends a step of this task in all channels.
+    fn end_step(&mut self, step: i64, reason: &str, is_aborted: bool, wakers: &mut Vec<Waker>) {
+        /// Bytes of the reason that peers are told.
+        const REASON_BYTES_MAX: usize = 512;
+        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+        match is_aborted {
+            true => self.ended.end(step, reason),
+            false => self.ended.forget(step),
+        }
+        for lane in self.lanes.iter().flatten() {
+            let mut inner = lane.channel.lock();
+            inner.half.end_step(step, reason, is_aborted);
+            lane.channel.finish_held(inner, wakers);
         }
     }
 
-    /// Leaves all lanes, since the daemon is lost, or `closing` the task: nothing more is sent over them. Peers keep what they received.
-    pub(super) fn leave(&mut self, closing: bool, calls: &mut Calls, after: &mut Aftermath) {
-        for (index, lane) in self.lanes.drain(..).enumerate() {
-            let Some(mut lane) = lane else { continue };
-            for entry in 0..lane.sent.len() as u16 {
-                let call = lane.sent[usize::from(entry)].call;
-                if calls.sent_by(call) == Some((index as u16, entry))
-                    && !lane.ends.sender.withdraw(entry)
-                    && lane.ends.sender.fate(entry) == Some(Fate::Taken)
-                {
-                    calls.end_sent(call, None, after);
-                }
-            }
-            lane.rings.end(after);
+    /// Leaves all lanes, since the daemon is lost, or `closing` the task: calls end with `error`. Peers keep what they have taken.
+    pub(super) fn leave(&mut self, closing: bool, error: &sealane_transport::Error, wakers: &mut Vec<Waker>) {
+        for lane in self.lanes.drain(..).flatten().chain(self.retired.take_all()) {
+            let mut inner = lane.channel.lock();
+            inner.end.get_or_insert_with(|| error.clone());
+            inner.half.close(sealane_transport::channel::Why::Closed);
+            inner.half.end_for_good();
+            lane.channel.finish_held(inner, wakers);
+            lane.rings.end(wakers);
             match closing {
-                true => lane.leave(),
-                false => lane.abandon(),
+                true => lane.channel.lane.leave(),
+                false => lane.channel.lane.close(),
             }
+            lane.channel.bell.ring();
         }
-        self.retired.iter().for_each(|lane| lane.rings.end(after));
-        self.retired = Retired::default();
         self.open = 0;
-        self.recent = None;
+    }
+
+    /// When the channels must be looked after: the earliest deadline, something that found no room, or the daemon is to be told how much went.
+    fn next_due(&mut self, now: Tick) -> Tick {
+        let (mut due, mut is_busy, mut is_untold) = (Tick::NEVER, false, false);
+        for lane in self.lanes.iter().flatten() {
+            due = due.min(Tick::of_milliseconds(lane.channel.lock().half.earliest()));
+            is_untold |= lane.untold().iter().any(|moved| (moved.tensors, moved.bytes) != (0, 0));
+            is_busy |= !lane.is_told_active || lane.channel.lock().half.is_waiting();
+        }
+        if self.open > 0 {
+            // Calls over channels wake nobody, so that what they leave is looked for from time to time.
+            due = due.min(now.after(DIRECT_LOOK));
+        }
+        is_busy |= self.retired.iter().any(|lane| lane.owes);
+        let due = due.min(self.retired.due().unwrap_or(Tick::NEVER));
+        let due = if is_busy { due.min(now.later(LANES_LOOK)) } else { due };
+        if is_untold { due.min(self.tell_at.unwrap_or(now)) } else { due }
+    }
+}
+
+/// How a process sleeps, as its peers see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sleep {
+    /// It waits for anything.
+    Light,
+    /// It does not wait for acknowledgements.
+    Deep,
+    /// It waits for nothing, and only answers.
+    Idle,
+}
+
+impl Held<'_> {
+    /// Calls that futures wait for, at the daemon and over channels.
+    #[inline]
+    pub(super) fn watched(&self) -> usize {
+        let over_channels = match &self.line {
+            Line::Up(link) if link.direct.is_open() => link.direct.watched(),
+            _ => 0,
+        };
+        self.calls.watched() + over_channels
+    }
+
+    /// Ends what is past its deadline, retries what found no room, and tells the daemon from time to time how much went.
+    pub(super) fn look_after_lanes(&mut self, now: Tick) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if !link.direct.is_open() {
+            return;
+        }
+        for index in 0..link.direct.lanes.len() {
+            let Some(lane) = &link.direct.lanes[index] else { continue };
+            let channel = lane.channel.clone();
+            let mut inner = channel.lock();
+            inner.half.sweep(now.milliseconds());
+            channel.finish_held(inner, &mut aftermath.wakers);
+        }
+        link.drain_lanes(calls, aftermath);
+        link.direct.retired.look_at(now, &mut aftermath.wakers);
+        if link.direct.tell_at.is_none_or(|at| at <= now) {
+            link.direct.tell_at = Some(now.after(DIRECT_LOOK));
+            link.tell_what_went();
+        }
+        link.ring();
+    }
+
+    /// True if the driver is to ask for a lane.
+    pub(super) fn wants_lanes(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if link.direct.has_wanted())
+    }
+
+    /// True if the driver must answer peers.
+    pub(super) fn has_channels(&self) -> bool {
+        matches!(&self.line, Line::Up(link) if link.direct.is_open())
+    }
+
+    /// Time until the channels must be looked after, by the caller.
+    pub(super) fn attend_lanes_in(&mut self) -> Option<std::time::Duration> {
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        let now = Tick::now();
+        let due = link.direct.next_due(now);
+        link.direct.attended = due;
+        due.from(now)
+    }
+
+    /// Makes sure that somebody looks after the channels at `due`.
+    pub(super) fn attend_lanes(&mut self, due: Tick) {
+        let Line::Up(link) = &mut self.line else { return };
+        if link.direct.attended <= due {
+            return;
+        }
+        link.direct.attended = due;
+        let is_idle = self.driver.is_idle();
+        self.wake_driver();
+        if self.listening.is_there() && !is_idle {
+            // The driver itself listens, and might sleep longer.
+            let nudge = self.attachment.nudge_waker.clone();
+            self.aftermath.wakers.push(nudge);
+        }
     }
 }
 
 impl Link {
-    /// Takes in what has come over all lanes.
-    #[inline]
-    pub(super) fn drain_lanes(&mut self, calls: &mut Calls, after: &mut Aftermath) {
-        for lane in 0..self.direct.lanes.len() as u16 {
-            if self.direct.lanes[usize::from(lane)].as_ref().is_some_and(Lane::has_news) {
-                self.drain_lane(lane, calls, after);
+    /// Tells the daemon how much went over lanes. What finds no room is told later.
+    pub(super) fn tell_what_went(&mut self) {
+        for place in 0..self.direct.lanes.len() + self.direct.retired.len() {
+            let Some(lane) = self.direct.at(place) else { continue };
+            let [sent, received] = lane.untold();
+            let Some(&Peer { segment, number: peer }) = self.peers.get(&lane.channel.peer) else { continue };
+            if (sent.bytes, received.bytes, sent.tensors, received.tensors) == (0, 0, 0, 0)
+                // The peer's number may be waiting there.
+                || !self.segments[usize::from(segment)].waiting.is_empty()
+                || self.submit_ahead(segment, &Submission::Direct { peer, sent, received }).is_err()
+            {
+                continue;
+            }
+            if let Some(lane) = self.direct.at(place) {
+                let bytes = lane.rings.take_moved();
+                for (told, (moved, bytes)) in lane.told.iter_mut().zip([sent, received].into_iter().zip(bytes)) {
+                    *told = (told.0 + moved.tensors, told.1 + moved.bytes - bytes);
+                }
             }
         }
-        if self.direct.retired.len() > 0 {
-            self.direct.retired.iter_mut().for_each(|lane| lane.rings.wake(lane.ends.take_ring_news(), after));
+    }
+}
+
+impl Lanes {
+    /// A lane by number: the open ones, then the retired ones.
+    fn at(&mut self, place: usize) -> Option<&mut Lane> {
+        match place.checked_sub(self.lanes.len()) {
+            None => self.lanes[place].as_mut(),
+            Some(place) => self.retired.get_mut(place),
         }
+    }
+
+    /// Forgets sends that have ended at the daemon, of peers without a channel.
+    pub(super) fn forget_ended(by_daemon: &mut Vec<u32>, calls: &mut Calls) {
+        by_daemon.retain(|call| calls.is_at_daemon(*call));
     }
 }

@@ -1,29 +1,31 @@
 //! Which peers of this host may have a lane, when one is asked for, and how it is opened and closed.
 
-use std::{sync::Arc, time::Instant};
-
-use sealane_transport::{
-    Code, Error,
-    shm::{Standing, attach::GivenLane},
+use std::{
+    sync::{Arc, Weak},
+    time::Instant,
 };
 
+use sealane_transport::{Code, shm::attach::GivenLane};
+
 use super::{
-    super::{Attachment, Held, Line, Link, State, aftermath::Aftermath, calls::Calls, link::Peer, nudge::Others},
-    lane::Lane,
+    super::{Attachment, Held, Line, Link, State, calls::Calls, nudge::Others},
+    Channel, Lane,
 };
 use crate::{
     attach,
     clock::Tick,
-    limits::{DIRECT_AFTER, DIRECT_RETRY, DIRECT_RETRY_MAX, LANES_MAX},
+    limits::{BY_DAEMON_LOOK, DIRECT_AFTER, DIRECT_RETRY, DIRECT_RETRY_MAX, LANES_MAX},
+    memory::ForkMark,
 };
 
 /// The lane state of a task of this host.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Neighbour {
-    /// So many small tensors went or were wanted; no lane is asked for before then, and `pause` is the pause after that.
-    Met { tensors: u32, not_before: Option<Tick>, pause: u64 },
+    /// So many small tensors went or were wanted; no lane is asked for before then, and `pause` is the pause after that. Sends in progress go
+    /// through the daemon.
+    Met { tensors: u32, not_before: Option<Tick>, pause: u64, by_daemon: Vec<u32> },
     /// The driver is asking for a lane.
-    Asked { pause: u64 },
+    Asked { pause: u64, by_daemon: Vec<u32> },
     /// It has a lane.
     Has(u16),
     /// It never gets one.
@@ -32,87 +34,64 @@ pub(super) enum Neighbour {
 
 impl Default for Neighbour {
     fn default() -> Self {
-        Neighbour::Met { tensors: 0, not_before: None, pause: DIRECT_RETRY }
+        Neighbour::Met { tensors: 0, not_before: None, pause: DIRECT_RETRY, by_daemon: Vec::new() }
+    }
+}
+
+impl Neighbour {
+    /// Sends that went through the daemon and may not be over.
+    fn by_daemon(self) -> Vec<u32> {
+        match self {
+            Neighbour::Met { by_daemon, .. } | Neighbour::Asked { by_daemon, .. } => by_daemon,
+            Neighbour::Has(_) | Neighbour::Never => Vec::new(),
+        }
     }
 }
 
 impl Held<'_> {
-    /// The lane to a peer, if it has one that is not closed, and whether the other side has opened its end; otherwise counts so many
-    /// tensors for the peer.
+    /// Counts small tensors to or from a peer, which may get a lane when there are enough.
     #[inline]
-    pub(in crate::attachment) fn lane_of(
-        &mut self,
-        (peer, name): (Peer, &str),
-        now: Tick,
-        tensors: usize,
-    ) -> Option<(u16, bool)> {
-        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+    pub(in crate::attachment) fn counts(&mut self, peer: &str, now: Tick, tensors: usize) {
+        let State { line: Line::Up(link), calls, .. } = &mut **self else { return };
         if link.direct.neighbours.is_empty() {
-            return None;
+            return;
         }
-        let found = match link.direct.recent {
-            Some((recent, lane)) if recent == peer => lane,
-            _ => link.direct.look_up((peer, name), now, tensors),
-        };
-        match found {
-            Some(lane) => match link.direct.get_mut(lane).map(|lane| lane.ends.other()) {
-                Some(Standing::Here) => Some((lane, true)),
-                Some(Standing::Absent) => Some((lane, false)),
-                Some(Standing::Gone | Standing::Abandoned) | None => {
-                    // Before the call is made, which must not be among those that are told.
-                    self.pump();
-                    None
-                }
-            },
-            None => {
-                if link.direct.has_wanted() {
-                    self.wake_driver();
-                }
-                None
-            }
+        link.direct.find(peer, now, tensors as u32, calls);
+        if link.direct.has_wanted() {
+            self.wake_driver();
+        }
+    }
+
+    /// The channel to a peer, whether or not it is active.
+    pub(in crate::attachment) fn channel(&self, peer: &str) -> Option<Arc<Channel>> {
+        match &self.line {
+            Line::Up(link) => link.direct.channel(peer),
+            Line::Lost(_) | Line::Ended(_) => None,
         }
     }
 }
 
 impl super::Lanes {
-    /// The lane to a peer, without counting.
-    #[inline]
-    pub(super) fn open_lane_of(&self, (peer, name): (Peer, &str)) -> Option<u16> {
-        match self.recent {
-            Some((recent, lane)) if recent == peer => lane,
-            _ if self.open == 0 => None,
-            _ => match self.neighbours.get(name) {
-                Some(Neighbour::Has(lane)) => Some(*lane),
-                _ => None,
-            },
-        }
-    }
-
-    fn look_up(&mut self, (peer, name): (Peer, &str), now: Tick, tensors: usize) -> Option<u16> {
-        let found = self.find(name, now, tensors as u32)?;
-        self.recent = Some((peer, found));
-        found
-    }
-
-    /// The lane to a peer, counting so many small tensors or as much; the outer `None` if it may get one soon.
-    pub(super) fn find(&mut self, name: &str, now: Tick, more: u32) -> Option<Option<u16>> {
-        let found = match self.neighbours.get_mut(name) {
-            None | Some(Neighbour::Never) => None,
-            Some(Neighbour::Has(lane)) => Some(*lane),
-            Some(Neighbour::Asked { .. }) => return None,
-            Some(neighbour) => {
-                let Neighbour::Met { tensors, not_before, pause } = neighbour else {
-                    unreachable!("the only one left")
-                };
+    /// The lane to a peer, if it has one, counting so many small tensors or as much.
+    pub(super) fn find(&mut self, name: &str, now: Tick, more: u32, calls: &mut Calls) -> Option<u16> {
+        let is_full = self.open >= LANES_MAX;
+        let neighbour = self.neighbours.get_mut(name)?;
+        match neighbour {
+            Neighbour::Has(lane) => return Some(*lane),
+            Neighbour::Never | Neighbour::Asked { .. } => {}
+            Neighbour::Met { tensors, not_before, pause, by_daemon } => {
                 *tensors = tensors.saturating_add(more);
-                if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && self.open < LANES_MAX {
-                    *neighbour = Neighbour::Asked { pause: *pause };
+                if by_daemon.len() > 2 * BY_DAEMON_LOOK && by_daemon.len().is_multiple_of(BY_DAEMON_LOOK) {
+                    Self::forget_ended(by_daemon, calls);
+                }
+                if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && !is_full {
+                    let (pause, by_daemon) = (*pause, std::mem::take(by_daemon));
+                    *neighbour = Neighbour::Asked { pause, by_daemon };
                     self.wanted.push(name.into());
                 }
-                return None;
             }
-        };
-        Some(found)
+        }
+        None
     }
 
     /// The lane of that number to a peer, even if it is closed.
@@ -121,7 +100,7 @@ impl super::Lanes {
             Some(&Neighbour::Has(lane)) => self.lanes.get_mut(usize::from(lane)).and_then(Option::as_mut),
             _ => None,
         };
-        open.filter(|lane| lane.ends.number() == number).or_else(|| self.retired.find(name, number))
+        open.filter(|lane| lane.channel.lane.number() == number).or_else(|| self.retired.find(name, number))
     }
 
     /// True if the driver is to ask for lanes.
@@ -132,22 +111,22 @@ impl super::Lanes {
     /// A peer gets no lane for now.
     fn refused(&mut self, peer: &str, code: Code, now: Tick) {
         let Some(neighbour) = self.neighbours.get_mut(peer) else { return };
-        let pause = match *neighbour {
-            Neighbour::Asked { pause } => pause,
-            _ => DIRECT_RETRY,
+        let (pause, by_daemon) = match std::mem::take(neighbour) {
+            Neighbour::Asked { pause, by_daemon } => (pause, by_daemon),
+            other => (DIRECT_RETRY, other.by_daemon()),
         };
         *neighbour = match code {
             // The peer is another user's, or the daemon gives no lanes.
             Code::PermissionDenied => Neighbour::Never,
             _ => {
                 let not_before = Some(now.later(pause));
-                Neighbour::Met { tensors: 0, not_before, pause: (2 * pause).min(DIRECT_RETRY_MAX) }
+                Neighbour::Met { tensors: 0, not_before, pause: (2 * pause).min(DIRECT_RETRY_MAX), by_daemon }
             }
         };
     }
 
-    /// Puts a lane into a free place, and notes that for its peer.
-    fn place(&mut self, lane: Lane) -> u16 {
+    /// Puts the lane of a channel into a free place, and notes that for its peer.
+    fn place(&mut self, channel: Arc<Channel>, serial: u32) -> u16 {
         let index = match self.lanes.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -155,65 +134,51 @@ impl super::Lanes {
                 self.lanes.len() - 1
             }
         };
-        self.neighbours.insert(lane.peer.clone(), Neighbour::Has(index as u16));
-        self.lanes[index] = Some(lane);
+        let before = self.neighbours.insert(channel.peer.clone(), Neighbour::Has(index as u16));
+        let by_daemon = before.map(Neighbour::by_daemon).unwrap_or_default();
+        self.lanes[index] = Some(Lane::new(serial, channel, by_daemon));
         self.open += 1;
-        self.recent = None;
         index as u16
     }
 
     /// Takes out a lane that is closed.
     pub(super) fn take_out(&mut self, lane: u16) -> Option<Lane> {
-        let taken = self.lanes.get_mut(usize::from(lane))?.take()?;
-        self.neighbours.insert(taken.peer.clone(), Neighbour::default());
+        let mut taken = self.lanes.get_mut(usize::from(lane))?.take()?;
+        let by_daemon = std::mem::take(&mut taken.by_daemon);
+        let neighbour = Neighbour::Met { tensors: 0, not_before: None, pause: DIRECT_RETRY, by_daemon };
+        self.neighbours.insert(taken.channel.peer.clone(), neighbour);
         self.open -= 1;
-        self.recent = None;
         Some(taken)
     }
 }
 
 impl Link {
-    /// Opens this side's end of a lane. It may serve recvs in flight from now on.
-    pub(in crate::attachment) fn open_lane(&mut self, peer: Box<str>, given: GivenLane, calls: &mut Calls) {
+    /// Opens this side's end of a lane. Recvs that wait at the daemon may be served by it from now on.
+    pub(in crate::attachment) fn open_lane(
+        &mut self,
+        peer: Box<str>,
+        given: GivenLane,
+        calls: &mut Calls,
+        (task, mark, attachment): (&str, Arc<ForkMark>, Weak<Attachment>),
+    ) {
         let GivenLane { lane, ear, bell } = given;
         // It is the same for all lanes.
         self.direct.ear.get_or_insert_with(|| Arc::new(Others::new(ear)));
-        let index = self.direct.place(Lane::new(peer, lane, bell));
-        let lane = self.direct.get_mut(index).expect("just placed");
-        for (call, step, key) in calls.recvs_from(&lane.peer) {
-            let name = calls.matching().name(index, step, &key);
-            calls.give_name(call, name);
-        }
-        // Nothing may arrive before this.
-        lane.ends.arrive();
-    }
-
-    /// Closes a lane that is gone, or whose other end breaks the protocol: what this side had sent goes through the daemon, which is asked
-    /// for what waits for the other's tensors.
-    #[cold]
-    pub(super) fn close_lane(&mut self, lane: u16, calls: &mut Calls, after: &mut Aftermath) {
-        self.tell_what_went();
-        let Some(mut gone) = self.direct.take_out(lane) else { return };
-        // The other side counts what it has sent by these.
-        gone.ends.receiver.publish();
-        gone.abandon();
-        for entry in 0..gone.kept.len() as u16 {
-            gone.forget_kept(lane, entry, calls);
-        }
-        self.redirect_all(lane, &mut gone, calls, after);
-        let has_left = gone.ends.other() == Standing::Gone;
-        for (call, ..) in calls.recvs_from(&gone.peer) {
-            calls.forget_name(call);
-            if has_left {
-                // As those hear who wait at the daemon, and before the next process of that task is heard of.
-                let error = Error::Left { task: gone.peer.clone(), reason: "its process is gone".into() };
-                calls.give_up(call, error, after);
-            } else if !self.ask(call, calls, after) {
-                self.direct.unasked.push_back(call);
+        let serial = self.direct.opened;
+        self.direct.opened = serial.wrapping_add(1);
+        let known = (self.direct.ended.clone(), self.default_timeout_ms);
+        let channel = Channel::new((task, peer, serial), (lane, bell), known, (mark, attachment));
+        self.direct.place(channel.clone(), serial);
+        let mut inner = channel.lock();
+        for (call, step, key) in calls.recvs_from(&channel.peer) {
+            if let Some(slot) = inner.half.adopt(step, key.as_bytes(), call) {
+                calls.adopt(call, serial, slot);
             }
         }
-        self.direct.retired.keep(gone, Tick::now(), after);
-        self.ring();
+        channel.finish(inner);
+        // Nothing may arrive before this.
+        channel.lane.arrive();
+        channel.bell.ring();
     }
 }
 
@@ -230,7 +195,10 @@ impl Attachment {
         let mut held = self.lock();
         let State { line, calls, .. } = &mut *held;
         match (line, given) {
-            (Line::Up(link), Ok(given)) if link.serial == serial => link.open_lane(peer, given, calls),
+            (Line::Up(link), Ok(given)) if link.serial == serial => {
+                link.open_lane(peer, given, calls, (self.task(), self.mark.clone(), self.me.clone()));
+                self.channels.changes();
+            }
             (Line::Up(link), Err(error)) if link.serial == serial => {
                 link.direct.refused(&peer, error.code(), Tick::now());
             }

@@ -1,7 +1,9 @@
 //! Lanes that carry no more tensors, because one side has gone or the two have another lane, while streams still use their rings,
 //! or may: what a process wrote before it went is read. Under the attachment's lock; bounded by [`LANES_RETIRED_MAX`].
 
-use super::{super::aftermath::Aftermath, lane::Lane};
+use std::task::Waker;
+
+use super::{super::aftermath::Aftermath, Lane};
 use crate::{
     clock::Tick,
     limits::{LANE_RETIRED, LANES_RETIRED_MAX},
@@ -20,15 +22,25 @@ impl Retired {
     /// Keeps a lane. If there are too many, the streams of the oldest end.
     pub(super) fn keep(&mut self, lane: Lane, now: Tick, after: &mut Aftermath) {
         if self.0.len() >= LANES_RETIRED_MAX {
-            let unused = self.0.iter().position(|(_, lane)| !lane.rings.are_used());
-            self.0.remove(unused.unwrap_or(0)).1.rings.end(after);
+            let unused = self.0.iter().position(|(_, lane)| !lane.rings.are_used() && !lane.owes);
+            let (_, oldest) = self.0.remove(unused.unwrap_or(0));
+            oldest.abandon(&mut after.wakers);
         }
         self.0.push((now.later(LANE_RETIRED), lane));
     }
 
     /// The lane of that number with a peer.
     pub(super) fn find(&mut self, peer: &str, number: u64) -> Option<&mut Lane> {
-        self.iter_mut().find(|lane| *lane.peer == *peer && lane.ends.number() == number)
+        let is_it = |lane: &&mut Lane| *lane.channel.peer == *peer && lane.channel.lane.number() == number;
+        self.iter_mut().find(is_it)
+    }
+
+    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut Lane> {
+        self.0.get_mut(place).map(|(_, lane)| lane)
+    }
+
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Lane> {
+        std::mem::take(&mut self.0).into_iter().map(|(_, lane)| lane)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
@@ -40,13 +52,16 @@ impl Retired {
     }
 
     /// Drops lanes that nobody uses.
-    pub(super) fn look_at(&mut self, now: Tick) {
+    pub(super) fn look_at(&mut self, now: Tick, wakers: &mut Vec<Waker>) {
         self.0.retain_mut(|(due, lane)| {
+            let mut inner = lane.channel.lock();
+            inner.half.sweep(now.milliseconds());
+            lane.channel.finish_held(inner, wakers);
             if *due > now {
                 return true;
             }
             *due = now.later(LANE_RETIRED);
-            lane.rings.are_used()
+            lane.rings.are_used() || lane.owes
         });
     }
 

@@ -14,14 +14,12 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::{
-        Broken, BytesReader, BytesWriter, ClientBell, DirectLane, LaneBytes, LaneNews, Standing, limits::LANE_RINGS,
-    },
+    shm::{Broken, BytesReader, BytesWriter, ClientBell, DirectLane, LaneBytes, LaneNews, limits::LANE_RINGS},
 };
 
 use super::{
     super::{Attachment, Held, Line, State, aftermath::Aftermath},
-    lane::Lane,
+    Lane,
 };
 use crate::{
     clock::Tick,
@@ -85,10 +83,10 @@ impl Rings {
     }
 
     /// Nobody polls the lane any more: streams on a ring end, once everything in it was read.
-    pub(super) fn end(&self, after: &mut Aftermath) {
+    pub(super) fn end(&self, wakers: &mut Vec<Waker>) {
         for waiting in self.ends().filter_map(Weak::upgrade) {
             waiting.is_over.store(true, Ordering::SeqCst);
-            after.wakers.extend(waiting.take_waker());
+            wakers.extend(waiting.take_waker());
         }
     }
 
@@ -101,14 +99,14 @@ impl Rings {
         self.readers.iter().chain(self.writers.iter().map(|(_, end)| end))
     }
 
-    /// True if there are bytes that the daemon was not told of yet.
-    pub(super) fn have_moved(&self) -> bool {
-        self.moved.sent.load(Ordering::Relaxed) + self.moved.received.load(Ordering::Relaxed) > 0
+    /// Bytes sent and received of which the daemon was not told yet.
+    pub(super) fn moved(&self) -> [u64; 2] {
+        [&self.moved.sent, &self.moved.received].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// Bytes sent and received since the last call of this.
-    pub(super) fn take_moved(&self) -> (u64, u64) {
-        (self.moved.sent.swap(0, Ordering::Relaxed), self.moved.received.swap(0, Ordering::Relaxed))
+    /// [`moved`](Self::moved), of which the daemon is told now.
+    pub(super) fn take_moved(&self) -> [u64; 2] {
+        [&self.moved.sent, &self.moved.received].map(|bytes| bytes.swap(0, Ordering::Relaxed))
     }
 
     fn take_up(&mut self, ends: &DirectLane, ring: usize) -> Option<BytesWriter<LaneBytes>> {
@@ -252,8 +250,8 @@ impl Held<'_> {
     fn lane_for_bytes(&mut self, peer: &str, bytes: usize) -> Option<&mut Lane> {
         /// Bytes that count as one tensor, as if pushed.
         const BYTES_PER_TENSOR: usize = 4096;
-        let State { line: Line::Up(link), .. } = &mut **self else { return None };
-        let lane = link.direct.find(peer, Tick::now(), 1 + (bytes / BYTES_PER_TENSOR) as u32).flatten();
+        let State { line: Line::Up(link), calls, .. } = &mut **self else { return None };
+        let lane = link.direct.find(peer, Tick::now(), 1 + (bytes / BYTES_PER_TENSOR) as u32, calls);
         if link.direct.has_wanted() {
             self.wake_driver();
         }
@@ -277,13 +275,13 @@ impl Attachment {
     pub(crate) fn ring_to(&self, peer: &str, bytes: usize) -> Option<RingWriter> {
         let mut held = self.lock();
         let lane = held.lane_for_bytes(peer, bytes)?;
-        if lane.ends.other() != Standing::Here {
+        if !lane.channel.is_open() {
             return None;
         }
-        let (ring, bytes) = (0..LANE_RINGS).find_map(|ring| Some((ring, lane.rings.take_up(&lane.ends, ring)?)))?;
+        let (ring, bytes) = (0..LANE_RINGS).find_map(|ring| Some((ring, lane.rings.take_up(&lane.channel.lane, ring)?)))?;
         let shared = lane.shared();
         lane.rings.writers[ring].1 = Arc::downgrade(&shared.waiting);
-        let place = RingPlace { lane: lane.ends.number(), ring: ring as u8, used: lane.rings.writers[ring].0 };
+        let place = RingPlace { lane: lane.channel.lane.number(), ring: ring as u8, used: lane.rings.writers[ring].0 };
         Some(RingWriter { bytes, place, shared })
     }
 
@@ -296,7 +294,7 @@ impl Attachment {
         if lane.rings.readers.get(ring)?.strong_count() > 0 {
             return None;
         }
-        let (shared, bytes) = (lane.shared(), BytesReader::begin(lane.ends.bytes_from(ring), place.used)?);
+        let (shared, bytes) = (lane.shared(), BytesReader::begin(lane.channel.lane.bytes_from(ring), place.used)?);
         lane.rings.readers[ring] = Arc::downgrade(&shared.waiting);
         Some(RingReader { bytes, shared })
     }
@@ -305,6 +303,6 @@ impl Attachment {
 impl Lane {
     fn shared(&self) -> Shared {
         let (waiting, moved) = (Arc::default(), self.rings.moved.clone());
-        Shared { peer: self.peer.clone(), waiting, bell: self.bell.clone(), moved }
+        Shared { peer: self.channel.peer.clone(), waiting, bell: self.channel.bell.clone(), moved }
     }
 }

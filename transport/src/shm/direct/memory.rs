@@ -1,56 +1,42 @@
-//! The memory of a lane: a page of header, and two directions. The daemon keeps it, and each of the two clients opens one
-//! end.
+//! The memory of a lane: a page of header, a ring of the channel in each direction, and rings of bytes. The daemon keeps it, and each of the
+//! two clients opens one end.
 
 use std::{
     hash::{BuildHasher, RandomState},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering, fence},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
-use sealane_runtime::{SleepFlag, prefetch};
+use sealane_runtime::SleepFlag;
 
-use super::{BytesMemory, LaneMemory, LaneReceiver, LaneSender};
-use crate::shm::{
-    error::ShmError,
-    limits::{LANE_AHEAD_BYTES, LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RING_BYTES, LANE_RINGS},
-    mapping::{Bytes, Mapping, PAGE, SEGMENT, Words},
+use super::BytesMemory;
+use crate::{
+    channel::ChannelMemory,
+    shm::{
+        error::ShmError,
+        limits::{CHANNEL_WORDS, LANE_RING_BYTES, LANE_RINGS},
+        mapping::{Bytes, Mapping, PAGE, SEGMENT, Words},
+    },
 };
 
 /// Offsets within a lane, in bytes. Words that one side writes while the other polls have cache lines of their own.
 mod at {
-    use super::{LANE_ENTRIES, LANE_ENTRY_WORDS, LANE_NOTES_PER_ENTRY, LANE_RING_BYTES, LANE_RINGS, Side};
+    use super::{CHANNEL_WORDS, LANE_RING_BYTES, LANE_RINGS, Side};
 
     pub(super) const fn standing(side: Side) -> u64 {
         side as u64 * LINE
-    }
-
-    /// In the line of `standing`, the other word of this side that is polled often.
-    pub(super) const fn passed_by(side: Side) -> u64 {
-        standing(side) + 8
-    }
-
-    pub(super) const fn awaits(side: Side) -> u64 {
-        (4 + side as u64) * LINE
     }
 
     pub(super) const fn sleep(side: Side) -> u64 {
         (2 + side as u64) * LINE
     }
 
-    /// Where the data that a side sends begins.
-    pub(super) const fn notes(sender: Side) -> u64 {
-        super::PAGE + sender as u64 * DIRECTION_BYTES
-    }
-
-    pub(super) const fn returns(sender: Side) -> u64 {
-        notes(sender) + NOTES_BYTES
-    }
-
-    pub(super) const fn entries(sender: Side) -> u64 {
-        returns(sender) + RETURNS_BYTES
+    /// The words that the reader of a ring writes.
+    pub(super) const fn reader(writer: Side) -> u64 {
+        (4 + writer as u64) * LINE
     }
 
     /// Rings for which a side has reported news.
@@ -59,10 +45,16 @@ mod at {
     }
 
     pub(super) const NUMBER: u64 = 8 * LINE;
+    pub(super) const ABANDONED: u64 = NUMBER + 8;
 
-    /// The words of a ring, each in a cache line of its own: bytes written, bytes read, and who waits.
+    /// The ring that a side writes.
+    pub(super) const fn ring(writer: Side) -> u64 {
+        super::PAGE + writer as u64 * CHANNEL_WORDS * 8
+    }
+
+    /// The words of a ring of bytes, each in a cache line of its own: bytes written, bytes read, and who waits.
     pub(super) const fn ring_words(writer: Side, ring: usize) -> u64 {
-        super::PAGE + 2 * DIRECTION_BYTES + (writer as u64 * LANE_RINGS as u64 + ring as u64) * RING_WORDS_BYTES
+        super::PAGE + 2 * CHANNEL_WORDS * 8 + (writer as u64 * LANE_RINGS as u64 + ring as u64) * RING_WORDS_BYTES
     }
 
     pub(super) const fn ring_bytes(writer: Side, ring: usize) -> u64 {
@@ -74,9 +66,6 @@ mod at {
 
     pub(super) const LINE: u64 = 128;
     const RING_WORDS_BYTES: u64 = 4 * LINE;
-    const NOTES_BYTES: u64 = (LANE_ENTRIES * LANE_NOTES_PER_ENTRY * 8) as u64;
-    const RETURNS_BYTES: u64 = (LANE_ENTRIES * 8) as u64;
-    const DIRECTION_BYTES: u64 = NOTES_BYTES + RETURNS_BYTES + (LANE_ENTRIES * LANE_ENTRY_WORDS * 8) as u64;
 }
 
 /// Which of the lane's two clients an end belongs to.
@@ -106,13 +95,13 @@ pub enum Standing {
     Here,
     /// Its task is gone.
     Gone,
-    /// It no longer wants this lane, or the daemon gives the two clients another.
-    Abandoned,
+    /// It has closed its end: it takes nothing more, and has told what it took.
+    Closed,
 }
 
 const HERE: u64 = 1;
 const GONE: u64 = 2;
-const ABANDONED: u64 = 3;
+const CLOSED: u64 = 3;
 
 /// A lane as held by the daemon.
 #[derive(Debug)]
@@ -138,14 +127,12 @@ impl LaneKeeper {
         self.mapping.word(at::standing(gone)).store(GONE, Ordering::Release);
     }
 
-    /// Neither side can use this lane any more. The caller must wake both.
+    /// Both sides are to close their ends. The caller must wake both.
     pub fn abandon(&self) {
-        for side in [Side::First, Side::Second] {
-            self.mapping.word(at::standing(side)).store(ABANDONED, Ordering::Release);
-        }
+        self.mapping.word(at::ABANDONED).store(1, Ordering::Release);
     }
 
-    /// True if one side no longer wants the lane.
+    /// True if one side no longer uses the lane.
     pub fn has_ended(&self) -> bool {
         let standing = |side| self.mapping.word(at::standing(side)).load(Ordering::Relaxed);
         [Side::First, Side::Second].into_iter().any(|side| standing(side) > HERE)
@@ -172,68 +159,52 @@ impl AsFd for LaneKeeper {
     }
 }
 
-/// One direction in shared memory.
+/// One direction of the channel in shared memory.
 pub struct Way {
-    notes: Words<1>,
-    returns: Words<1>,
-    entries: Words<LANE_ENTRY_WORDS>,
+    ring: Words<1>,
+    reader: Words<4>,
 }
 
 impl Way {
-    fn new(mapping: &Arc<Mapping>, sender: Side) -> Self {
+    fn new(mapping: &Arc<Mapping>, writer: Side) -> Self {
         Self {
-            notes: Words::new(mapping, at::notes(sender), LANE_ENTRIES * LANE_NOTES_PER_ENTRY),
-            returns: Words::new(mapping, at::returns(sender), LANE_ENTRIES),
-            entries: Words::new(mapping, at::entries(sender), LANE_ENTRIES),
+            ring: Words::new(mapping, at::ring(writer), CHANNEL_WORDS as usize),
+            reader: Words::new(mapping, at::reader(writer), 1),
         }
     }
 }
 
-impl LaneMemory for Way {
-    const ENTRIES: usize = LANE_ENTRIES;
+impl ChannelMemory for Way {
+    const WORDS: u64 = CHANNEL_WORDS;
 
     #[inline]
-    fn note(&self, position: u64) -> &AtomicU64 {
-        &self.notes.get(position)[0]
+    fn word(&self, position: u64) -> &AtomicU64 {
+        &self.ring.get(position)[0]
     }
 
     #[inline]
-    fn returned(&self, position: u64) -> &AtomicU64 {
-        &self.returns.get(position)[0]
+    fn words(&self, position: u64, count: u64) -> &[AtomicU64] {
+        self.ring.get_many(position, count).as_flattened()
     }
 
     #[inline]
-    fn entry(&self, entry: u16) -> &[AtomicU64; LANE_ENTRY_WORDS] {
-        self.entries.get(entry.into())
+    fn read(&self) -> &AtomicU64 {
+        &self.reader.get(0)[0]
     }
 
     #[inline]
-    fn is_read_soon(&self, entry: u16) {
-        let [state, record @ ..] = self.entry(entry);
-        prefetch::for_writing(state.as_ptr().cast(), size_of_val(state));
-        prefetch::for_reading(record.as_ptr().cast(), LANE_AHEAD_BYTES);
+    fn took(&self) -> &AtomicU64 {
+        &self.reader.get(0)[1]
     }
 
     #[inline]
-    fn is_written_soon(&self, entry: u16) {
-        prefetch::for_writing(self.entry(entry).as_ptr().cast(), LANE_AHEAD_BYTES);
-    }
-
-    #[inline]
-    fn is_noted_soon(&self, position: u64) {
-        prefetch::for_writing(self.note(position).as_ptr().cast(), size_of::<AtomicU64>());
-    }
-
-    #[inline]
-    fn is_returned_soon(&self, position: u64) {
-        prefetch::for_writing(self.returned(position).as_ptr().cast(), size_of::<AtomicU64>());
+    fn returned(&self) -> &AtomicU64 {
+        &self.reader.get(0)[2]
     }
 }
 
 /// One client's end of a lane. Open it only once: a second end would begin where the first did.
 pub struct DirectLane {
-    pub sender: LaneSender<Way>,
-    pub receiver: LaneReceiver<Way>,
     mapping: Arc<Mapping>,
     side: Side,
     number: u64,
@@ -246,10 +217,18 @@ impl DirectLane {
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] if it cannot be mapped.
     pub fn open(descriptor: &OwnedFd, side: Side) -> Result<DirectLane, ShmError> {
         let mapping = Mapping::open(descriptor, at::END, SEGMENT)?;
-        let sender = LaneSender::new(Way::new(&mapping, side));
-        let receiver = LaneReceiver::new(Way::new(&mapping, side.other()));
         let number = mapping.word(at::NUMBER).load(Ordering::Acquire);
-        Ok(DirectLane { sender, receiver, mapping, side, number })
+        Ok(DirectLane { mapping, side, number })
+    }
+
+    /// The direction of the channel that this side writes.
+    pub fn outgoing(&self) -> Way {
+        Way::new(&self.mapping, self.side)
+    }
+
+    /// The direction of the channel that this side reads.
+    pub fn incoming(&self) -> Way {
+        Way::new(&self.mapping, self.side.other())
     }
 
     /// This side reads from now on: the other may send. Has no effect once a side is gone.
@@ -264,33 +243,11 @@ impl DirectLane {
         self.mapping.word(at::standing(self.side)).store(GONE, Ordering::Release);
     }
 
-    /// This side no longer wants the lane. The caller must wake the other side.
-    pub fn abandon(&self) {
-        self.mapping.word(at::standing(self.side)).store(ABANDONED, Ordering::Release);
-    }
-
-    /// Something for the other side goes through the daemon, and no record here says so.
-    pub fn pass_by(&self) {
-        self.mapping.word(at::passed_by(self.side)).fetch_add(1, Ordering::Release);
-    }
-
-    /// Tells whether somebody here waits for what the other side sends: set before this side announces its sleep, and on every
-    /// change.
-    pub fn say_awaits(&self, awaits: bool) {
-        self.mapping.word(at::awaits(self.side)).store(awaits.into(), Ordering::Release);
-    }
-
-    /// Whether somebody was waiting there when the other side went to sleep.
-    pub fn other_awaits(&self) -> bool {
-        // After this side's writes: the other side announces its sleep before it looks for them.
-        fence(Ordering::SeqCst);
-        self.mapping.word(at::awaits(self.side.other())).load(Ordering::Acquire) != 0
-    }
-
-    /// How often the other side has called [`pass_by`](Self::pass_by).
-    #[inline]
-    pub fn passed_by(&self) -> u64 {
-        self.mapping.word(at::passed_by(self.side.other())).load(Ordering::Acquire)
+    /// This side has closed its half of the channel: it takes nothing more. The caller must wake the other side.
+    pub fn close(&self) {
+        // Release: the other side sees what was taken before it sees this.
+        let own = self.mapping.word(at::standing(self.side));
+        let _gone = own.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |standing| (standing != GONE).then_some(CLOSED));
     }
 
     #[inline]
@@ -299,7 +256,7 @@ impl DirectLane {
             0 => Standing::Absent,
             HERE => Standing::Here,
             GONE => Standing::Gone,
-            _ => Standing::Abandoned,
+            _ => Standing::Closed,
         }
     }
 
@@ -313,12 +270,6 @@ impl DirectLane {
     #[inline]
     pub fn other_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::sleep(self.side.other()))
-    }
-
-    /// True if the other side has sent something, or no longer wants this lane.
-    #[inline]
-    pub fn has_news(&self) -> bool {
-        self.receiver.has_note() || self.sender.has_returned() || self.has_ring_news() || self.has_ended()
     }
 
     /// Distinguishes this lane from others that the two clients have had.
@@ -352,10 +303,17 @@ impl DirectLane {
         }
     }
 
-    /// True if the other side wants no more of this lane.
+    /// True if this side is to close its end: the other is gone or has closed its own, or the daemon wants it.
     #[inline]
     pub fn has_ended(&self) -> bool {
-        matches!(self.other(), Standing::Gone | Standing::Abandoned)
+        let is_abandoned = self.mapping.word(at::ABANDONED).load(Ordering::Acquire) != 0;
+        is_abandoned || self.is_left()
+    }
+
+    /// True if the other side takes nothing more.
+    #[inline]
+    pub fn is_left(&self) -> bool {
+        matches!(self.other(), Standing::Gone | Standing::Closed)
     }
 }
 

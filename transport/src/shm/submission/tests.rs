@@ -139,10 +139,10 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
 const MOVED: Moved = Moved { tensors: u64::MAX, bytes: 7 };
 
 #[test]
-fn records_keep_their_layout_of_version_18() {
-    let mut lines = include_str!("version_18.txt").lines();
+fn records_keep_their_layout_of_version_19() {
+    let mut lines = include_str!("version_19.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 18));
+    assert_eq!((lines.next(), VERSION), (None, 19));
 }
 
 #[test]

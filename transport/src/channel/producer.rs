@@ -1,0 +1,862 @@
+//! The producer's side of a half: the tensors that were sent and are not settled, and everything that waits for room in the ring.
+//!
+//! An unsettled tensor stays in the ring until its place is needed, and is then copied out (`kept`), so that all that a dead consumer has
+//! not taken can be sent to its successor. A tensor without credit is held, and sent when half of the credit is back or when the consumer
+//! asks for it.
+//!
+//! Limits: [`HELD_MAX`] held tensors of [`HELD_BYTES_MAX`] bytes; [`NOTES_MAX`] notes, beyond which the consumer counts as broken; credit
+//! of three quarters of the ring.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::atomic::Ordering,
+    task::Waker,
+};
+
+use zerocopy::IntoBytes;
+
+use super::{
+    BrokenChannel, ChannelMemory, Why,
+    record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes, words_of},
+    ring::{Writer, index},
+};
+
+/// Most tensors that are held for lack of credit.
+pub const HELD_MAX: usize = 1 << 16;
+
+/// Most bytes of held tensors, with their keys.
+pub const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// Most notes that wait for room: more than a consumer that reads can cause.
+pub(super) const NOTES_MAX: usize = 1 << 15;
+
+/// Marks the handle of a send that was held when it was made. Other handles are the numbers of their tensors.
+const HELD: u64 = 1 << 63;
+
+/// Words of a ring's first page, from which a quiet channel does not grow.
+const QUIET_WORDS: u64 = 448;
+
+/// A tensor to be sent: its metadata in wire form, and its payload.
+#[derive(Clone, Copy)]
+pub struct Outgoing<'a> {
+    /// A multiple of 8 bytes, at least 8.
+    pub meta: &'a [u8],
+    pub payload: &'a [u8],
+}
+
+impl Outgoing<'_> {
+    #[inline]
+    fn shape(&self, key: &[u8]) -> Shape {
+        Shape { rank: (self.meta.len() / 8).wrapping_sub(1), key: key.len(), payload: self.payload.len() }
+    }
+}
+
+/// What a send's handle is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// Nobody has settled it.
+    Open,
+    /// A recv of the consumer has it.
+    Taken,
+    /// It was returned, or its step has ended.
+    Returned(Why),
+}
+
+/// A tensor that a consumer has not taken.
+#[derive(Debug)]
+pub struct Unsettled {
+    /// The handle of its send; `None` if nobody asks for its outcome.
+    pub handle: Option<u64>,
+    pub step: i64,
+    pub key: Vec<u8>,
+    pub meta: Vec<u8>,
+    pub payload: Vec<u8>,
+    /// Milliseconds; `u64::MAX` for none.
+    pub deadline: u64,
+}
+
+/// A tensor in the ring.
+#[derive(Debug, Clone, Copy)]
+struct InRing {
+    at: u64,
+    of: Of,
+    is_settled: bool,
+}
+
+/// What the producer remembers of a sent tensor. The lengths are kept here, since the consumer may write to the ring.
+#[derive(Debug, Clone, Copy)]
+struct Of {
+    /// `None` if nobody asks for the outcome.
+    handle: Option<u64>,
+    step: i64,
+    deadline: u64,
+    shape: Shape,
+    is_revoked: bool,
+}
+
+/// A tensor in memory of the producer: metadata, key and payload, as in its record.
+#[derive(Debug)]
+struct Copied {
+    of: Of,
+    words: Box<[u64]>,
+}
+
+impl Copied {
+    fn new(of: Of, key: &[u8], tensor: Outgoing<'_>) -> Copied {
+        let parts = [tensor.meta, key, tensor.payload];
+        Copied { of, words: parts.into_iter().flat_map(words_of).collect() }
+    }
+
+    fn parts(&self) -> (&[u8], Outgoing<'_>) {
+        let Shape { rank, key, payload } = self.of.shape;
+        let (meta, rest) = self.words.split_at(1 + rank);
+        let (keys, bytes) = rest.split_at(key.div_ceil(8));
+        (&keys.as_bytes()[..key], Outgoing { meta: meta.as_bytes(), payload: &bytes.as_bytes()[..payload] })
+    }
+
+    fn into_unsettled(self) -> Unsettled {
+        let (key, Outgoing { meta, payload }) = self.parts();
+        let Of { handle, step, deadline, .. } = self.of;
+        Unsettled { handle, step, key: key.into(), meta: meta.into(), payload: payload.into(), deadline }
+    }
+}
+
+/// A record that found no room.
+#[derive(Debug)]
+enum Note {
+    Numbers(Kind, u64, u64),
+    Named(Kind, i64, Box<[u8]>),
+}
+
+/// Where a send went that was held when it was made.
+#[derive(Debug, Clone, Copy)]
+enum Whereabouts {
+    Held,
+    InRing(u64),
+}
+
+type Named = (i64, Box<[u8]>);
+
+/// What few channels ever need.
+#[derive(Default)]
+struct Rare {
+    notes: VecDeque<Note>,
+    /// Announcements among the notes.
+    announcements: usize,
+    /// Tensors whose place in the ring was needed, by number.
+    kept: HashMap<u64, Copied>,
+    kept_words: u64,
+    held: HashMap<Named, (u64, Copied)>,
+    held_order: VecDeque<Named>,
+    held_bytes: usize,
+    /// Sends that were held and whose outcomes somebody asks for, by handle.
+    whereabouts: HashMap<u64, Whereabouts>,
+    /// Recvs of the consumer that wait for tensors that may be held.
+    asked: HashSet<Named>,
+    is_holding: bool,
+    next_held: u64,
+    /// Handles of sends that were reclaimed.
+    reclaimed: HashSet<u64>,
+    /// How sends ended that were not taken, and their names, by handle.
+    outcomes: HashMap<u64, (Why, Named)>,
+    waiters: Vec<(u64, Waker, bool)>,
+}
+
+pub(super) struct Producer<M> {
+    writer: Writer<M>,
+    /// Number of the next tensor.
+    next: u64,
+    /// The tensors in the ring, from number `low` on.
+    in_ring: VecDeque<InRing>,
+    low: u64,
+    /// Words of settled tensors at or after `low`.
+    settled_words: u64,
+    /// The most words that were unsettled at a time recently.
+    peak: u64,
+    /// The number before which the consumer has settled all, as its records said.
+    took: u64,
+    /// `Returned` records that were read, and that were written.
+    returned: u64,
+    pub(super) returns_written: u64,
+    /// The earliest deadline of an unsettled tensor, or earlier.
+    earliest: u64,
+    /// Nothing is in `rare` that a send must look at.
+    is_plain: bool,
+    rare: Box<Rare>,
+    pub(super) tensors: u64,
+    pub(super) bytes: u64,
+    /// What was written since the half was asked last: acknowledgements, tensors, and what the peer must answer.
+    pub(super) has_acknowledged: bool,
+    pub(super) has_written: bool,
+    pub(super) is_urgent: bool,
+}
+
+impl<M: ChannelMemory> Producer<M> {
+    /// Words of tensors that may be unsettled. The rest of the ring is for answers and notes.
+    const CREDIT: u64 = M::WORDS / 4 * 3;
+
+    pub(super) fn new(memory: M) -> Self {
+        Producer {
+            writer: Writer::new(memory),
+            next: 0,
+            in_ring: VecDeque::with_capacity(64),
+            low: 0,
+            settled_words: 0,
+            peak: 0,
+            took: 0,
+            returned: 0,
+            returns_written: 0,
+            earliest: u64::MAX,
+            is_plain: true,
+            rare: Box::default(),
+            tensors: 0,
+            bytes: 0,
+            has_acknowledged: false,
+            has_written: false,
+            is_urgent: false,
+        }
+    }
+
+    /// True if notes or tensors wait for room.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.is_plain
+    }
+
+    /// True if a tensor of that key is small enough to be sent through the ring.
+    #[inline]
+    pub(super) fn is_small(key: &[u8], tensor: &Outgoing<'_>) -> bool {
+        tensor.shape(key).words() <= (super::TENSOR_WORDS_MAX as u64).min(M::WORDS / 4)
+    }
+
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.is_plain
+    }
+
+    /// True if a record of a tensor fits at once.
+    #[inline]
+    pub(super) fn has_room(&self, key: &[u8], tensor: &Outgoing<'_>) -> bool {
+        self.is_plain && self.writer.fits(tensor.shape(key).words())
+    }
+
+    /// Sends a small tensor; returns its handle. `took` acknowledges the tensors of the other direction.
+    ///
+    /// # Errors
+    /// `Duplicate` if one of that name is held, `Full` if too many are.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        (step, key): (i64, &[u8]),
+        tensor: Outgoing<'_>,
+        deadline: u64,
+        took: u64,
+    ) -> Result<u64, Why> {
+        let of = Of { handle: Some(self.next), step, deadline, shape: tensor.shape(key), is_revoked: false };
+        if !self.has_room(key, &tensor) {
+            return self.send_otherwise(of, key, tensor, took);
+        }
+        self.write_tensor(of, key, tensor, took);
+        Ok(self.next - 1)
+    }
+
+    /// Sends while there is no room at once, or something is held.
+    #[cold]
+    #[inline(never)]
+    fn send_otherwise(&mut self, of: Of, key: &[u8], tensor: Outgoing<'_>, took: u64) -> Result<u64, Why> {
+        self.flush(took);
+        // Held tensors may have been sent.
+        let of = Of { handle: Some(self.next), ..of };
+        // A tensor that a recv waits for needs no credit. While tensors are held, others wait behind them.
+        let is_asked = self.rare.is_holding && self.rare.asked.remove(&(of.step, key.into()));
+        if (is_asked || !self.rare.is_holding) && self.make_room(of.shape.words(), !is_asked) {
+            self.write_tensor(of, key, tensor, took);
+            return Ok(self.next - 1);
+        }
+        self.hold(of, key, tensor)
+    }
+
+    /// Writes a tensor for which there is room.
+    #[inline]
+    fn write_tensor(&mut self, of: Of, key: &[u8], tensor: Outgoing<'_>, took: u64) {
+        let words = of.shape.words();
+        let record = self.writer.record(words);
+        record[1].store(took & u64::from(u32::MAX), Ordering::Relaxed);
+        record[2].store(of.step as u64, Ordering::Relaxed);
+        store_bytes(&record[FIXED_WORDS..], tensor.meta);
+        store_bytes(&record[of.shape.key_at()..], key);
+        store_bytes(&record[of.shape.payload_at()..], tensor.payload);
+        self.in_ring.push_back(InRing { at: self.writer.tail, of, is_settled: false });
+        self.writer.commit(words, Header::tensor(words, of.shape));
+        self.next += 1;
+        self.earliest = self.earliest.min(of.deadline);
+        (self.tensors, self.bytes) = (self.tensors + 1, self.bytes + tensor.payload.len() as u64);
+        self.has_written = true;
+    }
+
+    pub(super) fn begin_batch(&mut self) {
+        self.writer.begin_batch();
+    }
+
+    pub(super) fn end_batch(&mut self) {
+        self.writer.end_batch();
+    }
+
+    /// Keeps a tensor for which there is no room or no credit.
+    fn hold(&mut self, of: Of, key: &[u8], tensor: Outgoing<'_>) -> Result<u64, Why> {
+        let name = (of.step, key.into());
+        let bytes = of.shape.words() as usize * 8;
+        let rare = &mut *self.rare;
+        if rare.held.contains_key(&name) {
+            return Err(Why::Duplicate);
+        }
+        if rare.held.len() >= HELD_MAX || rare.held_bytes + bytes > HELD_BYTES_MAX {
+            return Err(Why::Full);
+        }
+        let handle = rare.next_held | HELD;
+        rare.next_held += 1;
+        rare.held_bytes += bytes;
+        rare.held_order.push_back(name.clone());
+        rare.whereabouts.insert(handle, Whereabouts::Held);
+        let copied = Copied::new(Of { handle: Some(handle), ..of }, key, tensor);
+        rare.held.insert(name, (handle, copied));
+        self.earliest = self.earliest.min(of.deadline);
+        self.is_plain = false;
+        if !self.rare.is_holding {
+            self.rare.is_holding = true;
+            self.note(Kind::Held, 0, 0);
+        }
+        Ok(handle)
+    }
+
+    fn take_held(&mut self, name: &Named) -> Option<Copied> {
+        let (_, copied) = self.rare.held.remove(name)?;
+        self.rare.held_bytes -= copied.of.shape.words() as usize * 8;
+        Some(copied)
+    }
+
+    /// Writes a held tensor for which there is room.
+    fn write_held(&mut self, copied: Copied, took: u64) {
+        if let Some(whereabouts) = copied.of.handle.and_then(|handle| self.rare.whereabouts.get_mut(&handle)) {
+            *whereabouts = Whereabouts::InRing(self.next);
+        }
+        let (key, tensor) = copied.parts();
+        self.write_tensor(copied.of, key, tensor, took);
+    }
+
+    /// Sends held tensors as far as there is credit, once half of it is back.
+    fn release_held(&mut self, took: u64) {
+        if !self.rare.is_holding {
+            return;
+        }
+        self.look_at_reader();
+        if !self.rare.held.is_empty() && self.unsettled_words() > Self::CREDIT / 2 {
+            return;
+        }
+        while let Some(name) = self.rare.held_order.pop_front() {
+            let Some((_, held)) = self.rare.held.get(&name) else { continue };
+            if !self.make_room(held.of.shape.words(), true) {
+                return self.rare.held_order.push_front(name);
+            }
+            if let Some(copied) = self.take_held(&name) {
+                self.write_held(copied, took);
+            }
+        }
+        self.rare.is_holding = false;
+        self.rare.asked.clear();
+        self.note(Kind::Resumed, 0, 0);
+    }
+
+    /// A recv of the consumer waits for a tensor that may be held here.
+    pub(super) fn asked(&mut self, step: i64, key: &[u8], took: u64) {
+        if !self.rare.is_holding {
+            return;
+        }
+        let name = (step, key.into());
+        let Some((_, held)) = self.rare.held.get(&name) else {
+            if self.rare.asked.len() < HELD_MAX {
+                self.rare.asked.insert(name);
+            }
+            return;
+        };
+        if self.make_room(held.of.shape.words(), false) {
+            if let Some(copied) = self.take_held(&name) {
+                self.rare.held_order.retain(|other| *other != name);
+                self.write_held(copied, took);
+            }
+        } else {
+            self.rare.held_order.retain(|other| *other != name);
+            self.rare.held_order.push_front(name);
+        }
+    }
+
+    /// Writes a note, or keeps it until there is room.
+    pub(super) fn note(&mut self, kind: Kind, one: u64, two: u64) {
+        if !self.rare.notes.is_empty() || !self.write_numbers(kind, one, two) {
+            self.rare.notes.push_back(Note::Numbers(kind, one, two));
+            self.is_plain = false;
+        }
+    }
+
+    /// [`note`](Self::note) with a name.
+    pub(super) fn note_named(&mut self, kind: Kind, step: i64, key: &[u8]) {
+        if !self.rare.notes.is_empty() || !self.write_named(kind, step, key) {
+            self.rare.announcements += usize::from(kind == Kind::Announce);
+            self.rare.notes.push_back(Note::Named(kind, step, key.into()));
+            self.is_plain = false;
+        }
+    }
+
+    /// Announces a tensor that went another way; false if too many announcements wait for room.
+    pub(super) fn announce(&mut self, step: i64, key: &[u8]) -> bool {
+        if self.rare.announcements >= NOTES_MAX / 2 {
+            return false;
+        }
+        self.note_named(Kind::Announce, step, key);
+        true
+    }
+
+    fn write_numbers(&mut self, kind: Kind, one: u64, two: u64) -> bool {
+        let words = lines(FIXED_WORDS);
+        if !self.writer.fits(words) && !self.make_room(words, false) {
+            return false;
+        }
+        let record = self.writer.record(words);
+        record[1].store(one, Ordering::Relaxed);
+        record[2].store(two, Ordering::Relaxed);
+        self.commit_note(words, kind, 0);
+        self.returns_written += u64::from(kind == Kind::Returned);
+        true
+    }
+
+    fn write_named(&mut self, kind: Kind, step: i64, key: &[u8]) -> bool {
+        let words = lines(FIXED_WORDS + key.len().div_ceil(8));
+        if !self.writer.fits(words) && !self.make_room(words, false) {
+            return false;
+        }
+        let record = self.writer.record(words);
+        record[1].store(0, Ordering::Relaxed);
+        record[2].store(step as u64, Ordering::Relaxed);
+        store_bytes(&record[FIXED_WORDS..], key);
+        self.commit_note(words, kind, key.len());
+        true
+    }
+
+    fn commit_note(&mut self, words: u64, kind: Kind, key: usize) {
+        self.writer.commit(words, Header::note(kind, words, key));
+        match kind {
+            Kind::Took => self.has_acknowledged = true,
+            Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear => self.has_written = true,
+            _ => self.is_urgent = true,
+        }
+    }
+
+    /// Writes what found no room before, as far as there is room.
+    #[cold]
+    pub(super) fn flush(&mut self, took: u64) {
+        while let Some(note) = self.rare.notes.pop_front() {
+            let written = match &note {
+                Note::Numbers(kind, one, two) => self.write_numbers(*kind, *one, *two),
+                Note::Named(kind, step, key) => self.write_named(*kind, *step, key),
+            };
+            if !written {
+                self.rare.notes.push_front(note);
+                break;
+            }
+            self.rare.announcements -= usize::from(matches!(note, Note::Named(Kind::Announce, ..)));
+        }
+        self.release_held(took);
+        self.is_plain = self.rare.notes.is_empty() && !self.rare.is_holding;
+    }
+
+    /// The first tensor of the other direction whose return is not written yet.
+    pub(super) fn unwritten_return(&self) -> Option<u64> {
+        let returned = |note: &Note| match note {
+            Note::Numbers(Kind::Returned, number, _) => Some(*number),
+            _ => None,
+        };
+        self.rare.notes.iter().filter_map(returned).min()
+    }
+
+    /// # Errors
+    /// More notes wait than a consumer that reads can cause.
+    pub(super) fn check_notes(&self) -> Result<(), BrokenChannel> {
+        match self.rare.notes.len() > NOTES_MAX {
+            true => Err(BrokenChannel("the peer does not read")),
+            false => Ok(()),
+        }
+    }
+
+    fn unsettled_words(&self) -> u64 {
+        self.writer.tail - self.low_at() - self.settled_words + self.rare.kept_words
+    }
+
+    /// Where the oldest tensor lies that may be unsettled.
+    fn low_at(&self) -> u64 {
+        self.in_ring.front().map_or(self.writer.tail, |first| first.at)
+    }
+
+    /// Takes in what the consumer's words say; returns how far it has read, unless that is impossible.
+    fn look_at_reader(&mut self) -> Option<u64> {
+        let memory = &self.writer.memory;
+        let took = memory.took().load(Ordering::Acquire).min(self.next);
+        // After `took`: the consumer counts a return before it lets `took` pass the tensor. Until the record of each return was read, nobody
+        // knows which of the tensors before `took` were returned.
+        if memory.returned().load(Ordering::Acquire) <= self.returned {
+            self.took = self.took.max(took);
+        }
+        let read = memory.read().load(Ordering::Acquire);
+        self.pass();
+        let tail = self.writer.tail;
+        (read <= tail && read + 2 * M::WORDS >= tail).then_some(read)
+    }
+
+    /// The consumer has settled all tensors before this number, by its records; the lower half of the number is given.
+    #[inline]
+    pub(super) fn acknowledged(&mut self, low: u32) {
+        let behind = u64::from((self.next as u32).wrapping_sub(low));
+        if behind <= self.next - self.took {
+            self.took = self.next - behind;
+        }
+    }
+
+    /// Forgets settled tensors at the front.
+    fn pass(&mut self) {
+        while let Some(first) = self.in_ring.front().filter(|first| self.low < self.took || first.is_settled) {
+            if first.is_settled {
+                self.settled_words -= first.of.shape.words();
+            }
+            self.low += 1;
+            self.in_ring.pop_front();
+        }
+        if !self.rare.kept.is_empty() {
+            let took = self.took;
+            self.forget_kept(|number| number < took);
+        }
+    }
+
+    fn forget_kept(&mut self, is_settled: impl Fn(u64) -> bool) {
+        let rare = &mut *self.rare;
+        rare.kept.retain(|number, copied| {
+            let goes = is_settled(*number);
+            rare.kept_words -= if goes { copied.of.shape.words() } else { 0 };
+            !goes
+        });
+    }
+
+    fn in_ring_mut(&mut self, number: u64) -> Option<&mut InRing> {
+        self.in_ring.get_mut(usize::try_from(number.checked_sub(self.low)?).ok()?)
+    }
+
+    fn settle(&mut self, number: u64) {
+        if let Some(sent) = self.in_ring_mut(number).filter(|sent| !sent.is_settled) {
+            sent.is_settled = true;
+            let words = sent.of.shape.words();
+            self.settled_words += words;
+        }
+    }
+
+    /// The consumer has taken a range of tensors out of order.
+    pub(super) fn taken(&mut self, from: u64, to: u64) {
+        for number in from.max(self.low)..to.min(self.next) {
+            self.settle(number);
+        }
+        self.forget_kept(|number| (from..to).contains(&number));
+    }
+
+    /// The consumer has returned a tensor.
+    pub(super) fn returned(&mut self, number: u64, why: Why) {
+        self.returned += 1;
+        let copied = match self.rare.kept.remove(&number) {
+            Some(kept) => {
+                self.rare.kept_words -= kept.of.shape.words();
+                Some(kept)
+            }
+            None => self.in_ring_mut(number).filter(|sent| !sent.is_settled).copied().map(|sent| self.copy(&sent)),
+        };
+        copied.into_iter().for_each(|copied| self.end(copied, why));
+        self.settle(number);
+    }
+
+    /// Makes room for a record, for a tensor only within its credit; false if there is none.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, words: u64, is_tensor: bool) -> bool {
+        let Some(read) = self.look_at_reader() else { return false };
+        loop {
+            let (tail, low_at) = (self.writer.tail, self.low_at());
+            let at = index::<M>(tail);
+            self.peak = self.peak.max(tail - low_at + words);
+            // A quiet channel stays in its first page. Until the consumer has read the padding, only `at` words are free, so these must be
+            // several times the usual burst.
+            let is_quiet = low_at == tail && read == tail && at >= QUIET_WORDS && at >= 4 * self.peak;
+            if is_quiet {
+                self.peak -= self.peak / 8;
+            }
+            let pads = is_quiet || at + words > M::WORDS;
+            let padding = if pads { M::WORDS - at } else { 0 };
+            let unsettled = self.unsettled_words();
+            if is_tensor && unsettled + words > Self::CREDIT {
+                return false;
+            }
+            let end = low_at.min(read) + M::WORDS;
+            if tail + padding + words >= end {
+                // The place of an old tensor is needed that was read and not taken.
+                if low_at < read && !self.in_ring.is_empty() {
+                    self.keep_oldest();
+                    continue;
+                }
+                return false;
+            }
+            if pads {
+                self.writer.commit(padding, Header::note(Kind::Pad, padding, 0));
+            }
+            // A note needs no credit, and leaves that of tensors as it is.
+            let tail = self.writer.tail;
+            if is_tensor {
+                let credit = tail + Self::CREDIT - unsettled.min(Self::CREDIT);
+                let mut limit = end.min(credit);
+                if index::<M>(tail) < QUIET_WORDS {
+                    limit = limit.min(tail - index::<M>(tail) + QUIET_WORDS + 64);
+                }
+                self.writer.limit = limit.max(tail + words + 1);
+            }
+            return true;
+        }
+    }
+
+    /// Copies the oldest unsettled tensor out of the ring.
+    fn keep_oldest(&mut self) {
+        let Some(oldest) = self.in_ring.pop_front() else { return };
+        let copied = self.copy(&oldest);
+        self.rare.kept_words += copied.of.shape.words();
+        self.rare.kept.insert(self.low, copied);
+        self.low += 1;
+        self.pass();
+    }
+
+    /// A copy of a tensor in the ring. If the consumer has written there, only the contents are wrong.
+    fn copy(&self, sent: &InRing) -> Copied {
+        let words = self.writer.memory.words(sent.at, sent.of.shape.words());
+        let end = sent.of.shape.payload_at() + sent.of.shape.payload.div_ceil(8);
+        let copied = words[FIXED_WORDS..end].iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        Copied { of: sent.of, words: copied }
+    }
+
+    /// What became of a send.
+    pub(super) fn status(&mut self, handle: u64) -> Sent {
+        let number = match self.number(handle) {
+            Ok(number) => number,
+            Err(sent) => return sent,
+        };
+        self.look_at_reader();
+        let is_open = match self.in_ring_mut(number) {
+            Some(sent) => !sent.is_settled,
+            None => self.rare.kept.contains_key(&number),
+        };
+        if is_open { Sent::Open } else { Sent::Taken }
+    }
+
+    /// The number of a send, or what became of it.
+    fn number(&self, handle: u64) -> Result<u64, Sent> {
+        if let Some((why, _)) = self.rare.outcomes.get(&handle) {
+            return Err(Sent::Returned(*why));
+        }
+        if self.rare.reclaimed.contains(&handle) {
+            return Err(Sent::Open);
+        }
+        if handle & HELD == 0 {
+            return Ok(handle);
+        }
+        match self.rare.whereabouts.get(&handle) {
+            Some(Whereabouts::Held) => Err(Sent::Open),
+            Some(Whereabouts::InRing(number)) => Ok(*number),
+            None => Err(Sent::Taken),
+        }
+    }
+
+    /// Nobody asks for the outcome of a send any more.
+    pub(super) fn forget(&mut self, handle: u64) {
+        self.rare.waiters.retain(|(other, ..)| *other != handle);
+        self.rare.outcomes.remove(&handle);
+        let number = self.number(handle).ok();
+        if let Some(sent) = number.and_then(|number| self.in_ring_mut(number)) {
+            sent.of.handle = None;
+        } else if let Some(kept) = number.and_then(|number| self.rare.kept.get_mut(&number)) {
+            kept.of.handle = None;
+        } else if let Some((_, held)) = self.rare.held.values_mut().find(|(other, _)| *other == handle) {
+            held.of.handle = None;
+        }
+        self.rare.whereabouts.remove(&handle);
+    }
+
+    /// Takes a send back, whose deadline has passed: what is held comes back at once, for the rest the consumer answers.
+    pub(super) fn revoke(&mut self, handle: u64) {
+        let Ok(number) = self.number(handle) else {
+            let name = self.rare.held.iter().find(|(_, (other, _))| *other == handle).map(|(name, _)| name.clone());
+            return name.into_iter().for_each(|name| self.end_held(&name, Why::Late));
+        };
+        let of = match self.in_ring_mut(number) {
+            Some(sent) => Some(&mut sent.of),
+            None => self.rare.kept.get_mut(&number).map(|kept| &mut kept.of),
+        };
+        if let Some(of) = of.filter(|of| !of.is_revoked) {
+            of.is_revoked = true;
+            self.note(Kind::Revoke, number, 0);
+        }
+    }
+
+    fn end_held(&mut self, name: &Named, why: Why) {
+        let Some(copied) = self.take_held(name) else { return };
+        self.rare.held_order.retain(|other| other != name);
+        self.end(copied, why);
+    }
+
+    /// Notes the outcome of a send, if somebody asks for it.
+    fn end(&mut self, copied: Copied, why: Why) {
+        if let Some(handle) = copied.of.handle {
+            self.rare.whereabouts.remove(&handle);
+            // A step that has ended counts for more than what the consumer does with its tensors.
+            self.rare.outcomes.entry(handle).or_insert_with(|| (why, (copied.of.step, copied.parts().0.into())));
+        }
+    }
+
+    /// Step and key of a send that was returned.
+    pub(super) fn name_of_returned(&self, handle: u64) -> Option<(i64, &[u8])> {
+        self.rare.outcomes.get(&handle).map(|(_, (step, key))| (*step, &**key))
+    }
+
+    fn end_held_where(&mut self, is: impl Fn(&Of) -> bool, why: Why) {
+        let held = self.rare.held.iter().filter(|(_, (_, copied))| is(&copied.of));
+        let names: Vec<Named> = held.map(|(name, _)| name.clone()).collect();
+        names.iter().for_each(|name| self.end_held(name, why));
+    }
+
+    /// Revokes unsettled tensors for which `is` holds and that were not revoked before; returns the earliest deadline of the others, and the
+    /// handles of the former.
+    fn revoke_where(&mut self, is: impl Fn(&Of) -> bool) -> (u64, Vec<u64>) {
+        let (mut earliest, mut revoked) = (u64::MAX, Vec::new());
+        let in_ring = (self.low..).zip(&mut self.in_ring).filter(|(_, sent)| !sent.is_settled);
+        let kept = self.rare.kept.iter_mut().map(|(number, kept)| (*number, &mut kept.of));
+        for (number, of) in in_ring.map(|(number, sent)| (number, &mut sent.of)).chain(kept) {
+            match (of.is_revoked, is(of)) {
+                (true, _) => {}
+                (false, false) => earliest = earliest.min(of.deadline),
+                (false, true) => {
+                    of.is_revoked = true;
+                    revoked.push((number, of.handle));
+                }
+            }
+        }
+        revoked.iter().for_each(|(number, _)| self.note(Kind::Revoke, *number, 0));
+        (earliest, revoked.into_iter().filter_map(|(_, handle)| handle).collect())
+    }
+
+    /// The sends of a step that was ended here are aborted, whatever the consumer does with their tensors.
+    pub(super) fn end_step(&mut self, step: i64) {
+        self.look_at_reader();
+        let (_, revoked) = self.revoke_where(|of| of.step == step);
+        for handle in revoked {
+            self.rare.outcomes.insert(handle, (Why::Aborted, (step, Box::default())));
+        }
+        self.end_held_where(|of| of.step == step, Why::Aborted);
+    }
+
+    /// Revokes sends whose deadline has passed.
+    pub(super) fn sweep(&mut self, now: u64) {
+        if self.earliest > now {
+            return;
+        }
+        self.look_at_reader();
+        self.end_held_where(|of| of.deadline <= now, Why::Late);
+        let held = self.rare.held.values().map(|(_, copied)| copied.of.deadline).min();
+        let (sent, _) = self.revoke_where(|of| of.deadline <= now);
+        self.earliest = held.map_or(sent, |held| held.min(sent));
+    }
+
+    pub(super) fn earliest(&self) -> u64 {
+        self.earliest
+    }
+
+    /// Wakes `waker` when a send has ended.
+    pub(super) fn wait(&mut self, handle: u64, waker: Waker, is_watched: bool) -> Option<Waker> {
+        let waiters = &mut self.rare.waiters;
+        let before = waiters.iter().position(|(other, ..)| *other == handle).map(|at| waiters.swap_remove(at).1);
+        waiters.push((handle, waker, is_watched));
+        before
+    }
+
+    pub(super) fn wait_no_more(&mut self, handle: u64) {
+        self.rare.waiters.retain(|(other, ..)| *other != handle);
+    }
+
+    pub(super) fn has_waiters(&self) -> bool {
+        !self.rare.waiters.is_empty()
+    }
+
+    pub(super) fn watched(&self) -> usize {
+        self.rare.waiters.iter().filter(|(.., is_watched)| *is_watched).count()
+    }
+
+    /// Moves the wakers of sends that have ended into `wakers`.
+    pub(super) fn wake(&mut self, wakers: &mut Vec<Waker>) {
+        for (handle, waker, is_watched) in std::mem::take(&mut self.rare.waiters) {
+            match self.status(handle) {
+                Sent::Open => self.rare.waiters.push((handle, waker, is_watched)),
+                _ => wakers.push(waker),
+            }
+        }
+    }
+
+    /// Moves all wakers into `wakers`, since the channel has ended.
+    pub(super) fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
+        wakers.extend(self.rare.waiters.drain(..).map(|(_, waker, _)| waker));
+    }
+
+    /// True if the consumer's words say more than its records did; for a caller that has announced its sleep (`SEQ_CST`).
+    pub(super) fn has_acknowledgement(&self) -> bool {
+        self.writer.memory.took().load(Ordering::SeqCst) > self.took
+    }
+
+    /// All that the consumer has not taken, in order. The channel has ended.
+    pub(super) fn reclaim(&mut self) -> Vec<Unsettled> {
+        // The consumer writes no more, so every return that it has counted was read.
+        self.returned = u64::MAX;
+        self.look_at_reader();
+        let mut all: Vec<(u64, Copied)> = self.rare.kept.drain().collect();
+        let in_ring = std::mem::take(&mut self.in_ring);
+        let unsettled = (self.low..).zip(&in_ring).filter(|(_, sent)| !sent.is_settled);
+        all.extend(unsettled.map(|(number, sent)| (number, self.copy(sent))));
+        all.sort_unstable_by_key(|(number, _)| *number);
+        self.low = self.next;
+        (self.settled_words, self.rare.kept_words) = (0, 0);
+        let held = std::mem::take(&mut self.rare.held_order);
+        let mut all: Vec<Copied> = all.into_iter().map(|(_, copied)| copied).collect();
+        all.extend(held.iter().filter_map(|name| self.take_held(name)));
+        self.rare.reclaimed.extend(all.iter().filter_map(|copied| copied.of.handle));
+        all.into_iter().map(Copied::into_unsettled).collect()
+    }
+
+    /// Tensors that are not settled: in the ring or kept, and held.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let in_ring = self.in_ring.iter().filter(|sent| !sent.is_settled).count();
+        (in_ring + self.rare.kept.len(), self.rare.held.len())
+    }
+
+    /// # Panics
+    /// If an invariant is broken.
+    pub(super) fn check_invariants(&self) {
+        let rare = &*self.rare;
+        let settled = self.in_ring.iter().filter(|sent| sent.is_settled).map(|sent| sent.of.shape.words()).sum::<u64>();
+        assert_eq!(self.settled_words, settled);
+        assert_eq!(self.low + self.in_ring.len() as u64, self.next, "numbers without gaps");
+        assert!(self.in_ring.iter().is_sorted_by_key(|sent| sent.at));
+        assert_eq!(rare.kept_words, rare.kept.values().map(|kept| kept.of.shape.words()).sum::<u64>());
+        assert!(rare.kept.keys().all(|number| *number < self.low));
+        let held = rare.held.values().map(|(_, copied)| copied.of.shape.words() as usize * 8).sum::<usize>();
+        assert_eq!((rare.held_bytes, rare.held_order.len()), (held, rare.held.len()));
+        assert!(rare.held.is_empty() || rare.is_holding);
+        assert!(!self.is_plain || rare.notes.is_empty() && !rare.is_holding);
+        assert!(self.took <= self.next);
+        assert!(self.writer.tail - self.low_at() <= M::WORDS, "no unsettled tensor is overwritten");
+    }
+}

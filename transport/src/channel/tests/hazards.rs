@@ -1,0 +1,381 @@
+//! Each hazard of the design, with a rule that keeps it harmless.
+
+use super::*;
+
+#[test]
+fn tensors_of_a_dead_consumer_are_reclaimed_in_order() {
+    let [mut producer, mut consumer] = pair::<8192>();
+    let keys: Vec<String> = (0..5_000).map(|key| key.to_string()).collect();
+    for (id, key) in (0..).zip(&keys) {
+        send(&mut producer, (1, key), id, 64).unwrap();
+        if id % 100 == 0 {
+            drain(&mut consumer);
+            drain(&mut producer);
+        }
+    }
+    let taken = post(&mut consumer, 1, "7");
+    assert_eq!(take(&mut consumer, taken), Some(7));
+    consumer.close(Why::Closed);
+    producer.close(Why::Gone);
+    let left = producer.reclaim();
+    let ids: Vec<u64> = left.iter().map(|tensor| u64::from_le_bytes(*tensor.payload.first_chunk().unwrap())).collect();
+    assert!(ids.iter().copied().eq((0..5_000).filter(|id| *id != 7)), "what the dead one took is taken");
+    assert!(left.iter().zip(keys.iter().filter(|key| *key != "7")).all(|(tensor, key)| tensor.key == key.as_bytes()));
+}
+
+#[test]
+fn consumer_that_does_not_receive_fills_its_own_channel_alone() {
+    let [mut producer, mut consumer] = pair::<8192>();
+    for id in 0..HELD_MAX as u64 + 2_000 {
+        match send(&mut producer, (1, &id.to_string()), id, 8) {
+            Ok(_) => {}
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::Fails(Why::Full));
+                assert!(id > HELD_MAX as u64);
+                return;
+            }
+        }
+        if id % 64 == 0 {
+            drain(&mut consumer);
+        }
+        assert!(consumer.counts()[3] <= 8192 / 8, "credit bounds what is unexpected");
+    }
+    panic!("held tensors have no limit");
+}
+
+#[test]
+fn old_unexpected_tensor_stops_nothing() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    send(&mut producer, (1, "old"), 0, 64).unwrap();
+    for id in 1..20_000 {
+        let recv = post(&mut consumer, 1, "new");
+        let sent = send(&mut producer, (1, "new"), id, 64).unwrap();
+        drain(&mut consumer);
+        assert_eq!(take(&mut consumer, recv), Some(id));
+        drain(&mut producer);
+        assert_eq!(producer.sent(sent), Sent::Taken);
+        assert_eq!(producer.counts()[1], 0, "nothing is held");
+    }
+    let recv = post(&mut consumer, 1, "old");
+    assert_eq!(take(&mut consumer, recv), Some(0));
+}
+
+#[test]
+fn held_tensor_arrives_when_it_is_asked_for() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let early = post(&mut consumer, 1, "asked before it is sent");
+    for id in 0..500 {
+        send(&mut producer, (1, &id.to_string()), id, 64).unwrap();
+    }
+    let late = post(&mut consumer, 1, "499");
+    for round in 0..10 {
+        drain(&mut consumer);
+        drain(&mut producer);
+        if round == 5 {
+            send(&mut producer, (1, "asked before it is sent"), 777, 64).unwrap();
+        }
+    }
+    assert_eq!((take(&mut consumer, early), take(&mut consumer, late)), (Some(777), Some(499)));
+    assert!(producer.counts()[1] > 100, "the rest is held");
+}
+
+#[test]
+fn both_rings_full_still_drain() {
+    let [mut one, mut other] = pair::<1024>();
+    for id in 0..200 {
+        send(&mut one, (1, &id.to_string()), id, 64).unwrap();
+        send(&mut other, (1, &id.to_string()), id, 64).unwrap();
+    }
+    let recvs: Vec<[u32; 2]> =
+        (0..200).map(|id| [post(&mut one, 1, &id.to_string()), post(&mut other, 1, &id.to_string())]).collect();
+    for _ in 0..100 {
+        drain(&mut one);
+        drain(&mut other);
+    }
+    for (id, [at_one, at_other]) in (0..).zip(recvs) {
+        assert_eq!((take(&mut one, at_one), take(&mut other, at_other)), (Some(id), Some(id)));
+    }
+}
+
+#[test]
+fn tensor_of_a_cancelled_recv_is_the_next_ones() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let recv = post(&mut consumer, 1, "w");
+    let sent = send(&mut producer, (1, "w"), 5, 64).unwrap();
+    drain(&mut consumer);
+    assert_eq!(producer.sent(sent), Sent::Taken);
+    consumer.cancel(recv);
+    // The next tensor of the name is no duplicate, and comes after it.
+    send(&mut producer, (1, "w"), 6, 64).unwrap();
+    drain(&mut consumer);
+    for id in [5, 6] {
+        let recv = post(&mut consumer, 1, "w");
+        assert_eq!(take(&mut consumer, recv), Some(id));
+    }
+    let [waits, cancelled] = [post(&mut consumer, 1, "v"), post(&mut consumer, 2, "v")];
+    let next = post(&mut consumer, 2, "v");
+    send(&mut producer, (2, "v"), 7, 64).unwrap();
+    drain(&mut consumer);
+    consumer.cancel(cancelled);
+    assert_eq!((take(&mut consumer, next), take(&mut consumer, waits)), (Some(7), None), "a recv that waits gets it");
+}
+
+#[test]
+fn recv_past_its_deadline_fails_and_send_comes_back() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let posting = Posting { step: 1, key: b"w", deadline: 100, fails_if_gone: false, data: Some(7) };
+    let recv = consumer.post(posting).unwrap();
+    let tensor = payload(1, 8);
+    let sent = producer.send((1, b"v"), Outgoing { meta: &meta(8), payload: &tensor }, 100).unwrap();
+    assert_eq!((consumer.earliest(), producer.earliest()), (100, 100));
+    for now in [99, 100] {
+        consumer.sweep(now);
+        producer.sweep(now);
+    }
+    assert_eq!((consumer.recv(recv), producer.sent(sent)), (Recv::Failed(Why::Late), Sent::Open));
+    assert_eq!(consumer.take_data(recv), Some(7));
+    drain(&mut consumer);
+    drain(&mut producer);
+    assert_eq!(producer.sent(sent), Sent::Returned(Why::Revoked));
+    assert_eq!(producer.name_of_returned(sent), Some((1, &b"v"[..])));
+    let recv = post(&mut consumer, 1, "v");
+    assert_eq!(take(&mut consumer, recv), None, "it is not received after its deadline");
+}
+
+#[test]
+fn acknowledgement_does_not_pass_a_return_that_is_not_written() {
+    let [mut producer, mut consumer] = pair::<64>();
+    let first = send(&mut producer, (1, "w"), 1, 8).unwrap();
+    let second = send(&mut producer, (1, "w"), 2, 8).unwrap();
+    // The consumer's ring is full, so that the return waits.
+    let mut filler = 0;
+    while consumer.counts()[1] == 0 {
+        send(&mut consumer, (1, &filler.to_string()), filler, 8).unwrap();
+        filler += 1;
+    }
+    let recv = post(&mut consumer, 1, "w");
+    drain(&mut consumer);
+    assert_eq!(take(&mut consumer, recv), Some(1));
+    assert_eq!(producer.sent(second), Sent::Open);
+    for _ in 0..4 {
+        drain(&mut producer);
+        drain(&mut consumer);
+    }
+    assert_eq!((producer.sent(first), producer.sent(second)), (Sent::Taken, Sent::Returned(Why::Duplicate)));
+}
+
+#[test]
+fn tensors_of_an_ended_step_go_back() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let unexpected = send(&mut producer, (1, "w"), 1, 8).unwrap();
+    drain(&mut consumer);
+    let waits = post(&mut consumer, 1, "v");
+    consumer.end_step(1, "it makes no sense", true);
+    consumer.check_invariants();
+    let crossing = send(&mut producer, (1, "x"), 2, 8).unwrap();
+    assert_eq!(consumer.recv(waits), Recv::Failed(Why::Aborted));
+    drain(&mut consumer);
+    drain(&mut producer);
+    for sent in [unexpected, crossing] {
+        assert_eq!(producer.sent(sent), Sent::Returned(Why::Aborted));
+    }
+    assert_eq!((producer.reason(1), consumer.reason(1)), (Some("it makes no sense"), Some("it makes no sense")));
+    assert_eq!(send(&mut producer, (1, "y"), 3, 8), Err(Refusal::Switch), "the switch judges the step");
+    assert!(!consumer.takes_recvs(1) && !producer.takes_recvs(1) && producer.takes_recvs(2));
+    // Both clean up, and use the number again.
+    producer.end_step(1, "cleaned up", false);
+    consumer.end_step(1, "cleaned up", false);
+    send(&mut producer, (1, "w"), 4, 8).unwrap();
+    drain(&mut consumer);
+    let recv = post(&mut consumer, 1, "w");
+    assert_eq!(take(&mut consumer, recv), Some(4));
+}
+
+#[test]
+fn aborted_send_stays_aborted_though_it_is_revoked() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let sent = send(&mut producer, (1, "w"), 1, 8).unwrap();
+    producer.end_step(1, "over", true);
+    assert_eq!(producer.sent(sent), Sent::Returned(Why::Aborted), "whatever the consumer does");
+    drain(&mut consumer);
+    drain(&mut producer);
+    assert_eq!(producer.sent(sent), Sent::Returned(Why::Aborted));
+    producer.forget_send(sent);
+}
+
+#[test]
+fn second_unexpected_tensor_of_a_name_is_returned() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let [first, second] = [1, 2].map(|id| send(&mut producer, (1, "w"), id, 8).unwrap());
+    drain(&mut consumer);
+    drain(&mut producer);
+    assert_eq!((producer.sent(first), producer.sent(second)), (Sent::Open, Sent::Returned(Why::Duplicate)));
+    let recv = post(&mut consumer, 1, "w");
+    assert_eq!(take(&mut consumer, recv), Some(1));
+    assert_eq!(producer.sent(first), Sent::Taken);
+}
+
+#[test]
+fn recvs_of_one_name_are_served_in_order() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    for has_table in [false, true] {
+        let other = has_table.then(|| post(&mut consumer, 9, "other"));
+        if has_table {
+            send(&mut producer, (8, "unexpected"), 99, 8).unwrap();
+            drain(&mut consumer);
+        }
+        let recvs = [(); 3].map(|()| post(&mut consumer, 1, "w"));
+        for id in 0..3 {
+            send(&mut producer, (1, "w"), id, 8).unwrap();
+            drain(&mut consumer);
+        }
+        assert_eq!(recvs.map(|recv| take(&mut consumer, recv)), [Some(0), Some(1), Some(2)]);
+        other.into_iter().for_each(|other| consumer.cancel(other));
+    }
+}
+
+#[test]
+fn announced_tensor_moves_its_recv_to_the_switch() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    for is_early in [false, true] {
+        let early = is_early.then(|| post(&mut consumer, 1, "w"));
+        assert!(producer.announce(1, b"w"));
+        drain(&mut consumer);
+        let recv = early.unwrap_or_else(|| post(&mut consumer, 1, "w"));
+        assert_eq!(consumer.news.asks, [recv]);
+        consumer.news.asks.clear();
+        assert_eq!(consumer.wanted(recv).unwrap().key, b"w");
+        let adopted = consumer.has_moved(recv, 5).unwrap();
+        assert_eq!(consumer.recv(recv), Recv::Moved(5));
+        consumer.free(recv);
+        consumer.is_over(adopted, 5, true);
+        consumer.check_invariants();
+        let next = post(&mut consumer, 1, "w");
+        assert!(consumer.news.asks.is_empty(), "the announcement is used up");
+        consumer.cancel(next);
+    }
+}
+
+#[test]
+fn announcement_outlives_a_recv_that_did_not_get_the_tensor() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let recv = post(&mut consumer, 1, "w");
+    producer.announce(1, b"w");
+    drain(&mut consumer);
+    consumer.news.asks.clear();
+    let adopted = consumer.has_moved(recv, 5).unwrap();
+    consumer.free(recv);
+    // Its deadline passed at the switch.
+    consumer.is_over(adopted, 5, false);
+    let next = post(&mut consumer, 1, "w");
+    assert_eq!(consumer.news.asks, [next]);
+    // It is given up before the switch is asked.
+    consumer.cancel(next);
+    let last = post(&mut consumer, 1, "w");
+    assert_eq!(consumer.news.asks, [last]);
+}
+
+#[test]
+fn small_tensor_serves_a_recv_at_the_switch() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let adopted = consumer.adopt(1, b"w", 5).unwrap();
+    send(&mut producer, (1, "w"), 1, 8).unwrap();
+    drain(&mut consumer);
+    assert_eq!((&consumer.news.arrived[..], consumer.arrived_for(adopted)), (&[adopted][..], 5));
+    consumer.news.arrived.clear();
+    // The call is over: the tensor is the next recv's.
+    consumer.is_served(adopted, false);
+    let recv = post(&mut consumer, 1, "w");
+    assert_eq!(take(&mut consumer, recv), Some(1));
+    // It is here when the name is adopted.
+    send(&mut producer, (1, "v"), 2, 8).unwrap();
+    drain(&mut consumer);
+    let adopted = consumer.adopt(1, b"v", 6).unwrap();
+    assert_eq!(consumer.news.arrived, [adopted]);
+    consumer.news.arrived.clear();
+    consumer.is_served(adopted, true);
+    consumer.check_invariants();
+}
+
+#[test]
+fn blind_side_asks_the_switch_for_every_recv() {
+    let [mut one, mut other] = blind_pair::<1024>();
+    assert!(!one.takes_recvs(1) && !other.takes_recvs(1));
+    send(&mut one, (1, "w"), 1, 8).unwrap();
+    drain(&mut other);
+    assert!(other.claim(1, b"v", None).is_err());
+    let recv = other.claim(1, b"w", None).unwrap();
+    assert_eq!(take(&mut other, recv), Some(1), "what is here is claimed all the same");
+    one.clear();
+    drain(&mut other);
+    assert!(other.takes_recvs(1));
+    let waits = post(&mut other, 1, "x");
+    one.blind();
+    drain(&mut other);
+    assert_eq!(other.news.asks, [waits]);
+    assert!(!other.takes_recvs(1));
+}
+
+#[test]
+fn closed_channel_hands_its_recvs_on_or_fails_them() {
+    for why in [Why::Abandoned, Why::Gone] {
+        let [_, mut consumer] = pair::<1024>();
+        let recv = post(&mut consumer, 1, "w");
+        consumer.adopt(1, b"v", 9).unwrap();
+        assert_eq!(consumer.close(why), [9]);
+        match why {
+            Why::Abandoned => assert_eq!(consumer.news.asks, [recv]),
+            _ => assert_eq!(consumer.recv(recv), Recv::Failed(why)),
+        }
+        assert!(consumer.close(why).is_empty() && consumer.drain().is_ok());
+        consumer.check_invariants();
+    }
+}
+
+#[test]
+fn batch_becomes_visible_at_once() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let recvs: Vec<u32> = (0..20).map(|id| post(&mut consumer, 1, &id.to_string())).collect();
+    producer.begin_batch();
+    for id in 0..20 {
+        send(&mut producer, (1, &id.to_string()), id, 64).unwrap();
+        drain(&mut consumer);
+        assert!(recvs.iter().all(|recv| consumer.recv(*recv) == Recv::Waiting));
+    }
+    producer.end_batch();
+    drain(&mut consumer);
+    for (id, recv) in (0..).zip(recvs) {
+        assert_eq!(take(&mut consumer, recv), Some(id));
+    }
+}
+
+#[test]
+fn quiet_channel_stays_in_its_first_page() {
+    let [mut producer, mut consumer] = pair::<8192>();
+    let mut furthest = 0;
+    for id in 0..5_000 {
+        let recv = post(&mut consumer, 1, "w");
+        send(&mut producer, (1, "w"), id, 64).unwrap();
+        drain(&mut consumer);
+        furthest = furthest.max(consumer.head() % 8192);
+        assert_eq!(take(&mut consumer, recv), Some(id));
+        drain(&mut producer);
+    }
+    assert!(furthest <= 512, "word {furthest} is beyond the first page");
+}
+
+#[test]
+fn wakers_are_woken_when_their_calls_end() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let waker = std::task::Waker::noop();
+    let recv = post(&mut consumer, 1, "w");
+    assert!(consumer.wait_for_recv(recv, waker.clone(), true).is_none());
+    let sent = send(&mut producer, (1, "w"), 1, 8).unwrap();
+    assert!(producer.wait_for_send(sent, waker.clone(), true).is_none());
+    assert_eq!((producer.watched(), consumer.watched()), (1, 1));
+    drain(&mut consumer);
+    drain(&mut producer);
+    assert_eq!((producer.news.wakers.len(), consumer.news.wakers.len()), (1, 1));
+    assert_eq!((producer.watched(), consumer.watched()), (0, 0));
+    assert_eq!((producer.take_ring(), consumer.take_ring()), (Ring::Urgent, Ring::Urgent));
+}

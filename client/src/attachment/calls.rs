@@ -277,9 +277,14 @@ impl Calls {
     /// Passes a tensor that is not this call's to another recv that asks for it, or keeps it for one that will.
     fn pass_on(&mut self, call: u32, tensor: Tensor, after: &mut Aftermath) {
         let place = self.slots[(call & INDEX_MASK) as usize].place.clone();
+        self.pass_to_next(place, Some(call & INDEX_MASK), tensor, after);
+    }
+
+    /// Passes a tensor to a recv that asks for it, except the one at an index, or keeps it for one that will.
+    fn pass_to_next(&mut self, place: Place, except: Option<u32>, tensor: Tensor, after: &mut Aftermath) {
         self.take_recvs_apart(place.peer(), Some(place.step()));
         let fits = |memory: &Memory| memory.check(tensor.meta().as_wire(), tensor.len()).is_ok();
-        let others = self.slots.iter().enumerate().filter(|(index, _)| *index as u32 != call & INDEX_MASK);
+        let others = self.slots.iter().enumerate().filter(|(index, _)| Some(*index as u32) != except);
         let next = others.map(|(index, slot)| (index as u32, slot)).find(|(_, slot)| {
             slot.daemon.is_open()
                 && (slot.caller, slot.direction) == (Caller::Waiting, Direction::Recv)

@@ -143,6 +143,9 @@ impl Held<'_> {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         if link.direct.is_open() {
             link.drain_lanes(calls, aftermath);
+            if calls.has_unclaimed() {
+                link.offer_unclaimed(calls, aftermath);
+            }
         }
         if self.calls.has_published() {
             self.settle_published();

@@ -270,6 +270,10 @@ impl Held<'_> {
         let destination = self.span(memory)?;
         let to = self.peer(from.peer)?;
         self.counts(from.peer, now, 1);
+        if self.channel(from.peer).is_some_and(|channel| channel.has_ended()) {
+            // Before the call is made, which is not among those that fail because the peer is gone.
+            self.pump();
+        }
         let borrowed = match (&*memory, &self.line) {
             (Memory::Destination(destination), Line::Up(link)) => !link.arena.is_of(destination),
             _ => false,

@@ -94,6 +94,12 @@ impl Unclaimed {
         Ok(taken)
     }
 
+    /// Steps and keys of the tensors from a peer.
+    pub(super) fn names(&self, peer: &str) -> Vec<(i64, Box<str>)> {
+        let kept = self.steps.values().flatten().filter(|(place, _)| place.peer == peer);
+        kept.map(|(place, _)| (place.step, place.key.as_str().into())).collect()
+    }
+
     /// Takes the tensors of a step that is over.
     pub(super) fn forget(&mut self, step: i64) -> impl Iterator<Item = Tensor> {
         let forgotten = self.steps.remove(&step).unwrap_or_default();

@@ -475,11 +475,11 @@ impl Held<'_> {
                 Tick::NEVER => None,
                 deadline => deadline.after(GRACE).from(now),
             },
-            Waiter::OverChannel(call) => match call.deadline() {
-                Tick::NEVER => None,
-                deadline if deadline > now => deadline.from(now),
-                deadline => deadline.after(GRACE).from(now),
-            },
+            // The channel may have to be swept earlier than at the call's deadline: if its step has ended.
+            Waiter::OverChannel(call) => {
+                let earliest = Tick::of_milliseconds(call.channel().lock().half.earliest());
+                call.deadline().min(earliest).from(now)
+            }
             Waiter::Driver => Some(SWEEP_INTERVAL),
             Waiter::Host => None,
             Waiter::Attendant(attendant) => Some(attendant.time_left()),
@@ -499,7 +499,7 @@ impl Held<'_> {
             Waiter::OverChannel(call) => {
                 let channel = call.channel();
                 let mut inner = channel.lock();
-                call.expire(&mut inner, Tick::now());
+                inner.half.sweep(Tick::now().milliseconds());
                 channel.finish_held(inner, &mut self.aftermath.wakers);
             }
             Waiter::Driver | Waiter::Host | Waiter::Attendant(_) => self.sweep(),

@@ -72,7 +72,9 @@ impl World {
     pub(super) fn attach(&mut self, seat: usize) -> Result<(), String> {
         let Seat { name, host, place, arena_bytes, area_bytes, backlog, .. } = self.seats[seat];
         let attached = self.hosts[host].clients.attach(place, arena_bytes, area_bytes);
-        let (handle, attached) = attached.map_err(|error| error.to_string())?;
+        let (handle, mut attached) = attached.map_err(|error| error.to_string())?;
+        let neighbours = self.seats.iter().filter(|other| other.host == host && other.name != name);
+        attached.welcome.neighbours = neighbours.map(|other| other.name.to_owned()).collect();
         let attach = Attach::new(name);
         let attach = if let Some(backlog) = backlog { attach.backlog(backlog) } else { attach };
         let (task, hands) = attach.attach_by_hand(attached).map_err(|error| error.to_string())?;

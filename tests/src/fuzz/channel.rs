@@ -101,9 +101,7 @@ impl Task {
                 self.half.cancel(slot);
             }
             6 => {
-                if let Some((handle, _)) = self.sends.last() {
-                    self.half.revoke(*handle);
-                }
+                self.half.sweep(script.number());
             }
             7 => drop(self.half.announce(step, key.as_bytes())),
             8 if script.byte() == 7 => self.half.end_step(step, "a reason", script.yes()),

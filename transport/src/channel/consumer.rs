@@ -196,6 +196,14 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         Some((at, false))
     }
 
+    /// The first recv of that name that waits here alone.
+    pub(super) fn posted(&mut self, step: i64, key: &[u8]) -> Option<u32> {
+        self.spill();
+        let name = Name::new(step, key);
+        let (_, head) = self.find(name.hash(&self.seed), &name)?;
+        self.in_chain(head, |slot| slot.state == State::Posted)
+    }
+
     /// The entry of a name: its place and the first slot of its chain.
     fn find(&self, hash: u64, name: &Name) -> Option<(usize, u32)> {
         self.table.find(hash, |at| self.slots.get(at).name == *name)

@@ -181,11 +181,6 @@ impl<M: ChannelMemory, D> Half<M, D> {
         self.tx.forget(handle);
     }
 
-    /// Takes back a send whose deadline has passed. The consumer may have taken its tensor, so the outcome comes later.
-    pub fn revoke(&mut self, handle: u64) {
-        self.tx.revoke(handle);
-    }
-
     /// Wakes `waker` when a send has ended; `is_watched` if only other threads poll for it. Returns the waker that it replaces.
     pub fn wait_for_send(&mut self, handle: u64, waker: Waker, is_watched: bool) -> Option<Waker> {
         self.tx.wait(handle, waker, is_watched)
@@ -408,6 +403,17 @@ impl<M: ChannelMemory, D> Half<M, D> {
         self.rx.slots.get_mut(slot).state = State::Moved(call);
         self.wake(slot);
         if self.end.is_some() { None } else { self.adopt_announced(step, &key, call, true) }
+    }
+
+    /// The first recv of that name that waits here alone, for a tensor that arrived another way.
+    pub fn posted(&mut self, step: i64, key: &[u8]) -> Option<u32> {
+        if self.end.is_some() { None } else { self.rx.posted(step, key) }
+    }
+
+    /// A [posted](Self::posted) recv is this call from now on, which has a tensor.
+    pub fn is_served_elsewhere(&mut self, slot: u32, call: u32) {
+        self.rx.unpost(slot, State::Moved(call));
+        self.wake(slot);
     }
 
     /// The switch cannot be asked for a recv.
@@ -798,6 +804,11 @@ impl<M: ChannelMemory, D> Half<M, D> {
     pub fn given_up(&self) -> Vec<(i64, Vec<u8>, u32)> {
         let given_up = self.rx.slots.find_all(|slot| slot.state == State::Unexpected(None));
         given_up.into_iter().map(|slot| (self.rx.slots.get(slot).name.step, self.name(slot).1, slot)).collect()
+    }
+
+    /// The caller has copied such a tensor.
+    pub fn drop_given_up(&mut self, slot: u32) {
+        self.rx.remove(slot);
     }
 
     /// How urgently the peer is to be woken for what was written and settled since the last call.

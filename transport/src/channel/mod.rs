@@ -53,6 +53,9 @@ use crate::limits::KEY_BYTES_MAX;
 /// Most bytes of a tensor that goes through a ring; larger ones are announced.
 pub const PAYLOAD_BYTES_MAX: usize = 512;
 
+/// How long a consumer may take to return a tensor, or to say that it has taken it, in milliseconds. After that it counts as silent.
+pub const SILENCE_MS: u64 = 1000;
+
 /// Why a tensor was not taken, or a recv has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -75,6 +78,8 @@ pub enum Why {
     Abandoned = 8,
     /// The switch did not take the call.
     Refused = 9,
+    /// The consumer has not said in time whether it has taken the tensor.
+    Silent = 10,
 }
 
 impl Why {

@@ -16,7 +16,7 @@ use std::{
 use zerocopy::IntoBytes;
 
 use super::{
-    BrokenChannel, ChannelMemory, Why,
+    BrokenChannel, ChannelMemory, SILENCE_MS, Why,
     record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes, words_of},
     ring::{Writer, index},
 };
@@ -32,6 +32,9 @@ pub(super) const NOTES_MAX: usize = 1 << 15;
 
 /// Marks the handle of a send that was held when it was made. Other handles are the numbers of their tensors.
 const HELD: u64 = 1 << 63;
+
+/// Stands for the time of a revocation before the next sweep.
+const JUST_NOW: u64 = u64::MAX;
 
 /// Words of a ring's first page, from which a quiet channel does not grow.
 const QUIET_WORDS: u64 = 448;
@@ -91,7 +94,10 @@ struct Of {
     step: i64,
     deadline: u64,
     shape: Shape,
-    is_revoked: bool,
+    /// When the consumer was asked to return the tensor, in milliseconds; [`JUST_NOW`] until the next sweep.
+    revoked: Option<u64>,
+    /// Its step was ended here, or by the consumer.
+    is_aborted: bool,
 }
 
 /// A tensor in memory of the producer: metadata, key and payload, as in its record.
@@ -251,7 +257,7 @@ impl<M: ChannelMemory> Producer<M> {
         deadline: u64,
         took: u64,
     ) -> Result<u64, Why> {
-        let of = Of { handle: Some(self.next), step, deadline, shape: tensor.shape(key), is_revoked: false };
+        let of = Of { handle: Some(self.next), step, deadline, shape: tensor.shape(key), revoked: None, is_aborted: false };
         if !self.has_room(key, &tensor) {
             return self.send_otherwise(of, key, tensor, took);
         }
@@ -689,22 +695,6 @@ impl<M: ChannelMemory> Producer<M> {
         self.rare.whereabouts.remove(&handle);
     }
 
-    /// Takes a send back, whose deadline has passed: what is held comes back at once, for the rest the consumer answers.
-    pub(super) fn revoke(&mut self, handle: u64) {
-        let Ok(number) = self.number(handle) else {
-            let name = self.rare.held.iter().find(|(_, (other, _))| *other == handle).map(|(name, _)| name.clone());
-            return name.into_iter().for_each(|name| self.end_held(&name, Why::Late));
-        };
-        let of = match self.in_ring_mut(number) {
-            Some(sent) => Some(&mut sent.of),
-            None => self.rare.kept.get_mut(&number).map(|kept| &mut kept.of),
-        };
-        if let Some(of) = of.filter(|of| !of.is_revoked) {
-            of.is_revoked = true;
-            self.note(Kind::Revoke, number, 0);
-        }
-    }
-
     fn end_held(&mut self, name: &Named, why: Why) {
         let Some(copied) = self.take_held(name) else { return };
         self.rare.held_order.retain(|other| other != name);
@@ -714,9 +704,9 @@ impl<M: ChannelMemory> Producer<M> {
     /// Notes the outcome of a send, if somebody asks for it.
     fn end(&mut self, copied: Copied, why: Why) {
         if let Some(handle) = copied.of.handle {
+            let why = if copied.of.is_aborted { Why::Aborted } else { why };
             self.rare.whereabouts.remove(&handle);
-            // A step that has ended counts for more than what the consumer does with its tensors.
-            self.rare.outcomes.entry(handle).or_insert_with(|| (why, (copied.of.step, copied.parts().0.into())));
+            self.rare.outcomes.insert(handle, (why, (copied.of.step, copied.parts().0.into())));
         }
     }
 
@@ -731,46 +721,60 @@ impl<M: ChannelMemory> Producer<M> {
         names.iter().for_each(|name| self.end_held(name, why));
     }
 
-    /// Revokes unsettled tensors for which `is` holds and that were not revoked before; returns the earliest deadline of the others, and the
-    /// handles of the former.
-    fn revoke_where(&mut self, is: impl Fn(&Of) -> bool) -> (u64, Vec<u64>) {
-        let (mut earliest, mut revoked) = (u64::MAX, Vec::new());
+    /// What was sent and is not settled, with its number.
+    fn unsettled_mut(&mut self) -> impl Iterator<Item = (u64, &mut Of)> {
         let in_ring = (self.low..).zip(&mut self.in_ring).filter(|(_, sent)| !sent.is_settled);
         let kept = self.rare.kept.iter_mut().map(|(number, kept)| (*number, &mut kept.of));
-        for (number, of) in in_ring.map(|(number, sent)| (number, &mut sent.of)).chain(kept) {
-            match (of.is_revoked, is(of)) {
-                (true, _) => {}
-                (false, false) => earliest = earliest.min(of.deadline),
-                (false, true) => {
-                    of.is_revoked = true;
-                    revoked.push((number, of.handle));
-                }
-            }
-        }
-        revoked.iter().for_each(|(number, _)| self.note(Kind::Revoke, *number, 0));
-        (earliest, revoked.into_iter().filter_map(|(_, handle)| handle).collect())
+        in_ring.map(|(number, sent)| (number, &mut sent.of)).chain(kept)
     }
 
-    /// The sends of a step that was ended here are aborted, whatever the consumer does with their tensors.
+    /// The sends of a step are aborted unless the consumer has taken their tensors: it is asked to return them.
     pub(super) fn end_step(&mut self, step: i64) {
         self.look_at_reader();
-        let (_, revoked) = self.revoke_where(|of| of.step == step);
-        for handle in revoked {
-            self.rare.outcomes.insert(handle, (Why::Aborted, (step, Box::default())));
+        let mut revoked = Vec::new();
+        for (number, of) in self.unsettled_mut().filter(|(_, of)| of.step == step) {
+            of.is_aborted = true;
+            if of.revoked.is_none() {
+                of.revoked = Some(JUST_NOW);
+                revoked.push(number);
+            }
         }
+        revoked.into_iter().for_each(|number| self.note(Kind::Revoke, number, 0));
         self.end_held_where(|of| of.step == step, Why::Aborted);
+        self.earliest = 0;
     }
 
-    /// Revokes sends whose deadline has passed.
+    /// Revokes sends whose deadline has passed, and ends those for which the consumer has not answered in [`SILENCE_MS`].
     pub(super) fn sweep(&mut self, now: u64) {
         if self.earliest > now {
             return;
         }
         self.look_at_reader();
         self.end_held_where(|of| of.deadline <= now, Why::Late);
+        let (mut earliest, mut late, mut silent) = (u64::MAX, Vec::new(), Vec::new());
+        for (number, of) in self.unsettled_mut() {
+            if of.deadline <= now && of.revoked.is_none() {
+                of.revoked = Some(JUST_NOW);
+                late.push(number);
+            }
+            match &mut of.revoked {
+                None => earliest = earliest.min(of.deadline),
+                Some(since) => {
+                    *since = now.min(*since);
+                    let until = *since + SILENCE_MS;
+                    if until > now {
+                        earliest = earliest.min(until);
+                    } else if let Some(handle) = of.handle.take() {
+                        let why = if of.is_aborted { Why::Aborted } else { Why::Silent };
+                        silent.push((handle, (why, (of.step, Box::default()))));
+                    }
+                }
+            }
+        }
+        late.into_iter().for_each(|number| self.note(Kind::Revoke, number, 0));
+        self.rare.outcomes.extend(silent);
         let held = self.rare.held.values().map(|(_, copied)| copied.of.deadline).min();
-        let (sent, _) = self.revoke_where(|of| of.deadline <= now);
-        self.earliest = held.map_or(sent, |held| held.min(sent));
+        self.earliest = held.map_or(earliest, |held| held.min(earliest));
     }
 
     pub(super) fn earliest(&self) -> u64 {

@@ -108,11 +108,16 @@ impl Calls {
         }
     }
 
-    /// Keeps a tensor for the next recv of its name.
-    pub(in crate::attachment) fn keep_given_up(&mut self, (peer, step, key): (&str, i64, &str), tensor: Tensor) {
+    /// Passes a tensor to a recv of its name that waits, or keeps it for the next.
+    pub(in crate::attachment) fn keep_given_up(
+        &mut self,
+        (peer, step, key): (&str, i64, &str),
+        tensor: Tensor,
+        after: &mut Aftermath,
+    ) {
         let mut place = Place::default();
         place.set(peer, step, key);
-        self.unclaimed.keep(place, tensor);
+        self.pass_to_next(place, None, tensor, after);
     }
 
     /// True while the daemon may still have the tensor of a send.

@@ -4,10 +4,7 @@
 //! there, and continues as that call.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     task::{Poll, Waker},
 };
 
@@ -19,9 +16,8 @@ use sealane_transport::{
 use super::{
     super::Attachment,
     channel::{Channel, Inner},
-    errors,
 };
-use crate::{clock::Tick, limits::GRACE};
+use crate::clock::Tick;
 
 /// How a call over a channel ended.
 pub(crate) enum Ended<T> {
@@ -38,8 +34,6 @@ pub(crate) trait Awaited {
     /// Wakes `waker` when the call ends; returns the waker that it replaces.
     fn wake_at_end(&self, inner: &mut Inner, waker: &Waker, is_watched: bool) -> Option<Waker>;
     fn wake_nobody(&self, inner: &mut Inner);
-    /// Ends the call if its deadline has passed at `now`.
-    fn expire(&self, inner: &mut Inner, now: Tick);
 }
 
 /// A call over a channel, as its handle sees it.
@@ -132,8 +126,6 @@ pub(crate) struct ChannelSend {
     handle: u64,
     timeout_ms: u32,
     deadline: Tick,
-    /// The consumer has not answered in time.
-    is_silent: AtomicBool,
     /// The outcome was taken.
     is_told: bool,
 }
@@ -141,7 +133,7 @@ pub(crate) struct ChannelSend {
 impl ChannelSend {
     #[inline]
     pub(super) fn new(channel: Arc<Channel>, handle: u64, (timeout_ms, deadline): (u32, Tick)) -> ChannelSend {
-        ChannelSend { channel, handle, timeout_ms, deadline, is_silent: AtomicBool::new(false), is_told: false }
+        ChannelSend { channel, handle, timeout_ms, deadline, is_told: false }
     }
 }
 
@@ -156,9 +148,7 @@ impl Awaited for ChannelSend {
     }
 
     fn has_ended(&self, inner: &mut Inner) -> bool {
-        let is_open = matches!(inner.half.sent(self.handle), Sent::Open);
-        let goes_on = is_open && !self.is_silent.load(Ordering::Relaxed);
-        !goes_on || inner.half.has_ended() && (inner.end.is_some() || inner.redirected.contains_key(&self.handle))
+        inner.half.sent(self.handle) != Sent::Open || inner.half.has_ended() && (inner.end.is_some() || inner.redirected.contains_key(&self.handle))
     }
 
     fn wake_at_end(&self, inner: &mut Inner, waker: &Waker, is_watched: bool) -> Option<Waker> {
@@ -171,14 +161,6 @@ impl Awaited for ChannelSend {
         inner.half.wait_for_send_no_more(self.handle);
     }
 
-    fn expire(&self, inner: &mut Inner, now: Tick) {
-        if now >= self.deadline {
-            inner.half.revoke(self.handle);
-        }
-        if now >= self.deadline.after(GRACE) {
-            self.is_silent.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 impl OverChannel for ChannelSend {
@@ -186,11 +168,7 @@ impl OverChannel for ChannelSend {
 
     #[inline]
     fn take(&mut self, inner: &mut Inner) -> Option<Ended<SendOutcome>> {
-        let mut ended = inner.take_sent(self.handle, (&self.channel.peer, self.timeout_ms));
-        if ended.is_none() && self.is_silent.load(Ordering::Relaxed) {
-            inner.half.forget_send(self.handle);
-            ended = Some(Ended::Here(Err(errors::silent(&self.channel.peer))));
-        }
+        let ended = inner.take_sent(self.handle, (&self.channel.peer, self.timeout_ms));
         self.is_told |= ended.is_some();
         ended
     }
@@ -258,11 +236,6 @@ impl Awaited for ChannelRecv {
         inner.half.wait_for_recv_no_more(self.slot);
     }
 
-    fn expire(&self, inner: &mut Inner, now: Tick) {
-        if now >= self.deadline {
-            inner.half.expire(self.slot);
-        }
-    }
 }
 
 impl OverChannel for ChannelRecv {
@@ -298,6 +271,7 @@ impl ChannelRecv {
         inner.half.cancel(self.slot);
         self.channel.watches(&inner);
         self.channel.finish(inner);
+        self.channel.settle_debts();
         // The caller's memory may run code when it is dropped.
         drop(data);
         if let (Some(call), Some(attachment)) = (moved, self.channel.attachment()) {

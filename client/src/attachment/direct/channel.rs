@@ -21,7 +21,7 @@ use sealane_transport::{
 };
 
 use super::{
-    super::{Attachment, placing::is_inline},
+    super::{Attachment, State, placing::is_inline},
     calls::{Awaited, ChannelRecv, ChannelSend, Ended},
     errors,
     lock::{Guard, Lock},
@@ -56,7 +56,7 @@ pub(crate) struct Inner {
     pub(super) peer: Box<str>,
     /// Number of the lane.
     pub(super) serial: u32,
-    pub(super) half: Half<Way, Destination>,
+    pub(in crate::attachment) half: Half<Way, Destination>,
     kinds: LastKind,
     /// The other side reads: small tensors go through the ring.
     pub(super) is_active: bool,
@@ -246,9 +246,16 @@ impl Channel {
 
     #[cold]
     fn serve(&self) {
-        if let Some(attachment) = self.attachment() {
-            attachment.lock().pump();
+        let Some(attachment) = self.attachment() else { return };
+        let mut held = attachment.lock();
+        held.pump();
+        let mut inner = self.lock();
+        if inner.half.has_ended() {
+            // A recv may have given up its tensor after the channel had ended.
+            let State { calls, aftermath, .. } = &mut *held;
+            inner.keep_given_up(calls, aftermath);
         }
+        self.finish(inner);
     }
 
     /// Sends a tensor through the ring.
@@ -320,7 +327,7 @@ impl Channel {
         (step, key): (i64, &str),
         options: RecvOptions,
     ) -> Result<ChannelRecv, NotHere<RecvOptions>> {
-        if key.len() > KEY_BYTES_MAX {
+        if key.len() > KEY_BYTES_MAX || self.has_just_ended() {
             return Err(NotHere::Switch(options));
         }
         let time = self.deadline(options.timeout);
@@ -335,6 +342,22 @@ impl Channel {
         }
     }
 
+    /// True if the channel has ended; it is closed by then. A recv that is made now is not among those that fail because the peer is gone.
+    #[inline]
+    fn has_just_ended(&self) -> bool {
+        let has_ended = self.has_ended();
+        if has_ended {
+            self.serve();
+        }
+        has_ended
+    }
+
+    /// True if the channel is to be closed, or was.
+    #[inline]
+    pub(in crate::attachment) fn has_ended(&self) -> bool {
+        self.lane.has_ended()
+    }
+
     /// Begins recvs, as far as the channel takes them; returns the rest, and calls `each` for the others.
     pub(in crate::attachment) fn recv_all<K: AsRef<str>>(
         self: &Arc<Channel>,
@@ -342,6 +365,9 @@ impl Channel {
         wanted: Vec<(K, RecvOptions)>,
         mut each: impl FnMut(Result<ChannelRecv, Unreceived>),
     ) -> Vec<(K, RecvOptions)> {
+        if self.has_just_ended() {
+            return wanted;
+        }
         // As in `send_all`.
         let mut owners = vec![self.clone(); wanted.len()];
         let times: Vec<(u32, Tick)> = wanted.iter().map(|(_, options)| self.deadline(options.timeout)).collect();

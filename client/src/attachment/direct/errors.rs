@@ -51,14 +51,9 @@ pub(super) fn returned(
             let awaited = format!("{peer} is attached to the same daemon, and did not receive it");
             Error::late(Operation::Send, step, text(key), waited(timeout_ms), awaited)
         }
+        Why::Silent => Error::unavailable(peer, "its process does not answer: the deadline of a send passed a second ago"),
         _ => Error::full("direct channel", format!("{peer} has no room for more unexpected tensors")),
     }
-}
-
-/// The error of a send whose consumer does not say what became of it.
-#[cold]
-pub(super) fn silent(peer: &str) -> Error {
-    Error::unavailable(peer, "its process does not answer: the deadline of a send passed a second ago")
 }
 
 /// The error of a recv that has failed.

@@ -221,6 +221,31 @@ impl Link {
         }
     }
 
+    /// Gives recvs that wait in channels the tensors that arrived from the daemon for cancelled recvs.
+    #[cold]
+    pub(in crate::attachment) fn offer_unclaimed(&mut self, calls: &mut Calls, after: &mut Aftermath) {
+        for lane in self.direct.lanes.iter().flatten() {
+            let channel = lane.channel.clone();
+            let mut inner = channel.lock();
+            for (step, key) in calls.unclaimed().names(&channel.peer) {
+                let Some(slot) = inner.half.posted(step, key.as_bytes()) else { continue };
+                let destination = inner.half.take_data(slot);
+                let room = destination.as_ref().map(Destination::room);
+                let place = (&*channel.peer, step, &*key);
+                let Ok(Some(tensor)) = calls.unclaimed().take(place, room) else {
+                    inner.half.give_data(slot, destination);
+                    continue;
+                };
+                let mut memory = destination.map_or(Memory::Nothing, Memory::Destination);
+                match calls.claim(place, tensor, &mut memory, after) {
+                    Some(call) => inner.half.is_served_elsewhere(slot, call),
+                    None => inner.half.give_data(slot, memory.into_destination().0),
+                }
+            }
+            channel.finish_held(inner, &mut after.wakers);
+        }
+    }
+
     /// Closes a lane that has ended, or whose other side broke the rules: what this side had sent and what waits here go on through the
     /// daemon, unless the peer's process is gone, which ends the recvs.
     #[cold]
@@ -240,7 +265,7 @@ impl Link {
                 calls.give_up(call, error, after);
             }
         }
-        inner.keep_given_up(calls);
+        inner.keep_given_up(calls, after);
         channel.finish_held(inner, &mut after.wakers);
         channel.lane.close();
         channel.bell.ring();
@@ -271,6 +296,7 @@ impl Link {
                 }
             }
             self.serve_news(&mut inner, calls, after);
+            inner.keep_given_up(calls, after);
             let owes = !is_reclaimed || !unsent.is_empty() || !inner.half.news.asks.is_empty();
             channel.finish_held(inner, &mut after.wakers);
             if let Some(lane) = self.direct.retired.get_mut(place) {
@@ -329,12 +355,14 @@ impl Link {
 }
 
 impl Inner {
-    /// Keeps tensors for later recvs that recvs have given up after they had taken them.
-    fn keep_given_up(&mut self, calls: &mut Calls) {
+    /// Passes tensors of an ended channel that recvs have given up after they had taken them to other recvs, or keeps them.
+    pub(super) fn keep_given_up(&mut self, calls: &mut Calls, after: &mut Aftermath) {
         for (step, key, slot) in self.half.given_up() {
             let content = self.half.content(slot);
-            if let Ok(tensor) = Tensor::from_wire(content.meta(), Buffer::copy_of(content.payload())) {
-                calls.keep_given_up((&self.peer, step, &String::from_utf8_lossy(&key)), tensor);
+            let tensor = Tensor::from_wire(content.meta(), Buffer::copy_of(content.payload()));
+            self.half.drop_given_up(slot);
+            if let Ok(tensor) = tensor {
+                calls.keep_given_up((&self.peer, step, &String::from_utf8_lossy(&key)), tensor, after);
             }
         }
     }

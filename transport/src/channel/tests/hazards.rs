@@ -192,15 +192,39 @@ fn tensors_of_an_ended_step_go_back() {
 }
 
 #[test]
-fn aborted_send_stays_aborted_though_it_is_revoked() {
-    let [mut producer, mut consumer] = pair::<1024>();
-    let sent = send(&mut producer, (1, "w"), 1, 8).unwrap();
-    producer.end_step(1, "over", true);
-    assert_eq!(producer.sent(sent), Sent::Returned(Why::Aborted), "whatever the consumer does");
-    drain(&mut consumer);
-    drain(&mut producer);
-    assert_eq!(producer.sent(sent), Sent::Returned(Why::Aborted));
-    producer.forget_send(sent);
+fn send_of_an_ended_step_is_aborted_unless_it_was_taken() {
+    for is_taken in [false, true] {
+        let [mut producer, mut consumer] = pair::<1024>();
+        let sent = send(&mut producer, (1, "w"), 1, 8).unwrap();
+        let recv = is_taken.then(|| post(&mut consumer, 1, "w"));
+        if is_taken {
+            drain(&mut consumer);
+        }
+        producer.end_step(1, "over", true);
+        assert_eq!(producer.sent(sent), if is_taken { Sent::Taken } else { Sent::Open });
+        drain(&mut consumer);
+        drain(&mut producer);
+        let fate = if is_taken { Sent::Taken } else { Sent::Returned(Why::Aborted) };
+        assert_eq!(producer.sent(sent), fate);
+        recv.into_iter().for_each(|recv| assert_eq!(take(&mut consumer, recv), Some(1)));
+    }
+}
+
+#[test]
+fn silent_consumer_ends_a_revoked_send() {
+    for is_aborted in [false, true] {
+        let [mut producer, _consumer] = pair::<1024>();
+        let tensor = payload(1, 8);
+        let sent = producer.send((1, b"w"), Outgoing { meta: &meta(8), payload: &tensor }, 100).unwrap();
+        if is_aborted {
+            producer.end_step(1, "over", true);
+        }
+        producer.sweep(100);
+        assert_eq!((producer.sent(sent), producer.earliest()), (Sent::Open, 100 + SILENCE_MS));
+        producer.sweep(100 + SILENCE_MS);
+        let why = if is_aborted { Why::Aborted } else { Why::Silent };
+        assert_eq!(producer.sent(sent), Sent::Returned(why));
+    }
 }
 
 #[test]
@@ -377,5 +401,5 @@ fn wakers_are_woken_when_their_calls_end() {
     drain(&mut producer);
     assert_eq!((producer.news.wakers.len(), consumer.news.wakers.len()), (1, 1));
     assert_eq!((producer.watched(), consumer.watched()), (0, 0));
-    assert_eq!((producer.take_ring(), consumer.take_ring()), (Ring::Urgent, Ring::Urgent));
+    assert_eq!((producer.take_ring(), consumer.take_ring()), (Ring::Written, Ring::Written));
 }

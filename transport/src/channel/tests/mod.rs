@@ -92,12 +92,22 @@ pub(super) fn id(content: &Content) -> u64 {
 
 pub(super) fn send<const WORDS: u64>(
     half: &mut Side<WORDS>,
-    (step, key): (i64, &str),
+    name: (i64, &str),
     id: u64,
     bytes: usize,
 ) -> Result<u64, Refusal> {
+    send_until(half, name, id, bytes, u64::MAX)
+}
+
+pub(super) fn send_until<const WORDS: u64>(
+    half: &mut Side<WORDS>,
+    (step, key): (i64, &str),
+    id: u64,
+    bytes: usize,
+    deadline: u64,
+) -> Result<u64, Refusal> {
     let payload = payload(id, bytes);
-    let sent = half.send((step, key.as_bytes()), Outgoing { meta: &meta(payload.len()), payload: &payload }, u64::MAX);
+    let sent = half.send((step, key.as_bytes()), Outgoing { meta: &meta(payload.len()), payload: &payload }, deadline);
     half.check_invariants();
     sent
 }

@@ -41,6 +41,7 @@ struct World {
     names: Vec<(usize, Name)>,
     received: HashMap<u64, usize>,
     next_call: u32,
+    now: u64,
     taken: Vec<u64>,
     returned: Vec<u64>,
 }
@@ -55,6 +56,7 @@ impl World {
             names: Vec::new(),
             received: HashMap::new(),
             next_call: 0,
+            now: 0,
             taken: Vec::new(),
             returned: Vec::new(),
         }
@@ -82,7 +84,8 @@ impl World {
             0..7 => {
                 let bytes = [8, 8, 64, 64, 64, 100, 512][self.random.random_range(0..7)];
                 let tensor = self.new_tensor(side, name);
-                match send(&mut self.halves[side], (name.0, &key(name.1)), tensor, bytes) {
+                let deadline = if self.random.random_bool(0.2) { self.now + 5 } else { u64::MAX };
+                match send_until(&mut self.halves[side], (name.0, &key(name.1)), tensor, bytes, deadline) {
                     Ok(handle) => self.tasks[side].sends.push((handle, tensor, name)),
                     Err(refusal) => assert_eq!(refusal, Refusal::Fails(Why::Duplicate)),
                 }
@@ -111,9 +114,10 @@ impl World {
                     // The call at the switch goes on, and is answered.
                 }
             }
-            19 if !self.tasks[side].sends.is_empty() => {
-                let at = self.random.random_range(0..self.tasks[side].sends.len());
-                half.revoke(self.tasks[side].sends[at].0);
+            19 => {
+                // Some deadlines pass.
+                self.now += 1;
+                half.sweep(self.now);
                 half.check_invariants();
             }
             20 => self.switch_answers(side),
@@ -199,6 +203,8 @@ impl World {
                 }
                 drain(&mut self.halves[side]);
                 self.settle(side);
+                // Nobody answers late: the deadlines of these sends have passed, and their consumer returns them.
+                self.halves[side].sweep(self.now + 5);
                 (0..50).for_each(|_| self.switch_answers(side));
                 self.settle(side);
             }

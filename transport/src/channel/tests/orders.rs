@@ -54,7 +54,7 @@ impl World {
                 let key = if event == Send { KEY } else { "v" };
                 let id = self.next;
                 self.next += 1;
-                match send(producer, (1, key), id, 8) {
+                match send_until(producer, (1, key), id, 8, 10 * id) {
                     Ok(handle) => self.sends.push((handle, id)),
                     Err(refusal) => assert!(matches!(refusal, Refusal::Switch | Refusal::Fails(Why::Duplicate))),
                 }
@@ -68,9 +68,7 @@ impl World {
                 }
             }
             Revoke => {
-                if let Some((handle, _)) = self.sends.last() {
-                    producer.revoke(*handle);
-                }
+                producer.sweep(self.next * 10);
             }
             EndAtProducer => {
                 producer.end_step(1, "over", true);

@@ -84,7 +84,7 @@ pub(crate) const DIRECT_LOOK: Duration = ELSEWHERE_INTERVAL;
 /// Milliseconds between two attempts to send through the daemon what a channel has left, or to ask it for what its recvs wait for.
 pub(crate) const LANES_LOOK: u64 = 4;
 
-/// Sends to a peer without a channel between two checks which of them are over.
+/// Sends to a peer through the daemon between two checks which of them are over.
 pub(crate) const BY_DAEMON_LOOK: usize = 1024;
 
 /// How often a task being closed checks whether the daemon has released its memory.

@@ -101,6 +101,12 @@ fn misfit(room: usize, wanted: Option<&TensorMeta>, meta: &[u8], bytes: u64) -> 
     }
 }
 
+impl crate::channel::Accepts for Destination {
+    fn accepts(&self, meta: &[u8], bytes: u64) -> bool {
+        self.memory.len() as u64 >= bytes && self.meta.as_deref().is_none_or(|wanted| wanted.as_wire() == meta)
+    }
+}
+
 impl From<Buffer> for Destination {
     fn from(memory: Buffer) -> Destination {
         Destination { memory, meta: None }

@@ -369,7 +369,8 @@ impl Held<'_> {
                 }
                 for call in list.as_list().numbers() {
                     if let Kind::Sends = kind {
-                        link.direct.sent_by_daemon(call, shared.peer, (shared.step, ""));
+                        // Without a channel, nobody is told their names.
+                        link.direct.sent_by_daemon(call, shared.peer, (shared.step, ""), calls);
                     }
                     each(Ok(call));
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::channel::{
-    ChannelMemory, HELD_MAX, Half, Outgoing, Posting, Recv, SLOTS_MAX, Seed, Sent, Steps, Why,
+    Accepts, ChannelMemory, HELD_MAX, Half, Outgoing, Posting, Recv, SLOTS_MAX, Seed, Sent, Steps, Why,
 };
 
 use super::assert_says;
@@ -55,7 +55,16 @@ impl ChannelMemory for Heap {
     }
 }
 
-type Side = Half<Heap, u8>;
+/// Most bytes that a recv accepts.
+struct Room(u64);
+
+impl Accepts for Room {
+    fn accepts(&self, _: &[u8], bytes: u64) -> bool {
+        bytes <= self.0
+    }
+}
+
+type Side = Half<Heap, Room>;
 
 /// A half, and the calls that its owner has made.
 struct Task {
@@ -91,8 +100,8 @@ impl Task {
         match script.below(12) {
             0..3 => self.send(script, id),
             3..5 if self.half.takes_recvs(step) => {
-                let posting =
-                    Posting { step, key: key.as_bytes(), deadline: script.number(), fails_if_gone: false, data: Some(1) };
+                let (deadline, data) = (script.number(), Some(Room(script.number())));
+                let posting = Posting { step, key: key.as_bytes(), deadline, fails_if_gone: false, data };
                 self.recvs.extend(self.half.post(posting));
             }
             5 if !self.recvs.is_empty() => {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    BrokenChannel, ChannelMemory, KEY_BYTES_MAX, Why,
+    Accepts, BrokenChannel, ChannelMemory, KEY_BYTES_MAX, Why,
     key::{Name, SHORT_BYTES, Seed},
     record::{FIXED_WORDS, Header, Kind, Shape, bytes_of},
     ring::Reader,
@@ -65,11 +65,13 @@ pub(super) struct Consumer<M, D> {
     told: u64,
     /// The earliest deadline of a posted recv, or earlier.
     earliest: u64,
+    /// Recvs that have failed because they do not accept a tensor of their name.
+    pub(super) misfits: Vec<u32>,
     pub(super) tensors: u64,
     pub(super) bytes: u64,
 }
 
-impl<M: ChannelMemory, D> Consumer<M, D> {
+impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
     pub(super) fn new(memory: M, seed: Seed) -> Self {
         Consumer {
             reader: Reader::new(memory),
@@ -83,6 +85,7 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
             ranges: Vec::new(),
             told: 0,
             earliest: u64::MAX,
+            misfits: Vec::new(),
             tensors: 0,
             bytes: 0,
         }
@@ -125,7 +128,7 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         name: Name,
         deadline: u64,
         fails_if_gone: bool,
-        data: Option<D>,
+        mut data: Option<D>,
     ) -> Result<(u32, bool), Why> {
         let hash = name.hash(&self.seed);
         let entry = self.find(hash, &name);
@@ -134,6 +137,10 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         });
         if let Some(found) = unexpected {
             let asks = self.slots.get(found).state == State::Announced;
+            let content = self.content(found);
+            if let Some(data) = data.take_if(|data| !asks && !data.accepts(content.meta(), content.payload().len() as u64)) {
+                return self.misfit(found, name, data);
+            }
             self.take_unexpected(found, if asks { State::Asking } else { State::Done });
             let slot = self.slots.get_mut(found);
             (slot.fails_if_gone, slot.data, slot.deadline) = (fails_if_gone, data, deadline);
@@ -147,16 +154,24 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         Ok((at, false))
     }
 
-    /// Enters a recv that takes a tensor which is here, if there is one of that name.
-    pub(super) fn claim(&mut self, step: i64, key: &[u8]) -> Option<u32> {
+    /// True if a tensor of that name is here.
+    pub(super) fn has_tensor(&self, step: i64, key: &[u8]) -> bool {
         if self.table.is_empty() {
-            return None;
+            return false;
         }
         let name = Name::new(step, key);
-        let (_, head) = self.find(name.hash(&self.seed), &name)?;
-        let found = self.in_chain(head, |slot| matches!(slot.state, State::Unexpected(_)))?;
-        self.take_unexpected(found, State::Done);
-        Some(found)
+        let entry = self.find(name.hash(&self.seed), &name);
+        entry.is_some_and(|(_, head)| self.in_chain(head, |slot| matches!(slot.state, State::Unexpected(_))).is_some())
+    }
+
+    /// Enters a recv that has failed, because it does not accept the tensor of a slot.
+    #[cold]
+    fn misfit(&mut self, tensor: u32, name: Name, data: D) -> Result<(u32, bool), Why> {
+        let content = self.content(tensor).clone();
+        let at = self.slots.add(State::Failed(Why::Misfit), name, u64::MAX).ok_or(Why::Full)?;
+        let slot = self.slots.get_mut(at);
+        (slot.data, slot.content) = (Some(data), content);
+        Ok((at, false))
     }
 
     /// Turns an unexpected tensor, or an announcement, into a recv.
@@ -171,7 +186,13 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
 
     /// Enters the name of a call that waits at the switch; returns its slot, unless there are too many, and whether it has its tensor, which
     /// may have arrived while the switch was asked.
-    pub(super) fn adopt(&mut self, step: i64, key: &[u8], call: u32, is_announced: bool) -> Option<(u32, bool)> {
+    pub(super) fn adopt(
+        &mut self,
+        (step, key): (i64, &[u8]),
+        call: u32,
+        is_announced: bool,
+        is_certain: bool,
+    ) -> Option<(u32, bool)> {
         self.spill();
         let name = Name::new(step, key);
         let hash = name.hash(&self.seed);
@@ -188,9 +209,9 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         let announcement = head.and_then(|head| self.in_chain(head, |slot| slot.state == State::Announced));
         if let Some(announcement) = announcement.filter(|_| !is_announced) {
             self.remove(announcement);
-            return self.adopt(step, key, call, true);
+            return self.adopt((step, key), call, true, false);
         }
-        let at = self.slots.add(State::Adopted { call, is_announced }, name, u64::MAX)?;
+        let at = self.slots.add(State::Adopted { call, is_announced, is_certain }, name, u64::MAX)?;
         self.slots.get_mut(at).hash = hash;
         self.link(at);
         Some((at, false))
@@ -311,7 +332,7 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         if self.first != NONE {
             let at = self.first;
             let slot = self.slots.get_mut(at);
-            if slot.name.is_short(step, shape.key, short) {
+            if slot.name.is_short(step, shape.key, short) && slot.data.is_none() {
                 self.first = slot.next;
                 slot.content.load(record, shape);
                 slot.state = State::Done;
@@ -324,15 +345,27 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         Ok((acknowledged, self.named(name, number, (self.reader.head, words), shape, refused)))
     }
 
-    /// Takes a recv that waits out of a chain, for a tensor that is here; rather one for which the switch is not known to have a tensor.
-    fn take_waiting(&mut self, head: Option<u32>, name: &Name, hash: u64) -> Option<u32> {
+    /// Takes a recv that waits out of a chain, for a tensor that is here; rather one for which the switch is not known to have a tensor. Recvs
+    /// that do not accept it fail.
+    fn take_waiting(&mut self, mut head: Option<u32>, name: &Name, hash: u64, tensor: &Content) -> Option<u32> {
+        let (meta, bytes) = (tensor.meta(), tensor.payload().len() as u64);
+        let refuses = |slot: &Slot<D>| {
+            slot.state == State::Posted && slot.data.as_ref().is_some_and(|data| !data.accepts(meta, bytes))
+        };
+        while let Some(misfit) = head.and_then(|head| self.in_chain(head, refuses)) {
+            self.unlink(misfit);
+            let slot = self.slots.get_mut(misfit);
+            (slot.state, slot.content) = (State::Failed(Why::Misfit), tensor.clone());
+            self.misfits.push(misfit);
+            head = self.find(hash, name).map(|(_, head)| head);
+        }
         let in_chain = |is: fn(&Slot<D>) -> bool| head.and_then(|head| self.in_chain(head, is));
         let recv = in_chain(|slot| matches!(slot.state, State::Posted | State::Adopted { is_announced: false, .. }));
         let recv = recv.or_else(|| in_chain(|slot| matches!(slot.state, State::Adopted { .. })))?;
         self.unlink(recv);
         let slot = self.slots.get_mut(recv);
         let (state, was_announced) = match slot.state {
-            State::Adopted { call, is_announced } => (State::Arrived(call), is_announced),
+            State::Adopted { call, is_announced, .. } => (State::Arrived(call), is_announced),
             _ => (State::Done, false),
         };
         slot.state = state;
@@ -358,8 +391,10 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         }
         let hash = name.hash(&self.seed);
         let head = self.find(hash, &name).map(|(_, head)| head);
-        if let Some(recv) = self.take_waiting(head, &name, hash) {
-            self.slots.get_mut(recv).content.load(self.reader.memory.words(at, words), shape);
+        let mut content = Content::default();
+        content.load(self.reader.memory.words(at, words), shape);
+        if let Some(recv) = self.take_waiting(head, &name, hash, &content) {
+            self.slots.get_mut(recv).content = content;
             self.has_settled(number);
             self.count(recv);
             return Arrival::Matched(recv);
@@ -370,7 +405,7 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         }
         match self.add_unexpected(name, hash, State::Unexpected(Some(number))) {
             Some(kept) => {
-                self.slots.get_mut(kept).content.load(self.reader.memory.words(at, words), shape);
+                self.slots.get_mut(kept).content = content;
                 self.unsettled.push_back(number);
                 Arrival::Kept
             }
@@ -541,7 +576,7 @@ impl<M: ChannelMemory, D> Consumer<M, D> {
         let content = std::mem::take(&mut slot.content);
         let (hash, name) = (slot.hash, slot.name.clone());
         let head = self.find(hash, &name).map(|(_, head)| head);
-        if let Some(next) = self.take_waiting(head, &name, hash) {
+        if let Some(next) = self.take_waiting(head, &name, hash, &content) {
             self.slots.get_mut(next).content = content;
             self.slots.free(at);
             return Some(next);

@@ -4,7 +4,7 @@
 use std::task::Waker;
 
 use super::{
-    BrokenChannel, ChannelMemory, Outgoing, Posting, Sent, Steps, Unsettled, Why,
+    Accepts, BrokenChannel, ChannelMemory, Outgoing, Posting, Sent, Steps, Unsettled, Why,
     consumer::{Arrival, Consumer},
     key::Seed,
     producer::Producer,
@@ -95,7 +95,7 @@ pub struct Half<M, D> {
     has_settled: bool,
 }
 
-impl<M: ChannelMemory, D> Half<M, D> {
+impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     /// The half that writes `outgoing` and reads `incoming`. Both sides begin blind.
     pub fn new(outgoing: M, incoming: M, seed: Seed, ended: Steps) -> Self {
         Half {
@@ -237,12 +237,12 @@ impl<M: ChannelMemory, D> Half<M, D> {
         if asks {
             self.news.asks.push(slot);
         }
-        let is_waiting = self.rx.slots.get(slot).state == State::Posted;
-        if !is_waiting && !asks {
-            // It took an unexpected tensor.
-            self.tell();
-        } else if self.peer_holds {
-            self.tx.note_named(Kind::Ask, step, key);
+        match self.rx.slots.get(slot).state {
+            State::Done => self.tell(),
+            _ if !self.peer_holds => {}
+            _ => {
+                self.tx.note_named(Kind::Ask, step, key);
+            }
         }
         Ok(slot)
     }
@@ -369,6 +369,7 @@ impl<M: ChannelMemory, D> Half<M, D> {
         if let Some(next) = self.rx.pass_on(slot) {
             self.matched(next);
         }
+        self.wake_misfits();
     }
 
     /// Ends a recv that waits, at its deadline.
@@ -402,7 +403,7 @@ impl<M: ChannelMemory, D> Half<M, D> {
         let (step, key) = self.name(slot);
         self.rx.slots.get_mut(slot).state = State::Moved(call);
         self.wake(slot);
-        if self.end.is_some() { None } else { self.adopt_announced(step, &key, call, true) }
+        if self.end.is_some() { None } else { self.adopt_as((step, &key), call, true) }
     }
 
     /// The first recv of that name that waits here alone, for a tensor that arrived another way.
@@ -435,9 +436,14 @@ impl<M: ChannelMemory, D> Half<M, D> {
     /// # Errors
     /// The data, if it is not.
     pub fn claim(&mut self, step: i64, key: &[u8], data: Option<D>) -> Result<u32, Option<D>> {
-        let claimed = if self.end.is_some() { None } else { self.rx.claim(step, key) };
-        let Some(slot) = claimed else { return Err(data) };
-        self.rx.slots.get_mut(slot).data = data;
+        if self.end.is_some() || !self.rx.has_tensor(step, key) {
+            return Err(data);
+        }
+        let posting = Posting { step, key, deadline: u64::MAX, fails_if_gone: false, data };
+        let Ok((slot, asks)) = self.rx.post(posting) else { return Err(None) };
+        if asks {
+            self.news.asks.push(slot);
+        }
         self.tell();
         Ok(slot)
     }
@@ -445,11 +451,11 @@ impl<M: ChannelMemory, D> Half<M, D> {
     /// The switch was asked for a recv as this call. A tensor that arrives here may serve it. Returns the slot of the name, unless the channel
     /// has ended or has no slot left.
     pub fn adopt(&mut self, step: i64, key: &[u8], call: u32) -> Option<u32> {
-        if self.end.is_some() { None } else { self.adopt_announced(step, key, call, false) }
+        if self.end.is_some() { None } else { self.adopt_as((step, key), call, false) }
     }
 
-    fn adopt_announced(&mut self, step: i64, key: &[u8], call: u32, is_announced: bool) -> Option<u32> {
-        let (slot, has_tensor) = self.rx.adopt(step, key, call, is_announced)?;
+    fn adopt_as(&mut self, (step, key): (i64, &[u8]), call: u32, is_announced: bool) -> Option<u32> {
+        let (slot, has_tensor) = self.rx.adopt((step, key), call, is_announced, is_announced)?;
         if has_tensor {
             self.news.arrived.push(slot);
             self.tell();
@@ -477,8 +483,8 @@ impl<M: ChannelMemory, D> Half<M, D> {
 
     /// The call of an adopted name has ended at the switch; `is_received` if with a tensor.
     pub fn is_over(&mut self, slot: u32, call: u32, is_received: bool) {
-        let is_announced = match self.rx.slots.get(slot).state {
-            State::Adopted { call: known, is_announced } if known == call => is_announced,
+        let (is_announced, is_certain) = match self.rx.slots.get(slot).state {
+            State::Adopted { call: known, is_announced, is_certain } if known == call => (is_announced, is_certain),
             _ => return,
         };
         if self.end.is_some() {
@@ -486,8 +492,8 @@ impl<M: ChannelMemory, D> Half<M, D> {
         }
         let (step, key) = self.name(slot);
         self.rx.remove(slot);
-        if is_announced && !is_received {
-            // The announced tensor is still at the switch.
+        if is_announced && !(is_received && is_certain) {
+            // The announced tensor is still at the switch, or may be.
             self.announced(step, &key);
         }
     }
@@ -569,7 +575,16 @@ impl<M: ChannelMemory, D> Half<M, D> {
             Arrival::Asks(slot) => self.news.asks.push(slot),
             Arrival::Lost => {}
         }
+        self.wake_misfits();
         Ok(())
+    }
+
+    /// Wakes recvs that have failed because they do not accept a tensor.
+    #[inline]
+    fn wake_misfits(&mut self) {
+        while let Some(slot) = self.rx.misfits.pop() {
+            self.wake(slot);
+        }
     }
 
     #[inline]
@@ -699,7 +714,8 @@ impl<M: ChannelMemory, D> Half<M, D> {
         }
         self.tx.end_step(step);
         self.fail_step(step);
-        let is_here = |state: State| matches!(state, State::Unexpected(_) | State::Announced);
+        // An announced tensor of a step that may be used again is still at the switch, unless the daemon ends it.
+        let is_here = |state: State| matches!(state, State::Unexpected(_)) || is_aborted && state == State::Announced;
         for slot in self.rx.slots.find_all(|slot| slot.name.step == step && is_here(slot.state)) {
             let state = self.rx.slots.get(slot).state;
             self.rx.remove(slot);

@@ -80,6 +80,14 @@ pub enum Why {
     Refused = 9,
     /// The consumer has not said in time whether it has taken the tensor.
     Silent = 10,
+    /// The recv's destination does not accept the tensor, which is in the recv's slot to be compared, and stays for the next recv.
+    Misfit = 11,
+}
+
+/// What a recv brings with it.
+pub trait Accepts {
+    /// True if the recv can have a tensor with this metadata, in wire form, and so many bytes.
+    fn accepts(&self, meta: &[u8], bytes: u64) -> bool;
 }
 
 impl Why {

@@ -25,7 +25,7 @@ pub(super) const NONE: u32 = u32::MAX;
 const OWN_WORDS: usize = 12;
 
 /// A tensor in the channel's memory of this side: its metadata in wire form, and its payload.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Content {
     meta_words: u16,
     payload_bytes: u16,
@@ -86,8 +86,14 @@ pub(super) enum State {
     Failed(Why),
     /// A recv that the switch was asked for: it is another call there from now on.
     Moved(u32),
-    /// The name of a call at the switch, which a tensor of this channel may serve, too; and whether the switch is known to have one for it.
-    Adopted { call: u32, is_announced: bool },
+    /// The name of a call at the switch, which a tensor of this channel may serve, too.
+    Adopted {
+        call: u32,
+        /// The switch is known to have a tensor for it.
+        is_announced: bool,
+        /// The call was made for that tensor, so that the switch does not give it another, which was not announced.
+        is_certain: bool,
+    },
     /// A call at the switch whose tensor has arrived and is in the slot.
     Arrived(u32),
     /// A tensor that no recv has taken, with its number; none if the number is settled.

@@ -486,11 +486,6 @@ impl Inner {
     fn landed(&mut self, slot: u32, destination: Destination) -> RecvOutcome {
         let content = self.half.content(slot);
         let (meta, payload) = (content.meta(), content.payload());
-        if let Err(misfit) = destination.check(meta, payload.len() as u64) {
-            // The tensor stays for the next recv.
-            self.half.cancel(slot);
-            return Err(Unreceived::returning(misfit, Some(destination)));
-        }
         let mut memory = destination.into_memory();
         memory.truncate(payload.len());
         memory.copy_from_slice(payload);
@@ -502,14 +497,17 @@ impl Inner {
     #[cold]
     fn unreceived(&mut self, slot: u32, why: Why, (peer, timeout_ms): (&str, u32)) -> Unreceived {
         let (step, key) = self.half.name(slot);
+        let data = self.half.take_data(slot);
+        let content = self.half.content(slot);
+        let misfit = data.as_ref().and_then(|data| data.check(content.meta(), content.payload().len() as u64).err());
         let error = match (why, self.refused.remove(&slot), &self.end) {
+            (Why::Misfit, ..) => misfit.unwrap_or_else(|| errors::too_many(why)),
             (Why::Refused, Some(error), _) => error,
             (Why::Closed, _, Some(end)) => end.clone(),
             _ => errors::unreceived(peer, why, (step, &key), timeout_ms, self.half.reason(step)),
         };
-        let destination = self.half.take_data(slot);
         self.half.free(slot);
-        Unreceived::returning(error, destination)
+        Unreceived::returning(error, data)
     }
 
     /// Takes the outcome of a send, if it has ended.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sealane_transport::{Error, Operation, channel::Why, shm::NO_TIMEOUT};
+use sealane_transport::{Error, Late, Operation, channel::Why, shm::NO_TIMEOUT};
 
 /// The error of a send that the channel did not take.
 #[cold]
@@ -51,7 +51,11 @@ pub(super) fn returned(
             let awaited = format!("{peer} is attached to the same daemon, and did not receive it");
             Error::late(Operation::Send, step, text(key), waited(timeout_ms), awaited)
         }
-        Why::Silent => Error::unavailable(peer, "its process does not answer: the deadline of a send passed a second ago"),
+        Why::Silent => {
+            let awaited = format!("the process of {peer} does not answer").into();
+            let (key, waited) = (text(key), waited(timeout_ms));
+            Late { operation: Operation::Send, step, key, waited, delivery_unknown: true, awaited }.into()
+        }
         _ => Error::full("direct channel", format!("{peer} has no room for more unexpected tensors")),
     }
 }

@@ -42,7 +42,7 @@ use self::{opening::Neighbour, retired::Retired, rings::Rings};
 use super::{Held, Line, Link, State, calls::Calls, link::Peer, nudge::Others};
 use crate::{
     clock::Tick,
-    limits::{DIRECT_LOOK, LANES_LOOK},
+    limits::{BY_DAEMON_LOOK, DIRECT_LOOK, LANES_LOOK},
 };
 
 /// The lanes of one link.
@@ -75,6 +75,8 @@ struct Lane {
     is_told_active: bool,
     /// Sends that went through the daemon before that, or that were not announced.
     by_daemon: Vec<u32>,
+    /// Those that were announced, which the next lane to this peer must know of.
+    announced: Vec<u32>,
     /// Tensors and bytes sent and received of which the daemon was told.
     told: [(u64, u64); 2],
     /// Of a closed channel: what the peer has not taken, and whether that is known.
@@ -92,6 +94,7 @@ impl Lane {
             rings: Rings::default(),
             is_told_active: false,
             by_daemon,
+            announced: Vec::new(),
             told: [(0, 0); 2],
             unsent: VecDeque::new(),
             is_reclaimed: false,
@@ -228,19 +231,22 @@ impl Lanes {
     }
 
     /// Notes a send that went through the daemon.
-    pub(super) fn sent_by_daemon(&mut self, call: u32, peer: &str, (step, key): (i64, &str)) {
+    pub(super) fn sent_by_daemon(&mut self, call: u32, peer: &str, (step, key): (i64, &str), calls: &mut Calls) {
         let index = match self.neighbours.get_mut(peer) {
             Some(Neighbour::Has(index)) => *index,
-            Some(Neighbour::Met { by_daemon, .. } | Neighbour::Asked { by_daemon, .. }) => return by_daemon.push(call),
+            Some(Neighbour::Met { by_daemon, .. } | Neighbour::Asked { by_daemon, .. }) => {
+                return note(by_daemon, call, calls);
+            }
             Some(Neighbour::Never) | None => return,
         };
         let Some(lane) = self.get_mut(index) else { return };
         let channel = lane.channel.clone();
         let mut inner = channel.lock();
-        if !lane.is_told_active {
-            lane.by_daemon.push(call);
-        } else if !inner.half.announce(step, key.as_bytes()) {
-            lane.by_daemon.push(call);
+        if lane.is_told_active && inner.half.announce(step, key.as_bytes()) {
+            note(&mut lane.announced, call, calls);
+        } else {
+            note(&mut lane.by_daemon, call, calls);
+            // The peer is blind until the channel is active.
             inner.half.blind();
         }
         channel.finish(inner);
@@ -411,9 +417,12 @@ impl Lanes {
             Some(place) => self.retired.get_mut(place),
         }
     }
+}
 
-    /// Forgets sends that have ended at the daemon, of peers without a channel.
-    pub(super) fn forget_ended(by_daemon: &mut Vec<u32>, calls: &mut Calls) {
-        by_daemon.retain(|call| calls.is_at_daemon(*call));
+/// Adds a send to a list of those at the daemon, from which those that have ended are taken from time to time.
+fn note(list: &mut Vec<u32>, call: u32, calls: &mut Calls) {
+    if list.len() > 2 * BY_DAEMON_LOOK && list.len().is_multiple_of(BY_DAEMON_LOOK) {
+        list.retain(|call| calls.is_at_daemon(*call));
     }
+    list.push(call);
 }

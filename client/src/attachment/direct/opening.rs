@@ -14,7 +14,7 @@ use super::{
 use crate::{
     attach,
     clock::Tick,
-    limits::{BY_DAEMON_LOOK, DIRECT_AFTER, DIRECT_RETRY, DIRECT_RETRY_MAX, LANES_MAX},
+    limits::{DIRECT_AFTER, DIRECT_RETRY, DIRECT_RETRY_MAX, LANES_MAX},
     memory::ForkMark,
 };
 
@@ -52,11 +52,11 @@ impl Held<'_> {
     /// Counts small tensors to or from a peer, which may get a lane when there are enough.
     #[inline]
     pub(in crate::attachment) fn counts(&mut self, peer: &str, now: Tick, tensors: usize) {
-        let State { line: Line::Up(link), calls, .. } = &mut **self else { return };
+        let State { line: Line::Up(link), .. } = &mut **self else { return };
         if link.direct.neighbours.is_empty() {
             return;
         }
-        link.direct.find(peer, now, tensors as u32, calls);
+        link.direct.find(peer, now, tensors as u32);
         if link.direct.has_wanted() {
             self.wake_driver();
         }
@@ -73,7 +73,7 @@ impl Held<'_> {
 
 impl super::Lanes {
     /// The lane to a peer, if it has one, counting so many small tensors or as much.
-    pub(super) fn find(&mut self, name: &str, now: Tick, more: u32, calls: &mut Calls) -> Option<u16> {
+    pub(super) fn find(&mut self, name: &str, now: Tick, more: u32) -> Option<u16> {
         let is_full = self.open >= LANES_MAX;
         let neighbour = self.neighbours.get_mut(name)?;
         match neighbour {
@@ -81,9 +81,6 @@ impl super::Lanes {
             Neighbour::Never | Neighbour::Asked { .. } => {}
             Neighbour::Met { tensors, not_before, pause, by_daemon } => {
                 *tensors = tensors.saturating_add(more);
-                if by_daemon.len() > 2 * BY_DAEMON_LOOK && by_daemon.len().is_multiple_of(BY_DAEMON_LOOK) {
-                    Self::forget_ended(by_daemon, calls);
-                }
                 if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && !is_full {
                     let (pause, by_daemon) = (*pause, std::mem::take(by_daemon));
                     *neighbour = Neighbour::Asked { pause, by_daemon };
@@ -144,7 +141,8 @@ impl super::Lanes {
     /// Takes out a lane that is closed.
     pub(super) fn take_out(&mut self, lane: u16) -> Option<Lane> {
         let mut taken = self.lanes.get_mut(usize::from(lane))?.take()?;
-        let by_daemon = std::mem::take(&mut taken.by_daemon);
+        let mut by_daemon = std::mem::take(&mut taken.by_daemon);
+        by_daemon.append(&mut taken.announced);
         let neighbour = Neighbour::Met { tensors: 0, not_before: None, pause: DIRECT_RETRY, by_daemon };
         self.neighbours.insert(taken.channel.peer.clone(), neighbour);
         self.open -= 1;

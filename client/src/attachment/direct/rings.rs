@@ -250,8 +250,8 @@ impl Held<'_> {
     fn lane_for_bytes(&mut self, peer: &str, bytes: usize) -> Option<&mut Lane> {
         /// Bytes that count as one tensor, as if pushed.
         const BYTES_PER_TENSOR: usize = 4096;
-        let State { line: Line::Up(link), calls, .. } = &mut **self else { return None };
-        let lane = link.direct.find(peer, Tick::now(), 1 + (bytes / BYTES_PER_TENSOR) as u32, calls);
+        let State { line: Line::Up(link), .. } = &mut **self else { return None };
+        let lane = link.direct.find(peer, Tick::now(), 1 + (bytes / BYTES_PER_TENSOR) as u32);
         if link.direct.has_wanted() {
             self.wake_driver();
         }

@@ -26,8 +26,8 @@ impl Held<'_> {
     /// Notes a send that went through the daemon: its consumer is told over the channel, or, before that is active, asks the daemon for all
     /// recvs until such sends are over.
     pub(in crate::attachment) fn sent_by_daemon(&mut self, call: u32, peer: &str, name: (i64, &str)) {
-        let State { line: Line::Up(link), .. } = &mut **self else { return };
-        link.direct.sent_by_daemon(call, peer, name);
+        let State { line: Line::Up(link), calls, .. } = &mut **self else { return };
+        link.direct.sent_by_daemon(call, peer, name, calls);
     }
 
     /// Notes a recv that the daemon was asked for: a tensor that arrives over the channel may serve it.
@@ -317,14 +317,16 @@ impl Link {
         let deadline = Tick::of_milliseconds(tensor.deadline);
         let Ok(with) = self.peer(&inner.task, &inner.peer) else { return false };
         let sent = self.submit_send(with, tensor, deadline, calls);
+        let key = String::from_utf8_lossy(&tensor.key);
+        let name = (tensor.step, &*key);
         match (sent, tensor.handle) {
             (Err(error), _) if error.code() == Code::ResourceExhausted => return false,
             (Ok(call), None) => {
-                self.direct.sent_by_daemon(call, &channel.peer, (tensor.step, &String::from_utf8_lossy(&tensor.key)));
+                self.direct.sent_by_daemon(call, &channel.peer, name, calls);
                 calls.forsake(call, false, after);
             }
             (Ok(call), Some(handle)) => {
-                self.direct.sent_by_daemon(call, &channel.peer, (tensor.step, &String::from_utf8_lossy(&tensor.key)));
+                self.direct.sent_by_daemon(call, &channel.peer, name, calls);
                 inner.redirected.insert(handle, Ok(call));
             }
             (Err(error), Some(handle)) => {

@@ -240,6 +240,26 @@ fn second_unexpected_tensor_of_a_name_is_returned() {
 }
 
 #[test]
+fn tensor_that_a_recv_does_not_accept_stays() {
+    for is_early in [false, true] {
+        let [mut producer, mut consumer] = pair::<1024>();
+        let small = |consumer: &mut Side<1024>| {
+            let posting = Posting { step: 1, key: b"w", deadline: u64::MAX, fails_if_gone: false, data: Some(10) };
+            consumer.post(posting).unwrap()
+        };
+        let early = is_early.then(|| small(&mut consumer));
+        let sent = send(&mut producer, (1, "w"), 1, 64).unwrap();
+        drain(&mut consumer);
+        let refused = early.unwrap_or_else(|| small(&mut consumer));
+        assert_eq!((consumer.recv(refused), producer.sent(sent)), (Recv::Failed(Why::Misfit), Sent::Open));
+        assert_eq!((consumer.take_data(refused), id(consumer.content(refused))), (Some(10), 1));
+        consumer.free(refused);
+        let recv = post(&mut consumer, 1, "w");
+        assert_eq!((take(&mut consumer, recv), producer.sent(sent)), (Some(1), Sent::Taken));
+    }
+}
+
+#[test]
 fn recvs_of_one_name_are_served_in_order() {
     let [mut producer, mut consumer] = pair::<1024>();
     for has_table in [false, true] {

@@ -48,6 +48,12 @@ impl<const N: u64> ChannelMemory for Heap<N> {
     }
 }
 
+impl Accepts for u32 {
+    fn accepts(&self, _: &[u8], bytes: u64) -> bool {
+        bytes <= u64::from(*self)
+    }
+}
+
 pub(super) type Side<const WORDS: u64> = Half<Heap<WORDS>, u32>;
 
 /// Two halves that see everything of each other: neither is blind.

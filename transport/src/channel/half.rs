@@ -661,6 +661,7 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
                 self.ask_for_all();
             }
             Kind::Clear => self.is_blind = false,
+            Kind::Reopened => self.ended_there.forget(two as i64),
         }
         Ok(())
     }
@@ -700,16 +701,19 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     }
 
     /// This task ends a step: its sends and recvs end with Aborted, and its unexpected tensors are returned. If it was aborted, the peer is
-    /// told, and later calls are the switch's; otherwise its number may be used again.
+    /// told, and later calls are the switch's, until the step is ended once more without that: then its number may be used again.
     pub fn end_step(&mut self, step: i64, reason: &str, is_aborted: bool) {
         if self.end.is_some() {
             return;
         }
         match is_aborted {
             true => self.ended.end(step, reason),
+            // Whether the peer has ended the step is the peer's to say.
             false => {
+                if self.ended.reason(step).is_some() {
+                    self.tx.note(Kind::Reopened, 0, step as u64);
+                }
                 self.ended.forget(step);
-                self.ended_there.forget(step);
             }
         }
         self.tx.end_step(step);

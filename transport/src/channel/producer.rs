@@ -451,7 +451,7 @@ impl<M: ChannelMemory> Producer<M> {
         self.writer.commit(words, Header::note(kind, words, key));
         match kind {
             Kind::Took => self.has_acknowledged = true,
-            Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear => self.has_written = true,
+            Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear | Kind::Reopened => self.has_written = true,
             _ => self.is_urgent = true,
         }
     }

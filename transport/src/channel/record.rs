@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Blind = 11,
     /// None of them is left.
     Clear = 12,
+    /// The writer uses the number of that step, which it had ended, again.
+    Reopened = 13,
 }
 
 impl Kind {
@@ -62,6 +64,7 @@ impl Kind {
             10 => Kind::Ended,
             11 => Kind::Blind,
             12 => Kind::Clear,
+            13 => Kind::Reopened,
             _ => return None,
         })
     }

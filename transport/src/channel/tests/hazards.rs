@@ -182,9 +182,12 @@ fn tensors_of_an_ended_step_go_back() {
     assert_eq!((producer.reason(1), consumer.reason(1)), (Some("it makes no sense"), Some("it makes no sense")));
     assert_eq!(send(&mut producer, (1, "y"), 3, 8), Err(Refusal::Switch), "the switch judges the step");
     assert!(!consumer.takes_recvs(1) && !producer.takes_recvs(1) && producer.takes_recvs(2));
-    // Both clean up, and use the number again.
+    // Both clean up, and use the number again; until both have, it is the switch's.
     producer.end_step(1, "cleaned up", false);
+    assert!(!producer.takes_recvs(1), "it would wait for a tensor of a step that is over there");
+    assert_eq!(send(&mut producer, (1, "w"), 4, 8), Err(Refusal::Switch));
     consumer.end_step(1, "cleaned up", false);
+    drain(&mut producer);
     send(&mut producer, (1, "w"), 4, 8).unwrap();
     drain(&mut consumer);
     let recv = post(&mut consumer, 1, "w");

@@ -84,6 +84,9 @@ mod waiter;
 
 #[cfg(feature = "group")]
 pub use self::group::{CallFigures, Group, GroupOptions, Message, RankFigures, ReduceOp, Store};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use self::stream::far_end;
 #[cfg(feature = "tonic")]
 pub use self::stream::{Connector, Incoming, StreamPeer};
 pub use self::{
@@ -106,9 +109,6 @@ pub use self::{
     under_way::{Receiving, Sending},
     waiter::Waiter,
 };
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub use self::stream::far_end;
 #[cfg(feature = "embedded")]
 pub use sealane_fusion::{EndpointMap, Engine, EngineSettings, StartError};
 pub use sealane_runtime::{Buffer, Polling};

@@ -11,7 +11,8 @@ use sealane_transport::{Error, RecvOutcome, SendOutcome, Unreceived};
 
 use crate::{
     attachment::{
-        Attachment, Awaited, Begun, Calls, Channel, ChannelRecv, ChannelSend, Ended, OverChannel, Received, Take, TakeSome,
+        Attachment, Awaited, Begun, Calls, Channel, ChannelRecv, ChannelSend, Ended, OverChannel, Received, Take,
+        TakeSome,
     },
     in_process::{Call, end_of, look},
     limits::CALLS_MAX,
@@ -144,11 +145,7 @@ impl<K: Kind> UnderWay<K> {
     }
 
     /// Takes the outcomes of the first of these calls as far as they are over one channel and have ended, with its lock taken once.
-    fn take_over_channel(
-        channel: &Arc<Channel>,
-        calls: &mut std::vec::IntoIter<Self>,
-        outcomes: &mut Vec<Outcome<K>>,
-    ) {
+    fn take_over_channel(channel: &Arc<Channel>, calls: &mut std::vec::IntoIter<Self>, outcomes: &mut Vec<Outcome<K>>) {
         channel.take_all(|inner| {
             let first = calls.as_mut_slice().first_mut();
             let Some(CallState::OverChannel(over)) = first.map(|call| &mut call.0) else { return false };
@@ -190,7 +187,9 @@ impl<K: Kind> UnderWay<K> {
             },
             CallState::OverChannel(over) => match over.try_outcome().transpose()? {
                 Ok(Ended::Here(outcome)) => outcome,
-                Ok(Ended::Moved(call)) => return self.moves(call).map_or_else(|error| Some(Err(error)), |()| self.try_outcome()),
+                Ok(Ended::Moved(call)) => {
+                    return self.moves(call).map_or_else(|error| Some(Err(error)), |()| self.try_outcome());
+                }
                 Err(error) => Err(error.into()),
             },
             CallState::InProcess(call) => look(call)?,

@@ -251,8 +251,11 @@ impl Calls {
         let is_of_it = |slot: &&mut Slot| slot.direction == Direction::Recv && slot.place.step() == step;
         for slot in self.slots.iter_mut().filter(is_of_it) {
             if slot.daemon.is_open() {
-                slot.keeps &= slot.caller != Caller::Gone;
-                after.unwanted.extend(slot.tensor.take());
+                // A tensor that is set aside for a caller who waits has been received: its sender may know.
+                if slot.caller == Caller::Gone {
+                    slot.keeps = false;
+                    after.unwanted.extend(slot.tensor.take());
+                }
             } else {
                 // Its caller may still look at what came, but nobody after it.
                 slot.keeps = false;

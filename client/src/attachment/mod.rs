@@ -69,8 +69,8 @@ use sealane_transport::{
 };
 
 use self::{
-    acceptors::Acceptors, aftermath::Aftermath, attend::Listening, direct::ChannelCache, driver::Driver, elsewhere::Elsewhere, held::Held,
-    link::Link, nudge::Nudge, published::Published,
+    acceptors::Acceptors, aftermath::Aftermath, attend::Listening, direct::ChannelCache, driver::Driver,
+    elsewhere::Elsewhere, held::Held, link::Link, nudge::Nudge, published::Published,
 };
 use crate::{
     attach::{self, Settings},

@@ -465,7 +465,11 @@ impl Held<'_> {
 
     /// How long the driver may sleep before the lanes need attention; other waiters leave the lanes to it if there is one.
     pub(super) fn lanes_due(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {
-        if matches!(waiter, Waiter::Driver | Waiter::Host) || !self.driver.is_there() { self.attend_lanes_in() } else { None }
+        if matches!(waiter, Waiter::Driver | Waiter::Host) || !self.driver.is_there() {
+            self.attend_lanes_in()
+        } else {
+            None
+        }
     }
 
     fn time_left(&mut self, waiter: Waiter<'_>) -> Option<std::time::Duration> {

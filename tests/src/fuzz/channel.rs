@@ -139,7 +139,8 @@ impl Task {
         self.recvs.retain(|slot| match self.half.recv(*slot) {
             Recv::Waiting => true,
             Recv::Done => {
-                self.received.extend(self.half.content(*slot).payload().first_chunk().map(|id| u64::from_le_bytes(*id)));
+                self.received
+                    .extend(self.half.content(*slot).payload().first_chunk().map(|id| u64::from_le_bytes(*id)));
                 self.half.free(*slot);
                 false
             }

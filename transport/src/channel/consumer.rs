@@ -138,7 +138,9 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         if let Some(found) = unexpected {
             let asks = self.slots.get(found).state == State::Announced;
             let content = self.content(found);
-            if let Some(data) = data.take_if(|data| !asks && !data.accepts(content.meta(), content.payload().len() as u64)) {
+            if let Some(data) =
+                data.take_if(|data| !asks && !data.accepts(content.meta(), content.payload().len() as u64))
+            {
                 return self.misfit(found, name, data);
             }
             self.take_unexpected(found, if asks { State::Asking } else { State::Done });
@@ -313,7 +315,8 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         refused: impl Fn(i64) -> Option<Why>,
     ) -> Result<(u32, Arrival), BrokenChannel> {
         let (shape, words) = (header.shape(), header.words());
-        if shape.words() != words || words > super::TENSOR_WORDS_MAX as u64 || shape.payload > super::PAYLOAD_BYTES_MAX {
+        if shape.words() != words || words > super::TENSOR_WORDS_MAX as u64 || shape.payload > super::PAYLOAD_BYTES_MAX
+        {
             return Err(BrokenChannel("a tensor has impossible lengths"));
         }
         let record = self.reader.record(words)?;
@@ -606,7 +609,8 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
             return Vec::new();
         }
         let posted = || self.slots.iter().filter(|(_, slot)| matches!(slot.state, State::Posted | State::Asking));
-        self.earliest = posted().map(|(_, slot)| slot.deadline).filter(|deadline| *deadline > now).min().unwrap_or(u64::MAX);
+        self.earliest =
+            posted().map(|(_, slot)| slot.deadline).filter(|deadline| *deadline > now).min().unwrap_or(u64::MAX);
         posted().filter(|(_, slot)| slot.deadline <= now).map(|(at, _)| at).collect()
     }
 
@@ -645,7 +649,8 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         assert!(self.unsettled.iter().eq(&unexpected), "a tensor is unsettled if and only if it is unexpected");
         assert!(self.unsettled.back().is_none_or(|last| *last < self.arrived));
         for head in self.table.slots() {
-            let is_recv = |slot: &Slot<D>| matches!(slot.state, State::Posted | State::Adopted { is_announced: false, .. });
+            let is_recv =
+                |slot: &Slot<D>| matches!(slot.state, State::Posted | State::Adopted { is_announced: false, .. });
             let waits = self.in_chain(head, is_recv).is_some();
             let is_known = self.in_chain(head, |slot| matches!(slot.state, State::Unexpected(_) | State::Announced));
             assert!(!waits || is_known.is_none(), "no recv waits for a tensor that is known");

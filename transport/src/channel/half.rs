@@ -502,7 +502,11 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     #[inline]
     fn acknowledgement(&self) -> u64 {
         let settled = self.rx.settled_before();
-        if self.tx.is_plain() { settled } else { self.tx.unwritten_return().map_or(settled, |first| first.min(settled)) }
+        if self.tx.is_plain() {
+            settled
+        } else {
+            self.tx.unwritten_return().map_or(settled, |first| first.min(settled))
+        }
     }
 
     /// Tells the producer what was read and settled.
@@ -566,7 +570,8 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     #[inline]
     fn tensor(&mut self, header: Header) -> Result<(), BrokenChannel> {
         let ended = &self.ended;
-        let (acknowledged, arrival) = self.rx.tensor(header, |step| ended.reason(step).is_some().then_some(Why::Aborted))?;
+        let (acknowledged, arrival) =
+            self.rx.tensor(header, |step| ended.reason(step).is_some().then_some(Why::Aborted))?;
         self.tx.acknowledged(acknowledged);
         match arrival {
             Arrival::Matched(slot) => self.matched(slot),

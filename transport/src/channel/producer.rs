@@ -257,7 +257,8 @@ impl<M: ChannelMemory> Producer<M> {
         deadline: u64,
         took: u64,
     ) -> Result<u64, Why> {
-        let of = Of { handle: Some(self.next), step, deadline, shape: tensor.shape(key), revoked: None, is_aborted: false };
+        let of =
+            Of { handle: Some(self.next), step, deadline, shape: tensor.shape(key), revoked: None, is_aborted: false };
         if !self.has_room(key, &tensor) {
             return self.send_otherwise(of, key, tensor, took);
         }

@@ -356,6 +356,19 @@ fn what_came_for_a_recv_of_a_step_that_is_over_is_for_nobody_else() {
 }
 
 #[test]
+fn a_recv_for_which_a_tensor_was_set_aside_has_it_though_its_step_is_over() {
+    let mut table = Table::new();
+    let (first, second) = (table.ask(Memory::Nothing), table.ask(Memory::Nothing));
+    table.receive(first, Arrived::Inline(&[1; 5])).unwrap();
+    table.calls.forsake(first, true, &mut table.after);
+    assert_eq!(table.calls.take_to_cancel(), Some((3, second)));
+    table.calls.forget_step(1, &mut table.after);
+    table.calls.failed(3, second, true, error(), &mut table.after).unwrap();
+    assert_eq!(table.calls.take_received(second).unwrap().finish().unwrap().bytes(), [1; 5]);
+    table.assert_free();
+}
+
+#[test]
 fn a_recv_for_which_a_tensor_was_set_aside_ends_with_it_when_its_memory_is_back() {
     for late in [false, true] {
         let mut table = Table::new();

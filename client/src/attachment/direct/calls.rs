@@ -148,7 +148,8 @@ impl Awaited for ChannelSend {
     }
 
     fn has_ended(&self, inner: &mut Inner) -> bool {
-        inner.half.sent(self.handle) != Sent::Open || inner.half.has_ended() && (inner.end.is_some() || inner.redirected.contains_key(&self.handle))
+        inner.half.sent(self.handle) != Sent::Open
+            || inner.half.has_ended() && (inner.end.is_some() || inner.redirected.contains_key(&self.handle))
     }
 
     fn wake_at_end(&self, inner: &mut Inner, waker: &Waker, is_watched: bool) -> Option<Waker> {
@@ -160,7 +161,6 @@ impl Awaited for ChannelSend {
     fn wake_nobody(&self, inner: &mut Inner) {
         inner.half.wait_for_send_no_more(self.handle);
     }
-
 }
 
 impl OverChannel for ChannelSend {
@@ -235,7 +235,6 @@ impl Awaited for ChannelRecv {
         // Nobody else's code runs when it is dropped: it is a waker of this library.
         inner.half.wait_for_recv_no_more(self.slot);
     }
-
 }
 
 impl OverChannel for ChannelRecv {

@@ -535,7 +535,8 @@ impl Inner {
 
     #[cold]
     fn unsent(&mut self, handle: u64, why: Why, (peer, timeout_ms): (&str, u32)) -> Error {
-        let (step, key) = self.half.name_of_returned(handle).map_or((0, Vec::new()), |(step, key)| (step, key.to_vec()));
+        let (step, key) =
+            self.half.name_of_returned(handle).map_or((0, Vec::new()), |(step, key)| (step, key.to_vec()));
         let error = errors::returned(peer, why, (step, &key), timeout_ms, self.half.reason(step));
         self.half.forget_send(handle);
         error

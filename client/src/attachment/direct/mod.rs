@@ -23,12 +23,12 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
+pub(super) use self::{cache::ChannelCache, channel::NotHere};
 pub(crate) use self::{
     calls::{Awaited, ChannelRecv, ChannelSend, Ended, OverChannel},
     channel::Channel,
     rings::{RingPlace, RingReader, RingWriter},
 };
-pub(super) use self::{cache::ChannelCache, channel::NotHere};
 
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
@@ -121,7 +121,8 @@ impl Lane {
     fn untold(&self) -> [Moved; 2] {
         let now = self.channel.lock().half.moved();
         let bytes = self.rings.moved();
-        let since = |at: usize| Moved { tensors: now[at].0 - self.told[at].0, bytes: now[at].1 - self.told[at].1 + bytes[at] };
+        let since =
+            |at: usize| Moved { tensors: now[at].0 - self.told[at].0, bytes: now[at].1 - self.told[at].1 + bytes[at] };
         [since(0), since(1)]
     }
 }

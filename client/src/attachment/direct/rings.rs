@@ -278,7 +278,8 @@ impl Attachment {
         if !lane.channel.is_open() {
             return None;
         }
-        let (ring, bytes) = (0..LANE_RINGS).find_map(|ring| Some((ring, lane.rings.take_up(&lane.channel.lane, ring)?)))?;
+        let (ring, bytes) =
+            (0..LANE_RINGS).find_map(|ring| Some((ring, lane.rings.take_up(&lane.channel.lane, ring)?)))?;
         let shared = lane.shared();
         lane.rings.writers[ring].1 = Arc::downgrade(&shared.waiting);
         let place = RingPlace { lane: lane.channel.lane.number(), ring: ring as u8, used: lane.rings.writers[ring].0 };

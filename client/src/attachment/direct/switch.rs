@@ -178,7 +178,8 @@ impl Link {
         let key = String::from_utf8_lossy(&wanted.key);
         let (step, fail_if_gone) = (wanted.step, wanted.fails_if_gone);
         let key = &*key;
-        let recv = Submission::Recv { call, peer: number, step, timeout_ms, key, destination, fused: false, fail_if_gone };
+        let recv =
+            Submission::Recv { call, peer: number, step, timeout_ms, key, destination, fused: false, fail_if_gone };
         self.submitted(segment, call, &recv, calls)
     }
 

@@ -1,8 +1,4 @@
-use std::{
-    os::fd::AsFd,
-    sync::Arc,
-    time::Duration,
-};
+use std::{os::fd::AsFd, sync::Arc, time::Duration};
 
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,

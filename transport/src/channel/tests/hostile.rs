@@ -24,7 +24,8 @@ fn half_survives_a_ring_of_anything() {
             match random.random_range(0..7) {
                 0 => {
                     honest.clear();
-                    let _sent = send(&mut honest, (random.random_range(0..2), &random.random_range(0..30).to_string()), 1, 64);
+                    let _sent =
+                        send(&mut honest, (random.random_range(0..2), &random.random_range(0..30).to_string()), 1, 64);
                 }
                 1 => {
                     let at = victim.head() + random.random_range(0..40);
@@ -44,7 +45,8 @@ fn half_survives_a_ring_of_anything() {
                 }
                 4 if victim.takes_recvs(1) => {
                     let key = random.random_range(0..30).to_string();
-                    let posting = Posting { step: 1, key: key.as_bytes(), deadline: 5, fails_if_gone: false, data: Some(1) };
+                    let posting =
+                        Posting { step: 1, key: key.as_bytes(), deadline: 5, fails_if_gone: false, data: Some(1) };
                     if let Ok(slot) = victim.post(posting)
                         && random.random_bool(0.5)
                     {

@@ -247,7 +247,8 @@ impl DirectLane {
     pub fn close(&self) {
         // Release: the other side sees what was taken before it sees this.
         let own = self.mapping.word(at::standing(self.side));
-        let _gone = own.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |standing| (standing != GONE).then_some(CLOSED));
+        let _gone =
+            own.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |standing| (standing != GONE).then_some(CLOSED));
     }
 
     #[inline]

@@ -181,8 +181,25 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         self.unlink(at);
         let was = std::mem::replace(&mut self.slots.get_mut(at).state, state);
         if let State::Unexpected(Some(number)) = was {
-            self.settle(number);
+            self.has_taken(at, number);
             self.count(at);
+        }
+    }
+
+    /// A slot has taken an unsettled tensor. If it is an adopted name, the tensor is settled once its call has that.
+    fn has_taken(&mut self, at: u32, number: u64) {
+        match &mut self.slots.get_mut(at).state {
+            State::Arrived { number: unsettled, .. } => *unsettled = Some(number),
+            _ => self.settle(number),
+        }
+    }
+
+    /// The call of an adopted name has the tensor, as far as the producer is concerned.
+    pub(super) fn settle_arrived(&mut self, at: u32) {
+        if let State::Arrived { number, .. } = &mut self.slots.get_mut(at).state
+            && let Some(number) = number.take()
+        {
+            self.settle(number);
         }
     }
 
@@ -201,7 +218,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         let head = self.find(hash, &name).map(|(_, head)| head);
         let is_here = |slot: &Slot<D>| matches!(slot.state, State::Unexpected(_));
         if let Some(found) = head.and_then(|head| self.in_chain(head, is_here)) {
-            self.take_unexpected(found, State::Arrived(call));
+            self.take_unexpected(found, State::Arrived { call, number: None });
             if is_announced {
                 // The announced tensor is another recv's.
                 let _kept = self.add_unexpected(name, hash, State::Announced);
@@ -368,7 +385,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         self.unlink(recv);
         let slot = self.slots.get_mut(recv);
         let (state, was_announced) = match slot.state {
-            State::Adopted { call, is_announced, .. } => (State::Arrived(call), is_announced),
+            State::Adopted { call, is_announced, .. } => (State::Arrived { call, number: None }, is_announced),
             _ => (State::Done, false),
         };
         slot.state = state;
@@ -398,7 +415,8 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         content.load(self.reader.memory.words(at, words), shape);
         if let Some(recv) = self.take_waiting(head, &name, hash, &content) {
             self.slots.get_mut(recv).content = content;
-            self.has_settled(number);
+            self.unsettled.push_back(number);
+            self.has_taken(recv, number);
             self.count(recv);
             return Arrival::Matched(recv);
         }
@@ -553,7 +571,11 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         }
         let found = self.slots.find_all(|slot| slot.state == State::Unexpected(Some(number)));
         found.iter().for_each(|at| self.remove(*at));
-        true
+        // A call that is being given the tensor counts as having it.
+        let is_given = |state: State| matches!(state, State::Arrived { number: Some(given), .. } if given == number);
+        let given = self.slots.find_all(|slot| is_given(slot.state));
+        given.into_iter().for_each(|at| self.settle_arrived(at));
+        !found.is_empty()
     }
 
     /// Takes a slot out of the table and frees it.
@@ -577,15 +599,17 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         let slot = self.slots.get_mut(at);
         slot.hash = slot.name.hash(&seed);
         let content = std::mem::take(&mut slot.content);
+        let unsettled = if let State::Arrived { number, .. } = slot.state { number } else { None };
         let (hash, name) = (slot.hash, slot.name.clone());
         let head = self.find(hash, &name).map(|(_, head)| head);
         if let Some(next) = self.take_waiting(head, &name, hash, &content) {
             self.slots.get_mut(next).content = content;
+            unsettled.into_iter().for_each(|number| self.has_taken(next, number));
             self.slots.free(at);
             return Some(next);
         }
         let slot = self.slots.get_mut(at);
-        (slot.state, slot.content, slot.deadline) = (State::Unexpected(None), content, u64::MAX);
+        (slot.state, slot.content, slot.deadline) = (State::Unexpected(unsettled), content, u64::MAX);
         self.put_first(at);
         None
     }
@@ -641,12 +665,15 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         };
         assert_eq!(linked, self.slots.find_all(is_linked), "all that wait, and only they, are found by name");
         let unexpected = self.slots.iter().filter_map(|(_, slot)| match slot.state {
-            State::Unexpected(number) => number,
+            State::Unexpected(number) | State::Arrived { number, .. } => number,
             _ => None,
         });
         let mut unexpected: Vec<u64> = unexpected.collect();
         unexpected.sort_unstable();
-        assert!(self.unsettled.iter().eq(&unexpected), "a tensor is unsettled if and only if it is unexpected");
+        assert!(
+            self.unsettled.iter().eq(&unexpected),
+            "a tensor is unsettled if and only if it is unexpected, or is being given to a call"
+        );
         assert!(self.unsettled.back().is_none_or(|last| *last < self.arrived));
         for head in self.table.slots() {
             let is_recv =

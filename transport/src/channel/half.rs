@@ -468,7 +468,7 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     /// The call of an adopted name whose tensor has arrived.
     pub fn arrived_for(&self, slot: u32) -> u32 {
         match self.rx.slots.get(slot).state {
-            State::Arrived(call) | State::Adopted { call, .. } => call,
+            State::Arrived { call, .. } | State::Adopted { call, .. } => call,
             state => unreachable!("only adopted names are reported, not {state:?}"),
         }
     }
@@ -476,8 +476,14 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     /// The call of an adopted name has its tensor, or is over: `is_used` if it has taken the tensor in the slot.
     pub fn is_served(&mut self, slot: u32, is_used: bool) {
         match is_used {
-            true => self.rx.slots.free(slot),
+            true => {
+                self.rx.settle_arrived(slot);
+                self.rx.slots.free(slot);
+            }
             false => self.pass_on(slot),
+        }
+        if self.end.is_none() {
+            self.tell();
         }
     }
 
@@ -769,6 +775,10 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     pub fn close(&mut self, why: Why) -> Vec<u32> {
         if self.end.is_some() {
             return Vec::new();
+        }
+        // What calls are being given is not to be sent once more.
+        for slot in self.rx.slots.find_all(|slot| matches!(slot.state, State::Arrived { .. })) {
+            self.rx.settle_arrived(slot);
         }
         self.tell();
         self.end = Some(why);

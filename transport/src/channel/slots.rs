@@ -94,8 +94,11 @@ pub(super) enum State {
         /// The call was made for that tensor, so that the switch does not give it another, which was not announced.
         is_certain: bool,
     },
-    /// A call at the switch whose tensor has arrived and is in the slot.
-    Arrived(u32),
+    /// A call at the switch whose tensor has arrived and is in the slot, with its number until it is settled.
+    Arrived {
+        call: u32,
+        number: Option<u64>,
+    },
     /// A tensor that no recv has taken, with its number; none if the number is settled.
     Unexpected(Option<u64>),
     /// An announcement that no recv has taken.

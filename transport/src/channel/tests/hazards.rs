@@ -326,21 +326,26 @@ fn announcement_outlives_a_recv_that_did_not_get_the_tensor() {
 fn small_tensor_serves_a_recv_at_the_switch() {
     let [mut producer, mut consumer] = pair::<1024>();
     let adopted = consumer.adopt(1, b"w", 5).unwrap();
-    send(&mut producer, (1, "w"), 1, 8).unwrap();
+    let sent = send(&mut producer, (1, "w"), 1, 8).unwrap();
     drain(&mut consumer);
     assert_eq!((&consumer.news.arrived[..], consumer.arrived_for(adopted)), (&[adopted][..], 5));
     consumer.news.arrived.clear();
     // The call is over: the tensor is the next recv's.
+    assert_eq!(producer.sent(sent), Sent::Open);
     consumer.is_served(adopted, false);
+    assert_eq!(producer.sent(sent), Sent::Open, "nobody has it yet");
     let recv = post(&mut consumer, 1, "w");
     assert_eq!(take(&mut consumer, recv), Some(1));
+    assert_eq!(producer.sent(sent), Sent::Taken);
     // It is here when the name is adopted.
-    send(&mut producer, (1, "v"), 2, 8).unwrap();
+    let sent = send(&mut producer, (1, "v"), 2, 8).unwrap();
     drain(&mut consumer);
     let adopted = consumer.adopt(1, b"v", 6).unwrap();
     assert_eq!(consumer.news.arrived, [adopted]);
     consumer.news.arrived.clear();
+    assert_eq!(producer.sent(sent), Sent::Open);
     consumer.is_served(adopted, true);
+    assert_eq!(producer.sent(sent), Sent::Taken);
     consumer.check_invariants();
 }
 

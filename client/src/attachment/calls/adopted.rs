@@ -56,7 +56,8 @@ impl Calls {
             return false;
         }
         if let Err(misfit) = slot.memory.check(meta, bytes.len()) {
-            self.refuse(call, misfit, after);
+            // The destination goes back to the caller, so the daemon must have given it up.
+            self.give_up(call, misfit, after);
             return false;
         }
         match slot.daemon {
@@ -84,17 +85,7 @@ impl Calls {
         self.to_cancel.push((segment, call));
     }
 
-    /// Fails a recv whose destination the arrived tensor does not fit.
-    fn refuse(&mut self, call: u32, misfit: Error, after: &mut Aftermath) {
-        let Some(slot) = self.own_slot(call) else { return };
-        let asked = (slot.segment, slot.daemon == Daemon::Working);
-        self.overdue(call, misfit, after);
-        if let (segment, true) = asked {
-            self.to_cancel.push((segment, call));
-        }
-    }
-
-    /// Ends a recv whose sender has gone; if the daemon was asked for it, once the daemon has given it up.
+    /// Ends a recv whose sender has gone or whose tensor does not fit; if the daemon was asked for it, once the daemon has given it up.
     pub(in crate::attachment) fn give_up(&mut self, call: u32, error: Error, after: &mut Aftermath) {
         let Some(slot) = self.own_slot(call) else { return };
         match slot.daemon {

@@ -103,14 +103,18 @@ impl<K: Kind> UnderWay<K> {
 
     #[inline]
     fn wait(mut self) -> Outcome<K> {
-        match std::mem::replace(&mut self.0, CallState::Ended(None)) {
-            CallState::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
-            CallState::OverChannel(mut call) => match call.wait()? {
+        // It stays where it is: it would be moved twice.
+        if let CallState::OverChannel(call) = &mut self.0 {
+            return match call.wait()? {
                 Ended::Here(outcome) => outcome,
                 Ended::Moved(moved) => K::outcome(call.owner()?.wait(moved, K::TAKE)?),
-            },
+            };
+        }
+        match std::mem::replace(&mut self.0, CallState::Ended(None)) {
+            CallState::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
             CallState::InProcess(call) => end_of(call),
             CallState::Ended(error) => Err(*error.expect(TOLD)),
+            CallState::OverChannel(_) => unreachable!("it was waited for above"),
         }
     }
 
@@ -152,7 +156,11 @@ impl<K: Kind> UnderWay<K> {
             if !Arc::ptr_eq(over.channel(), channel) {
                 return false;
             }
-            match over.take(inner) {
+            let ended = over.take(inner);
+            if ended.is_some() {
+                over.was_told();
+            }
+            match ended {
                 Some(Ended::Here(outcome)) => outcomes.push(outcome),
                 Some(Ended::Moved(call)) => {
                     let moved = over.owner().map(|attachment| CallState::Daemon { attachment, call });

@@ -332,7 +332,7 @@ impl Held<'_> {
             aftermath.wakers.push(nudge);
         }
         aftermath.wakers.extend(listening.waker.take());
-        self.attachment.channels.changes();
+        self.attachment.channels.changes(false);
         self.note();
     }
 }

@@ -310,7 +310,7 @@ impl Attachment {
         held.driver.is_the_caller();
         let State { line: Line::Up(link), calls, .. } = &mut *held else { return };
         link.open_lane(peer.into(), given, calls, (self.task(), self.mark.clone(), self.me.clone()));
-        self.channels.changes();
+        self.channels.changes(true);
     }
 
     /// Tasks to whose processes this one has a direct lane that both ends read.

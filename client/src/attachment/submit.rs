@@ -2,6 +2,7 @@
 //! callers' threads; waits for room in a ring for at most `ROOM_WAIT_MAX`, many calls together as long as one.
 
 use std::{
+    iter::once,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -209,8 +210,7 @@ impl Held<'_> {
         let is_small = tensor.as_ref().is_some_and(is_small);
         let call = self.submit_send(now, to, name, tensor, timeout)?;
         if let Purpose::Send { step } = to.purpose {
-            self.counts(to.peer, now, is_small.into());
-            self.sent_by_daemon(call, to.peer, (step, name));
+            self.sent_by_daemon(once(call), (to.peer, is_small.into(), now), (step, name));
         }
         Ok(call)
     }

@@ -367,13 +367,7 @@ impl Held<'_> {
                 if let Kind::Recvs { .. } = kind {
                     calls.all_asked(list.as_list(), (shared.peer, shared.step), aftermath);
                 }
-                for call in list.as_list().numbers() {
-                    if let Kind::Sends = kind {
-                        // Without a channel, nobody is told their names.
-                        link.direct.sent_by_daemon(call, shared.peer, (shared.step, ""), calls);
-                    }
-                    each(Ok(call));
-                }
+                list.as_list().numbers().for_each(|call| each(Ok(call)));
             } else {
                 // Calls that go one by one meet a fault again, and a shard that sleeps makes no room.
                 calls.retract_all(list.as_list(), aftermath);
@@ -384,9 +378,16 @@ impl Held<'_> {
             list.clear();
         }
         let count = list.as_list().len();
-        link.together = list;
-        if count > 0 {
-            self.counts(shared.peer, shared.now, count);
+        match kind {
+            _ if count == 0 => {}
+            Kind::Sends => {
+                let of = (shared.peer, count as u32, shared.now);
+                self.sent_by_daemon(list.as_list().numbers(), of, (shared.step, ""));
+            }
+            Kind::Recvs { .. } => self.counts(shared.peer, shared.now, count),
+        }
+        if let Line::Up(link) = &mut self.line {
+            link.together = list;
         }
         count
     }

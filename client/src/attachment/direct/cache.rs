@@ -6,7 +6,7 @@ use std::{
     cell::RefCell,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -20,8 +20,10 @@ static STATES: AtomicU64 = AtomicU64::new(1);
 
 /// What threads may remember of one attachment's channels.
 pub(in crate::attachment) struct ChannelCache {
-    /// Changes whenever a channel is opened or closed.
+    /// Changes whenever a channel is opened, or all are lost.
     state: AtomicU64,
+    /// A channel was opened since all were lost.
+    has_any: AtomicBool,
 }
 
 /// What a thread remembers of one peer.
@@ -40,13 +42,15 @@ thread_local! {
 
 impl Default for ChannelCache {
     fn default() -> Self {
-        ChannelCache { state: AtomicU64::new(STATES.fetch_add(1, Ordering::Relaxed)) }
+        let state = AtomicU64::new(STATES.fetch_add(1, Ordering::Relaxed));
+        ChannelCache { state, has_any: AtomicBool::new(false) }
     }
 }
 
 impl ChannelCache {
-    /// A channel was opened or closed: every thread forgets what it knows.
-    pub(in crate::attachment) fn changes(&self) {
+    /// A channel was opened, or there is none any more: every thread forgets what it knows.
+    pub(in crate::attachment) fn changes(&self, has_any: bool) {
+        self.has_any.store(has_any, Ordering::Relaxed);
         self.state.store(STATES.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 
@@ -67,6 +71,9 @@ impl ChannelCache {
         peer: &str,
         look: impl FnOnce() -> Option<Arc<Channel>>,
     ) -> Option<Arc<Channel>> {
+        if !self.has_any.load(Ordering::Relaxed) {
+            return None;
+        }
         let state = self.state.load(Ordering::Acquire);
         let known = KNOWN.try_with(|known| {
             let known = known.borrow();

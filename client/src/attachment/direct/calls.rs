@@ -40,8 +40,11 @@ pub(crate) trait Awaited {
 pub(crate) trait OverChannel: Awaited + Sized {
     type Outcome;
 
-    /// Takes the outcome, if the call has ended.
-    fn take(&mut self, inner: &mut Inner) -> Option<Ended<Self::Outcome>>;
+    /// Takes the outcome, if the call has ended; the caller then notes that it [was](Self::was_told) told.
+    fn take(&self, inner: &mut Inner) -> Option<Ended<Self::Outcome>>;
+
+    /// The outcome was taken.
+    fn was_told(&mut self);
 
     /// The attachment that made the call.
     ///
@@ -55,14 +58,17 @@ pub(crate) trait OverChannel: Awaited + Sized {
     /// Takes in what has arrived, and takes the outcome if the call has ended.
     #[inline]
     fn look(&mut self) -> Option<Ended<Self::Outcome>> {
-        let channel = self.channel().clone();
+        let channel = self.channel();
         let mut inner = channel.lock();
         if channel.has_record() {
             channel.drain(&mut inner);
         }
         let taken = self.take(&mut inner);
         channel.finish(inner);
-        channel.settle_debts();
+        if taken.is_some() {
+            self.was_told();
+        }
+        self.channel().settle_debts();
         taken
     }
 
@@ -101,12 +107,15 @@ pub(crate) trait OverChannel: Awaited + Sized {
             Ok(Some(ended)) => return Poll::Ready(Ok(ended)),
             Ok(None) => {}
         }
-        let channel = self.channel().clone();
+        let channel = self.channel();
         let mut inner = channel.lock();
         let before = self.wake_at_end(&mut inner, waker, is_awaited);
         let taken = self.take(&mut inner);
         channel.watches(&inner);
         channel.finish(inner);
+        if taken.is_some() {
+            self.was_told();
+        }
         // Dropping a waker may run code of its owner.
         drop(before);
         if let Some(taken) = taken {
@@ -167,10 +176,13 @@ impl OverChannel for ChannelSend {
     type Outcome = SendOutcome;
 
     #[inline]
-    fn take(&mut self, inner: &mut Inner) -> Option<Ended<SendOutcome>> {
-        let ended = inner.take_sent(self.handle, (&self.channel.peer, self.timeout_ms));
-        self.is_told |= ended.is_some();
-        ended
+    fn take(&self, inner: &mut Inner) -> Option<Ended<SendOutcome>> {
+        inner.take_sent(self.handle, (&self.channel.peer, self.timeout_ms))
+    }
+
+    #[inline]
+    fn was_told(&mut self) {
+        self.is_told = true;
     }
 }
 
@@ -241,10 +253,13 @@ impl OverChannel for ChannelRecv {
     type Outcome = RecvOutcome;
 
     #[inline]
-    fn take(&mut self, inner: &mut Inner) -> Option<Ended<RecvOutcome>> {
-        let ended = inner.take_received(self.slot, (&self.channel.peer, self.timeout_ms));
-        self.is_told |= ended.is_some();
-        ended
+    fn take(&self, inner: &mut Inner) -> Option<Ended<RecvOutcome>> {
+        inner.take_received(self.slot, (&self.channel.peer, self.timeout_ms))
+    }
+
+    #[inline]
+    fn was_told(&mut self) {
+        self.is_told = true;
     }
 }
 

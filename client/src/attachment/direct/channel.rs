@@ -264,7 +264,7 @@ impl Channel {
     /// [`NotHere`]; the daemon sends large tensors.
     #[inline]
     pub(in crate::attachment) fn send(
-        self: &Arc<Channel>,
+        self: Arc<Channel>,
         (step, key): (i64, &str),
         tensor: &Tensor,
         timeout: Option<std::time::Duration>,
@@ -275,7 +275,7 @@ impl Channel {
         let sent = inner.send((step, key), outgoing, deadline);
         self.finish(inner);
         match sent {
-            Ok(handle) => Ok(ChannelSend::new(self.clone(), handle, (timeout_ms, deadline))),
+            Ok(handle) => Ok(ChannelSend::new(self, handle, (timeout_ms, deadline))),
             Err(Refusal::Switch) => Err(NotHere::Switch(())),
             Err(Refusal::Fails(why)) => Err(NotHere::Fails(errors::unsent(&self.peer, why, (step, key)))),
         }
@@ -323,7 +323,7 @@ impl Channel {
     /// [`NotHere`].
     #[inline]
     pub(in crate::attachment) fn recv(
-        self: &Arc<Channel>,
+        self: Arc<Channel>,
         (step, key): (i64, &str),
         options: RecvOptions,
     ) -> Result<ChannelRecv, NotHere<RecvOptions>> {
@@ -336,7 +336,7 @@ impl Channel {
         self.finish(inner);
         self.settle_debts();
         match posted {
-            Ok(slot) => Ok(ChannelRecv::new(self.clone(), slot, time)),
+            Ok(slot) => Ok(ChannelRecv::new(self, slot, time)),
             Err(NotHere::Switch(options)) => Err(NotHere::Switch(options)),
             Err(NotHere::Fails(error)) => Err(NotHere::Fails(error)),
         }

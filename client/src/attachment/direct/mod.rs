@@ -42,7 +42,7 @@ use self::{opening::Neighbour, retired::Retired, rings::Rings};
 use super::{Held, Line, Link, State, calls::Calls, link::Peer, nudge::Others};
 use crate::{
     clock::Tick,
-    limits::{BY_DAEMON_LOOK, DIRECT_LOOK, LANES_LOOK},
+    limits::{BY_DAEMON_LOOK, DIRECT_LOOK, LANES_LOOK, LANES_MAX},
 };
 
 /// The lanes of one link.
@@ -177,8 +177,11 @@ impl Lanes {
 
     /// The lane to a peer, if it has one.
     fn index_of(&self, peer: &str) -> Option<u16> {
+        if self.open == 0 {
+            return None;
+        }
         match self.neighbours.get(peer) {
-            Some(Neighbour::Has(index)) if self.open > 0 => Some(*index),
+            Some(Neighbour::Has(index)) => Some(*index),
             _ => None,
         }
     }
@@ -231,24 +234,37 @@ impl Lanes {
             && self.retired.iter().all(|lane| !lane.channel.lane.has_ring_news() && !lane.can_go_on())
     }
 
-    /// Notes a send that went through the daemon.
-    pub(super) fn sent_by_daemon(&mut self, call: u32, peer: &str, (step, key): (i64, &str), calls: &mut Calls) {
+    /// Notes sends that went through the daemon, and counts as many of them as `small`.
+    #[inline]
+    pub(super) fn sent_by_daemon(
+        &mut self,
+        sent: impl Iterator<Item = u32>,
+        (peer, small, now): (&str, u32, Tick),
+        (step, key): (i64, &str),
+        calls: &mut Calls,
+    ) {
         let index = match self.neighbours.get_mut(peer) {
             Some(Neighbour::Has(index)) => *index,
-            Some(Neighbour::Met { by_daemon, .. } | Neighbour::Asked { by_daemon, .. }) => {
-                return note(by_daemon, call, calls);
+            Some(neighbour) => {
+                neighbour.notes(sent, calls);
+                if self.open < LANES_MAX && neighbour.counts(small, now) {
+                    self.wanted.push(peer.into());
+                }
+                return;
             }
-            Some(Neighbour::Never) | None => return,
+            None => return,
         };
         let Some(lane) = self.get_mut(index) else { return };
         let channel = lane.channel.clone();
         let mut inner = channel.lock();
-        if lane.is_told_active && inner.half.announce(step, key.as_bytes()) {
-            note(&mut lane.announced, call, calls);
-        } else {
-            note(&mut lane.by_daemon, call, calls);
-            // The peer is blind until the channel is active.
-            inner.half.blind();
+        for call in sent {
+            if lane.is_told_active && inner.half.announce(step, key.as_bytes()) {
+                note(&mut lane.announced, call, calls);
+            } else {
+                note(&mut lane.by_daemon, call, calls);
+                // The peer is blind until the channel is active.
+                inner.half.blind();
+            }
         }
         channel.finish(inner);
     }

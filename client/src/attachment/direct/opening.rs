@@ -39,6 +39,26 @@ impl Default for Neighbour {
 }
 
 impl Neighbour {
+    /// Notes sends that go through the daemon.
+    #[inline]
+    pub(super) fn notes(&mut self, sent: impl Iterator<Item = u32>, calls: &mut Calls) {
+        if let Neighbour::Met { by_daemon, .. } | Neighbour::Asked { by_daemon, .. } = self {
+            sent.for_each(|call| super::note(by_daemon, call, calls));
+        }
+    }
+
+    /// Counts small tensors, or as much; true if there are enough for a lane to be asked for.
+    #[inline]
+    pub(super) fn counts(&mut self, more: u32, now: Tick) -> bool {
+        let Neighbour::Met { tensors, not_before, pause, by_daemon } = self else { return false };
+        *tensors = tensors.saturating_add(more);
+        let is_due = *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now);
+        if is_due {
+            *self = Neighbour::Asked { pause: *pause, by_daemon: std::mem::take(by_daemon) };
+        }
+        is_due
+    }
+
     /// Sends that went through the daemon and may not be over.
     fn by_daemon(self) -> Vec<u32> {
         match self {
@@ -62,6 +82,26 @@ impl Held<'_> {
         }
     }
 
+    /// Notes sends that went through the daemon, and [counts](Self::counts) so many of them as `small` says. A consumer is told over the
+    /// channel, or, before that is active, asks the daemon for all recvs until such sends are over. `name` is that of a single send; several
+    /// go together only without a channel.
+    #[inline]
+    pub(in crate::attachment) fn sent_by_daemon(
+        &mut self,
+        sent: impl Iterator<Item = u32>,
+        (peer, small, now): (&str, u32, Tick),
+        name: (i64, &str),
+    ) {
+        let State { line: Line::Up(link), calls, .. } = &mut **self else { return };
+        if link.direct.neighbours.is_empty() {
+            return;
+        }
+        link.direct.sent_by_daemon(sent, (peer, small, now), name, calls);
+        if link.direct.has_wanted() {
+            self.wake_driver();
+        }
+    }
+
     /// The channel to a peer, whether or not it is active.
     pub(in crate::attachment) fn channel(&self, peer: &str) -> Option<Arc<Channel>> {
         match &self.line {
@@ -74,19 +114,12 @@ impl Held<'_> {
 impl super::Lanes {
     /// The lane to a peer, if it has one, counting so many small tensors or as much.
     pub(super) fn find(&mut self, name: &str, now: Tick, more: u32) -> Option<u16> {
-        let is_full = self.open >= LANES_MAX;
         let neighbour = self.neighbours.get_mut(name)?;
-        match neighbour {
-            Neighbour::Has(lane) => return Some(*lane),
-            Neighbour::Never | Neighbour::Asked { .. } => {}
-            Neighbour::Met { tensors, not_before, pause, by_daemon } => {
-                *tensors = tensors.saturating_add(more);
-                if *tensors >= DIRECT_AFTER && not_before.is_none_or(|at| at <= now) && !is_full {
-                    let (pause, by_daemon) = (*pause, std::mem::take(by_daemon));
-                    *neighbour = Neighbour::Asked { pause, by_daemon };
-                    self.wanted.push(name.into());
-                }
-            }
+        if let Neighbour::Has(lane) = neighbour {
+            return Some(*lane);
+        }
+        if self.open < LANES_MAX && neighbour.counts(more, now) {
+            self.wanted.push(name.into());
         }
         None
     }
@@ -195,7 +228,7 @@ impl Attachment {
         match (line, given) {
             (Line::Up(link), Ok(given)) if link.serial == serial => {
                 link.open_lane(peer, given, calls, (self.task(), self.mark.clone(), self.me.clone()));
-                self.channels.changes();
+                self.channels.changes(true);
             }
             (Line::Up(link), Err(error)) if link.serial == serial => {
                 link.direct.refused(&peer, error.code(), Tick::now());

@@ -1,6 +1,8 @@
 //! What passes between channels and the daemon: recvs that the daemon is asked for because their tensors are large, calls there that a tensor
 //! of a channel serves, and tensors that go on through the daemon when their consumer has left. Under the attachment's lock.
 
+use std::iter::once;
+
 use sealane_runtime::Buffer;
 use sealane_transport::{
     Code, Destination, Error, Tensor,
@@ -23,13 +25,6 @@ use super::{
 use crate::clock::{Tick, timeout_ms};
 
 impl Held<'_> {
-    /// Notes a send that went through the daemon: its consumer is told over the channel, or, before that is active, asks the daemon for all
-    /// recvs until such sends are over.
-    pub(in crate::attachment) fn sent_by_daemon(&mut self, call: u32, peer: &str, name: (i64, &str)) {
-        let State { line: Line::Up(link), calls, .. } = &mut **self else { return };
-        link.direct.sent_by_daemon(call, peer, name, calls);
-    }
-
     /// Notes a recv that the daemon was asked for: a tensor that arrives over the channel may serve it.
     pub(in crate::attachment) fn asked_daemon(&mut self, call: u32, peer: &str, (step, key): (i64, &str)) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
@@ -323,11 +318,11 @@ impl Link {
         match (sent, tensor.handle) {
             (Err(error), _) if error.code() == Code::ResourceExhausted => return false,
             (Ok(call), None) => {
-                self.direct.sent_by_daemon(call, &channel.peer, name, calls);
+                self.direct.sent_by_daemon(once(call), (&channel.peer, 0, Tick::now()), name, calls);
                 calls.forsake(call, false, after);
             }
             (Ok(call), Some(handle)) => {
-                self.direct.sent_by_daemon(call, &channel.peer, name, calls);
+                self.direct.sent_by_daemon(once(call), (&channel.peer, 0, Tick::now()), name, calls);
                 inner.redirected.insert(handle, Ok(call));
             }
             (Err(error), Some(handle)) => {

@@ -121,7 +121,9 @@ impl<K: Kind> UnderWay<K> {
     /// Waits for all; for those of one attachment, the lock is taken once for all that have ended.
     fn wait_all(calls: Vec<Self>) -> Vec<Outcome<K>> {
         let mut outcomes = Vec::with_capacity(calls.len());
-        let (mut of, mut numbers) = (None::<Arc<Attachment>>, Vec::new());
+        let are_at_daemon = matches!(calls.first(), Some(Self(CallState::Daemon { .. })));
+        let (mut of, mut numbers) =
+            (None::<Arc<Attachment>>, Vec::with_capacity(if are_at_daemon { calls.len() } else { 0 }));
         let mut calls = calls.into_iter();
         while let Some(mut call) = calls.next() {
             match std::mem::replace(&mut call.0, CallState::Ended(None)) {

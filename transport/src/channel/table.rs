@@ -9,7 +9,7 @@ struct Place(u64);
 impl Place {
     #[inline]
     fn new(hash: u64, slot: u32) -> Place {
-        Place(hash & !u64::from(u32::MAX) | u64::from(slot) + 1)
+        Place(hash & !u64::from(u32::MAX) | (u64::from(slot) + 1))
     }
 
     #[inline]

@@ -16,13 +16,17 @@ impl Target {
         corpora().join(self.name).with_extension("tar")
     }
 
-    /// The inputs in its archive.
+    /// The inputs in its archive, which a new target does not have.
     ///
     /// # Errors
     /// The archive cannot be read.
     pub fn archived(&self) -> io::Result<Inputs> {
         let mut inputs = Inputs::new();
-        for entry in tar::Archive::new(File::open(self.corpus_archive())?).entries()? {
+        let archive = match File::open(self.corpus_archive()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(inputs),
+            archive => archive?,
+        };
+        for entry in tar::Archive::new(archive).entries()? {
             let mut entry = entry?;
             let mut input = Vec::new();
             entry.read_to_end(&mut input)?;

@@ -203,8 +203,8 @@ fn honest(script: &mut Script<'_>) {
         for (id, fate) in &tasks[side].fates {
             let times = received.iter().filter(|other| *other == id).count();
             match fate {
-                Sent::Returned(Why::Aborted) => assert!(times <= 1),
-                Sent::Returned(_) => assert_eq!(times, 0, "tensor {id} was returned"),
+                Sent::Returned(Why::Aborted | Why::Silent) => assert!(times <= 1),
+                Sent::Returned(why) => assert_eq!(times, 0, "tensor {id} was returned: {why:?}"),
                 _ => assert!(times <= 1, "tensor {id} was taken"),
             }
         }

@@ -762,7 +762,7 @@ impl<M: ChannelMemory> Producer<M> {
                 None => earliest = earliest.min(of.deadline),
                 Some(since) => {
                     *since = now.min(*since);
-                    let until = *since + SILENCE_MS;
+                    let until = since.saturating_add(SILENCE_MS);
                     if until > now {
                         earliest = earliest.min(until);
                     } else if let Some(handle) = of.handle.take() {

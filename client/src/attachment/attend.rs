@@ -19,6 +19,10 @@ use crate::limits::SWEEP_INTERVAL;
 pub(super) struct Listening {
     /// A thread does; the others park.
     pub(super) thread: bool,
+    /// That thread waits for nothing itself, and answers other clients.
+    pub(super) is_host: bool,
+    /// Other clients were told so: they ring only for what is urgent.
+    pub(super) is_idle: bool,
     /// A task of a runtime does.
     pub(super) runtime: bool,
     /// Makes that task check whether it still does.
@@ -37,7 +41,7 @@ impl Listening {
 
     /// Nobody listens any more; returns whom to tell.
     pub(super) fn end(&mut self) -> Option<Waker> {
-        (self.thread, self.runtime) = (false, false);
+        (self.thread, self.runtime, self.is_host, self.is_idle) = (false, false, false, false);
         self.waker.take()
     }
 }

@@ -164,7 +164,7 @@ impl Attachment {
             None if held.patience.may_spin() => Polling::idle(Attach::IDLE_SPIN),
             None => Polling::Park,
         };
-        held.start_spinning();
+        held.start_spinning(waiter);
         drop(held);
         let started = Instant::now();
         let mut held = self.look_on(waiter, polling, started);
@@ -247,6 +247,7 @@ impl Attachment {
             return held;
         }
         held.listening.thread = true;
+        held.listening.is_host = matches!(waiter, Waiter::Host);
         // Nobody rings when there is room again.
         let timeout = held.time_left(waiter).into_iter().chain(held.look_again()).min();
         let timeout = timeout.into_iter().chain(held.lanes_due(waiter)).min();
@@ -298,6 +299,7 @@ impl Attachment {
             true => Sleep::Deep,
             false => Sleep::Light,
         };
+        held.listening.is_idle = sleep == Sleep::Idle;
         match &mut held.line {
             Line::Up(link) => link.may_sleep(sleep),
             Line::Lost(_) | Line::Ended(_) => false,
@@ -330,6 +332,8 @@ impl Attachment {
             held.wake_at_end(call, &waker);
         }
         held.parked.push((ticket, waker));
+        // The listener may have waited for nothing so far.
+        held.have_all_rung_for();
         drop(held);
 
         match timeout {
@@ -397,18 +401,35 @@ impl Held<'_> {
         }
     }
 
-    /// A thread polls the rings from now on: as long as it does, the daemon need not ring for the listener.
-    fn start_spinning(&mut self) {
+    /// A thread polls the rings from now on: as long as it does, nobody need ring for the listener. If that waits for nothing, and the thread
+    /// for a channel alone, nobody would.
+    pub(super) fn start_spinning(&mut self, waiter: Waiter<'_>) {
         self.spinning += 1;
-        if let (true, Line::Up(link)) = (self.listening.is_there(), &self.line) {
+        if !self.listening.is_there() || matches!(waiter, Waiter::OverChannel(_)) && self.listens_idly() {
+            return;
+        }
+        self.listening.is_idle = false;
+        if let Line::Up(link) = &self.line {
             link.awake();
         }
     }
 
     /// A thread polls no longer: the listener must be rung for again, and told of what came in between.
-    fn stop_spinning(&mut self) {
+    pub(super) fn stop_spinning(&mut self) {
         self.spinning -= 1;
-        self.have_all_rung_for();
+        if !self.listens_idly() {
+            self.have_all_rung_for();
+        }
+    }
+
+    /// True if the listener waits for nothing, and neither does anybody whom it would wake, and other clients know that.
+    fn listens_idly(&self) -> bool {
+        self.listening.is_idle && self.may_idle()
+    }
+
+    /// True if a listener that only answers others need not be rung for otherwise.
+    fn may_idle(&self) -> bool {
+        self.has_nothing_to_drive() && self.wants_answers_alone(Waiter::Host)
     }
 
     /// True if nobody waits for a send to be released, or a publication to be known, while this waiter listens.
@@ -427,10 +448,13 @@ impl Held<'_> {
 
     /// Has the daemon ring for everything, if a listener sleeps and nobody polls the rings meanwhile.
     pub(super) fn have_all_rung_for(&mut self) {
-        let State { line, listening, spinning, .. } = &mut **self;
-        if let (true, 0, Line::Up(link)) = (listening.is_there(), *spinning, line)
-            && !link.may_sleep(Sleep::Light)
-        {
+        if !self.listening.is_there() || self.spinning > 0 {
+            return;
+        }
+        let sleep = if self.listening.is_host && self.may_idle() { Sleep::Idle } else { Sleep::Light };
+        self.listening.is_idle = sleep == Sleep::Idle;
+        let State { line: Line::Up(link), .. } = &mut **self else { return };
+        if !link.may_sleep(sleep) {
             let nudge = self.attachment.nudge_waker.clone();
             self.aftermath.wakers.push(nudge);
         }

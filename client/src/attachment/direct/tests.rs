@@ -1,4 +1,4 @@
-use std::{os::fd::AsFd, sync::Arc, time::Duration};
+use std::{os::fd::AsFd, sync::Arc, task::Waker, time::Duration};
 
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
@@ -13,6 +13,7 @@ use super::{
         Line, Purpose, State, To, With,
         nudge::{self, Others},
         rig::Rig,
+        wait::Waiter,
     },
     Sleep,
 };
@@ -155,6 +156,30 @@ fn idle_process_is_woken_only_for_what_it_must_answer() {
     assert_eq!(sending.wait().unwrap_err().code(), Code::DeadlineExceeded);
     let ear = two.sleeps(Sleep::Light);
     let _sending = two.send("w", 8);
+    assert!(has_rung(&ear));
+}
+
+/// A host that sleeps idly stays so while other threads poll for calls over channels, and is rung for as soon as one parks.
+#[test]
+fn idle_host_is_not_rung_for_what_a_polling_thread_takes() {
+    let two = Two::new();
+    let ear = two.sleeps(Sleep::Idle);
+    let channel = two.receiver.attachment.channel_to(SENDER).unwrap().unwrap();
+    let Ok(call) = channel.recv((1, "w"), RecvOptions::default()) else { panic!("the channel takes recvs") };
+    let mut held = two.receiver.attachment.lock();
+    (held.listening.thread, held.listening.is_host, held.listening.is_idle) = (true, true, true);
+    held.start_spinning(Waiter::OverChannel(&call));
+    held.stop_spinning();
+    drop(held);
+    drop(two.send("w", 64));
+    assert!(!has_rung(&ear));
+
+    two.look();
+    let mut held = two.receiver.attachment.lock();
+    held.parked.push((0, Waker::noop().clone()));
+    held.have_all_rung_for();
+    drop(held);
+    drop(two.send("v", 64));
     assert!(has_rung(&ear));
 }
 

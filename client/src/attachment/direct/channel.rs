@@ -127,11 +127,11 @@ impl Channel {
         self.attachment.upgrade()
     }
 
-    /// Timeout and deadline of a call.
+    /// Timeout and deadline of a call that is made at `now`.
     #[inline]
-    fn deadline(&self, timeout: Option<std::time::Duration>) -> (u32, Tick) {
+    fn deadline(&self, timeout: Option<std::time::Duration>, now: impl FnOnce() -> Tick) -> (u32, Tick) {
         let timeout_ms = timeout.map_or(self.default_timeout_ms, timeout_ms);
-        (timeout_ms, if timeout_ms == NO_TIMEOUT { Tick::NEVER } else { Tick::now().deadline(timeout_ms) })
+        (timeout_ms, if timeout_ms == NO_TIMEOUT { Tick::NEVER } else { now().deadline(timeout_ms) })
     }
 
     /// True if the next record has arrived.
@@ -270,7 +270,7 @@ impl Channel {
         timeout: Option<std::time::Duration>,
     ) -> Result<ChannelSend, NotHere<()>> {
         let Some(outgoing) = small(key, tensor) else { return Err(NotHere::Switch(())) };
-        let (timeout_ms, deadline) = self.deadline(timeout);
+        let (timeout_ms, deadline) = self.deadline(timeout, Tick::now);
         let mut inner = self.lock();
         let sent = inner.send((step, key), outgoing, deadline);
         self.finish(inner);
@@ -290,7 +290,7 @@ impl Channel {
         timeout: Option<std::time::Duration>,
         mut each: impl FnMut(Result<ChannelSend, Error>),
     ) -> usize {
-        let time = self.deadline(timeout);
+        let time = self.deadline(timeout, Tick::now);
         let small = tensors.iter().map_while(|(key, tensor)| {
             let key = key.as_ref();
             Some((key, small(key, tensor.as_ref()?)?))
@@ -330,7 +330,7 @@ impl Channel {
         if key.len() > KEY_BYTES_MAX || self.has_just_ended() {
             return Err(NotHere::Switch(options));
         }
-        let time = self.deadline(options.timeout);
+        let time = self.deadline(options.timeout, Tick::now);
         let mut inner = self.lock();
         let posted = inner.recv((step, key), options, time.1);
         self.finish(inner);
@@ -370,7 +370,9 @@ impl Channel {
         }
         // As in `send_all`.
         let mut owners = vec![self.clone(); wanted.len()];
-        let times: Vec<(u32, Tick)> = wanted.iter().map(|(_, options)| self.deadline(options.timeout)).collect();
+        let now = Tick::now();
+        let times: Vec<(u32, Tick)> =
+            wanted.iter().map(|(_, options)| self.deadline(options.timeout, || now)).collect();
         let (keys, options): (Vec<K>, Vec<RecvOptions>) = wanted.into_iter().unzip();
         // The keys are the caller's code, as in `send_all`.
         let names: Vec<&str> = keys.iter().map(K::as_ref).collect();

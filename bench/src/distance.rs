@@ -11,8 +11,7 @@ use itertools::Itertools;
 
 use crate::machine::Pinned;
 
-/// Times that the line goes there and back in one look; and the looks at a time, of which the shortest counts: other threads may
-/// interrupt some.
+/// Round trips that are timed together, and how often that is done in a look. The shortest time counts, since a thread may be interrupted.
 const ROUND_TRIPS: u64 = 500;
 const LOOKS: usize = 5;
 /// Factor between the least and the most that is warned of.

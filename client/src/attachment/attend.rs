@@ -21,7 +21,7 @@ pub(super) struct Listening {
     pub(super) thread: bool,
     /// That thread waits for nothing itself, and answers other clients.
     pub(super) is_host: bool,
-    /// Other clients were told so: they ring only for what is urgent.
+    /// Other clients know that, and ring only for urgent work.
     pub(super) is_idle: bool,
     /// A task of a runtime does.
     pub(super) runtime: bool,

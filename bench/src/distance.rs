@@ -5,15 +5,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use itertools::Itertools;
 
 use crate::machine::Pinned;
 
 /// Round trips that are timed together, and how often that is done in a look. The shortest time counts, since a thread may be interrupted.
-const ROUND_TRIPS: u64 = 500;
-const LOOKS: usize = 5;
+const ROUND_TRIPS: u64 = 50;
+const LOOKS: usize = 50;
+/// After this time a look ends early: if both threads share a CPU, each round trip takes a time slice.
+const LOOK_MAX: Duration = Duration::from_millis(50);
 /// Factor between the least and the most that is warned of.
 const MOVED_FACTOR: f64 = 1.7;
 
@@ -76,7 +78,7 @@ fn there_and_back(cpu: usize) -> Option<f64> {
             }
             pinned.is_ok()
         });
-        let mut shortest = f64::INFINITY;
+        let (mut shortest, looked) = (f64::INFINITY, Instant::now());
         for look in &round_trips.clone().chunks(ROUND_TRIPS as usize) {
             let begun = Instant::now();
             for number in look {
@@ -84,7 +86,12 @@ fn there_and_back(cpu: usize) -> Option<f64> {
                 await_number(&back, number);
             }
             shortest = shortest.min(begun.elapsed().as_nanos() as f64 / ROUND_TRIPS as f64);
+            if looked.elapsed() > LOOK_MAX {
+                break;
+            }
         }
+        // Ends the echo, wherever it is.
+        there.0.store(u64::MAX, Ordering::Release);
         let was_there = echo.join().expect("an echo does not panic");
         was_there.then_some(shortest)
     })

@@ -85,7 +85,7 @@ impl Calls {
         self.to_cancel.push((segment, call));
     }
 
-    /// Ends a recv whose sender has gone or whose tensor does not fit; if the daemon was asked for it, once the daemon has given it up.
+    /// Ends a recv whose sender has gone, or whose tensor does not fit. A recv at the daemon ends when the daemon gives it up.
     pub(in crate::attachment) fn give_up(&mut self, call: u32, error: Error, after: &mut Aftermath) {
         let Some(slot) = self.own_slot(call) else { return };
         match slot.daemon {

@@ -47,7 +47,7 @@ impl Neighbour {
         }
     }
 
-    /// Counts small tensors, or as much; true if there are enough for a lane to be asked for.
+    /// Adds to the number of small tensors. Returns true when it is time to ask for a lane.
     #[inline]
     pub(super) fn counts(&mut self, more: u32, now: Tick) -> bool {
         let Neighbour::Met { tensors, not_before, pause, by_daemon } = self else { return false };
@@ -82,9 +82,9 @@ impl Held<'_> {
         }
     }
 
-    /// Notes sends that went through the daemon, and [counts](Self::counts) so many of them as `small` says. A consumer is told over the
-    /// channel, or, before that is active, asks the daemon for all recvs until such sends are over. `name` is that of a single send; several
-    /// go together only without a channel.
+    /// Records sends that went through the daemon; `small` of them [count](Self::counts) towards a lane. If there is an active channel, the
+    /// consumer is told the name. Until the channel is active, the consumer asks the daemon for every recv while such sends are in progress.
+    /// `name` is the name of a single send: several go together only when there is no channel.
     #[inline]
     pub(in crate::attachment) fn sent_by_daemon(
         &mut self,

@@ -194,6 +194,26 @@ fn tensors_of_an_ended_step_go_back() {
     assert_eq!(take(&mut consumer, recv), Some(4));
 }
 
+/// The switch drops its tensors of a step when the step is aborted, and keeps them when it is cleaned up.
+#[test]
+fn announcement_outlives_clean_up_but_not_abort() {
+    for is_aborted in [false, true] {
+        let [mut producer, mut consumer] = pair::<1024>();
+        assert!(producer.announce(1, b"w"));
+        drain(&mut consumer);
+        if is_aborted {
+            consumer.end_step(1, "over", true);
+        }
+        consumer.end_step(1, "cleaned up", false);
+        consumer.check_invariants();
+        let recv = post(&mut consumer, 1, "w");
+        match is_aborted {
+            true => assert!(consumer.news.asks.is_empty(), "nothing is left at the switch"),
+            false => assert_eq!(consumer.news.asks, [recv]),
+        }
+    }
+}
+
 #[test]
 fn send_of_an_ended_step_is_aborted_unless_it_was_taken() {
     for is_taken in [false, true] {

@@ -37,24 +37,36 @@ struct Two {
 impl Two {
     fn new() -> Two {
         let two = Two::opened();
-        (0..2).for_each(|_| [&two.sender, &two.receiver].iter().for_each(|rig| rig.attachment.lock().pump()));
+        two.settle();
         two
     }
 
     /// Neither side has found the other's end open.
     fn opened() -> Two {
-        let (sender, receiver, lane) = (Rig::new(SENDER), Rig::new(RECEIVER), LaneKeeper::create().unwrap());
+        let (sender, receiver) = (Rig::new(SENDER), Rig::new(RECEIVER));
+        let lane = Two::open_lane(&sender, &receiver);
+        Two { sender, receiver, lane }
+    }
+
+    /// Gives both sides the ends of a lane.
+    fn open_lane(sender: &Rig, receiver: &Rig) -> LaneKeeper {
+        let lane = LaneKeeper::create().unwrap();
         let bell = || ClientBell::between_clients().unwrap();
         let ((to_sender, sender_ear), (to_receiver, receiver_ear)) = (bell(), bell());
         let ends = [
-            (&sender, RECEIVER, Side::First, sender_ear, to_receiver),
-            (&receiver, SENDER, Side::Second, receiver_ear, to_sender),
+            (sender, RECEIVER, Side::First, sender_ear, to_receiver),
+            (receiver, SENDER, Side::Second, receiver_ear, to_sender),
         ];
         for (rig, peer, side, ear, bell) in ends {
             let lane = DirectLane::open(&lane.as_fd().try_clone_to_owned().unwrap(), side).unwrap();
             rig.attachment.open_lane(peer, GivenLane { lane, ear, bell });
         }
-        Two { sender, receiver, lane }
+        lane
+    }
+
+    /// Pumps both sides twice, so that each has answered what the other did.
+    fn settle(&self) {
+        (0..2).for_each(|_| [&self.sender, &self.receiver].iter().for_each(|rig| rig.attachment.lock().pump()));
     }
 
     fn send_within(&self, key: &str, bytes: usize, timeout: Option<Duration>) -> Sending {
@@ -122,13 +134,28 @@ fn announced_tensor_is_asked_for_at_the_daemon() {
 fn recvs_are_asked_for_until_older_sends_are_over() {
     let mut two = Two::opened();
     let _before = two.send("before", 8);
-    (0..2).for_each(|_| [&two.sender, &two.receiver].iter().for_each(|rig| rig.attachment.lock().pump()));
+    two.settle();
     let [_recv, _other] = [two.recv("before"), two.recv("w")];
     assert_eq!((two.sender.told(), two.receiver.told().len()), (vec!["send before".into()], 2));
     // The sender knows no better, and its tensor is received over the channel all the same.
     let mut sending = two.send("w", 8);
     two.look();
     assert!(sending.try_outcome().is_some());
+}
+
+#[test]
+fn next_lane_is_blind_to_sends_announced_before() {
+    let mut two = Two::new();
+    let _announced = two.send("w", LARGE);
+    two.settle();
+    two.lane.abandon();
+    two.settle();
+    two.lane = Two::open_lane(&two.sender, &two.receiver);
+    two.settle();
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec!["send w".into()], vec![]));
+    // The tensor is still at the daemon, and the new channel has no announcement of it.
+    let _recv = two.recv("w");
+    assert_eq!(two.receiver.told(), ["recv w"]);
 }
 
 #[test]
@@ -212,7 +239,7 @@ fn what_a_channel_has_carried_is_counted_by_both_sides_when_it_ends() {
     let mut two = Two::opened();
     // The shards learn the peers' names.
     drop((two.send("v", 8), two.recv("v")));
-    (0..2).for_each(|_| [&two.sender, &two.receiver].iter().for_each(|rig| rig.attachment.lock().pump()));
+    two.settle();
     let _sending = two.send("w", 8);
     let mut receiving = two.recv("w");
     two.look();

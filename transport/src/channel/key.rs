@@ -114,4 +114,13 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn hash_differs_under_another_seed() {
+        let seeds = [Seed::random(), Seed::random()];
+        for key in [&b""[..], b"w", &[7; SHORT_BYTES], &[7; SHORT_BYTES + 1]] {
+            let [one, other] = seeds.map(|seed| Name::new(1, key).hash(&seed));
+            assert!(one != other && one >> 32 != other >> 32, "{key:?}");
+        }
+    }
 }

@@ -1,6 +1,11 @@
 //! Each hazard of the design, with a rule that keeps it harmless.
 
 use super::*;
+use crate::channel::{
+    producer::NOTES_MAX,
+    record::{FIXED_WORDS, Header, Kind, lines},
+    ring::Writer,
+};
 
 #[test]
 fn tensors_of_a_dead_consumer_are_reclaimed_in_order() {
@@ -21,6 +26,26 @@ fn tensors_of_a_dead_consumer_are_reclaimed_in_order() {
     let ids: Vec<u64> = left.iter().map(|tensor| u64::from_le_bytes(*tensor.payload.first_chunk().unwrap())).collect();
     assert!(ids.iter().copied().eq((0..5_000).filter(|id| *id != 7)), "what the dead one took is taken");
     assert!(left.iter().zip(keys.iter().filter(|key| *key != "7")).all(|(tensor, key)| tensor.key == key.as_bytes()));
+}
+
+#[test]
+fn kept_tensor_of_a_dead_consumer_is_reclaimed() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    send(&mut producer, (1, "old"), 0, 64).unwrap();
+    // The ring is written several times over, so the old tensor is copied out.
+    for id in 1..1_000 {
+        let recv = post(&mut consumer, 1, "new");
+        send(&mut producer, (1, "new"), id, 64).unwrap();
+        drain(&mut consumer);
+        assert_eq!(take(&mut consumer, recv), Some(id));
+        drain(&mut producer);
+    }
+    send(&mut producer, (1, "last"), 1_000, 64).unwrap();
+    consumer.close(Why::Closed);
+    producer.close(Why::Gone);
+    let left: Vec<(Vec<u8>, Vec<u8>)> =
+        producer.reclaim().into_iter().map(|tensor| (tensor.key, tensor.payload)).collect();
+    assert_eq!(left, [(b"old".to_vec(), payload(0, 64)), (b"last".to_vec(), payload(1_000, 64))]);
 }
 
 #[test]
@@ -45,6 +70,47 @@ fn consumer_that_does_not_receive_fills_its_own_channel_alone() {
         assert!(consumer.counts()[3] <= 8192 / 8, "credit bounds what is unexpected");
     }
     panic!("held tensors have no limit");
+}
+
+#[test]
+fn held_tensors_have_a_limit_of_bytes() {
+    let [mut producer, _consumer] = pair::<8192>();
+    let tensor = payload(1, PAYLOAD_BYTES_MAX);
+    let outgoing = Outgoing { meta: &meta(tensor.len()), payload: &tensor };
+    for id in 0..HELD_MAX {
+        let held = producer.counts()[1] * PAYLOAD_BYTES_MAX;
+        match producer.send((1, id.to_string().as_bytes()), outgoing, u64::MAX) {
+            Ok(_) => assert!(held <= HELD_BYTES_MAX),
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::Fails(Why::Full));
+                // Metadata and keys count as well.
+                assert!(held > HELD_BYTES_MAX / 2, "{held}");
+                return;
+            }
+        }
+    }
+    panic!("the bytes of held tensors have no limit");
+}
+
+#[test]
+fn held_tensor_leaves_when_half_of_the_credit_is_back() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let mut sent = 0;
+    while producer.counts()[1] < 10 {
+        send(&mut producer, (1, &sent.to_string()), sent, 8).unwrap();
+        sent += 1;
+    }
+    drain(&mut consumer);
+    let in_ring = sent - 10;
+    let released = (0..in_ring).find(|id| {
+        let recv = post(&mut consumer, 1, &id.to_string());
+        assert_eq!(take(&mut consumer, recv), Some(*id));
+        drain(&mut producer);
+        producer.counts()[1] == 0
+    });
+    // Credit that came back in single tensors would cost a wake-up each.
+    let half = in_ring / 2;
+    assert!(released.is_some_and(|id| (half - 2..half + 2).contains(&id)), "{released:?} of {in_ring}");
 }
 
 #[test]
@@ -102,6 +168,32 @@ fn both_rings_full_still_drain() {
 }
 
 #[test]
+fn peer_that_does_not_read_breaks_the_channel() {
+    let rings = [Heap::<1024>::new(), Heap::new()];
+    let mut half = Side::new(rings[0].clone(), rings[1].clone(), Seed::random(), Steps::default());
+    post(&mut half, 1, "w");
+    // Each record makes the half ask for its recv once more.
+    let mut writer = Writer::new(rings[1].clone());
+    let words = lines(FIXED_WORDS);
+    for records in 0..2 * NOTES_MAX {
+        writer.commit(words, Header::note(Kind::Held, words, 0));
+        if half.drain().is_err() {
+            assert!(records > NOTES_MAX, "{records} records");
+            return;
+        }
+    }
+    panic!("notes have no limit");
+}
+
+#[test]
+fn announcements_have_a_limit_and_break_nothing() {
+    let [mut producer, _consumer] = pair::<1024>();
+    let announced = (0..2 * NOTES_MAX).take_while(|id| producer.announce(1, id.to_string().as_bytes())).count();
+    assert!((NOTES_MAX / 2..NOTES_MAX).contains(&announced), "{announced}");
+    drain(&mut producer);
+}
+
+#[test]
 fn tensor_of_a_cancelled_recv_is_the_next_ones() {
     let [mut producer, mut consumer] = pair::<1024>();
     let recv = post(&mut consumer, 1, "w");
@@ -122,6 +214,22 @@ fn tensor_of_a_cancelled_recv_is_the_next_ones() {
     drain(&mut consumer);
     consumer.cancel(cancelled);
     assert_eq!((take(&mut consumer, next), take(&mut consumer, waits)), (Some(7), None), "a recv that waits gets it");
+}
+
+#[test]
+fn tensor_of_a_cancelled_recv_precedes_later_ones() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let recv = post(&mut consumer, 1, "w");
+    for id in [5, 6] {
+        send(&mut producer, (1, "w"), id, 64).unwrap();
+    }
+    drain(&mut consumer);
+    consumer.cancel(recv);
+    consumer.check_invariants();
+    for id in [5, 6] {
+        let recv = post(&mut consumer, 1, "w");
+        assert_eq!(take(&mut consumer, recv), Some(id));
+    }
 }
 
 #[test]
@@ -147,18 +255,31 @@ fn recv_past_its_deadline_fails_and_send_comes_back() {
 }
 
 #[test]
+fn held_send_ends_at_its_deadline() {
+    let [mut producer, _consumer] = pair::<1024>();
+    let mut sent = 0;
+    while producer.counts()[1] == 0 {
+        send(&mut producer, (1, &sent.to_string()), sent, 64).unwrap();
+        sent += 1;
+    }
+    let late = send_until(&mut producer, (1, "late"), sent, 64, 100).unwrap();
+    producer.sweep(99);
+    assert_eq!((producer.sent(late), producer.counts()[1]), (Sent::Open, 2));
+    producer.sweep(100);
+    assert_eq!((producer.sent(late), producer.counts()[1]), (Sent::Returned(Why::Late), 1));
+}
+
+#[test]
 fn acknowledgement_does_not_pass_a_return_that_is_not_written() {
     let [mut producer, mut consumer] = pair::<64>();
     let first = send(&mut producer, (1, "w"), 1, 8).unwrap();
     let second = send(&mut producer, (1, "w"), 2, 8).unwrap();
     // The consumer's ring is full, so that the return waits.
-    let mut filler = 0;
-    while consumer.counts()[1] == 0 {
-        send(&mut consumer, (1, &filler.to_string()), filler, 8).unwrap();
-        filler += 1;
+    while !consumer.is_waiting() {
+        assert!(consumer.announce(1, b"filler"));
     }
-    let recv = post(&mut consumer, 1, "w");
     drain(&mut consumer);
+    let recv = post(&mut consumer, 1, "w");
     assert_eq!(take(&mut consumer, recv), Some(1));
     assert_eq!(producer.sent(second), Sent::Open);
     for _ in 0..4 {
@@ -196,6 +317,54 @@ fn tensors_of_an_ended_step_go_back() {
     drain(&mut consumer);
     let recv = post(&mut consumer, 1, "w");
     assert_eq!(take(&mut consumer, recv), Some(4));
+}
+
+#[test]
+fn step_ended_by_the_peer_fails_recvs_and_held_sends() {
+    let [mut one, mut other] = pair::<1024>();
+    let mut sent = 0;
+    while one.counts()[1] == 0 {
+        send(&mut one, (2, &sent.to_string()), sent, 64).unwrap();
+        sent += 1;
+    }
+    let held = send(&mut one, (1, "w"), sent, 64).unwrap();
+    let recvs = [1, 2].map(|step| post(&mut one, step, "v"));
+    other.end_step(1, "over", true);
+    drain(&mut one);
+    assert_eq!(one.sent(held), Sent::Returned(Why::Aborted));
+    assert_eq!(recvs.map(|recv| one.recv(recv)), [Recv::Failed(Why::Aborted), Recv::Waiting]);
+    assert_eq!(one.counts()[1], 1, "what is held in another step stays");
+}
+
+#[test]
+fn step_ended_before_the_channel_has_ended_at_both() {
+    let rings = [Heap::<1024>::new(), Heap::new()];
+    let mut ended = Steps::default();
+    ended.end(1, "over");
+    let mut one = Side::new(rings[0].clone(), rings[1].clone(), Seed::random(), ended);
+    let mut other = Side::new(rings[1].clone(), rings[0].clone(), Seed::random(), Steps::default());
+    one.tell_ended();
+    one.clear();
+    drain(&mut other);
+    assert_eq!((one.reason(1), other.reason(1)), (Some("over"), Some("over")));
+    assert_eq!((other.takes_recvs(1), other.takes_recvs(2)), (false, true));
+}
+
+#[test]
+fn unexpected_tensor_goes_back_on_clean_up() {
+    let [mut producer, mut consumer] = pair::<1024>();
+    let sent = send(&mut producer, (1, "w"), 1, 8).unwrap();
+    let other = send(&mut producer, (2, "w"), 2, 8).unwrap();
+    drain(&mut consumer);
+    consumer.end_step(1, "cleaned up", false);
+    consumer.check_invariants();
+    drain(&mut producer);
+    assert_eq!((producer.sent(sent), producer.sent(other)), (Sent::Returned(Why::Aborted), Sent::Open));
+    // The producer has not ended the step, and the consumer may use its number again.
+    send(&mut producer, (1, "w"), 3, 8).unwrap();
+    drain(&mut consumer);
+    let recvs = [1, 2].map(|step| post(&mut consumer, step, "w"));
+    assert_eq!(recvs.map(|recv| take(&mut consumer, recv)), [Some(3), Some(2)]);
 }
 
 /// The switch drops its tensors of a step when the step is aborted, and keeps them when it is cleaned up.

@@ -3,6 +3,10 @@
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::*;
+use crate::channel::{
+    record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes},
+    ring::Writer,
+};
 
 /// A header that is nearly right.
 fn header(random: &mut SmallRng) -> u64 {
@@ -71,5 +75,63 @@ fn half_survives_a_ring_of_anything() {
         victim.news.asks.clear();
         victim.reclaim();
         assert!(victim.counts().iter().all(|count| *count <= SLOTS_MAX));
+    }
+}
+
+/// A producer that sends beyond its credit fills the consumer's slots, and no more.
+#[test]
+fn tensors_and_recvs_beyond_the_slots_are_refused() {
+    let rings = [Heap::<1024>::new(), Heap::new()];
+    let mut victim = Side::new(rings[0].clone(), rings[1].clone(), Seed::random(), Steps::default());
+    let mut writer = Writer::new(rings[1].clone());
+    for key in 0..=SLOTS_MAX as u64 {
+        let shape = Shape { rank: 0, key: 8, payload: 0 };
+        let record = writer.record(shape.words());
+        store_bytes(&record[FIXED_WORDS..], &[0; 8]);
+        store_bytes(&record[shape.key_at()..], &key.to_le_bytes());
+        writer.commit(shape.words(), Header::tensor(shape.words(), shape));
+        // The helper `drain` would check all slots each time, which takes long.
+        victim.drain().unwrap();
+    }
+    victim.check_invariants();
+    assert_eq!(victim.counts()[3], SLOTS_MAX);
+    let returned = [0, 1, 2].map(|at| rings[0].word(at).load(Ordering::Relaxed));
+    assert_eq!(Header(returned[0]).kind(), Some(Kind::Returned));
+    assert_eq!(returned[1..], [SLOTS_MAX as u64, Why::Full as u64]);
+    let posting = Posting { step: 1, key: b"w", deadline: u64::MAX, fails_if_gone: false, data: None };
+    assert_eq!(victim.post(posting), Err(Why::Full));
+}
+
+#[test]
+fn reader_beyond_the_writer_makes_no_room() {
+    let rings = [Heap::<1024>::new(), Heap::new()];
+    let mut victim = Side::new(rings[0].clone(), rings[1].clone(), Seed::random(), Steps::default());
+    for read in [1, u64::MAX] {
+        set(rings[0].read(), read);
+        send(&mut victim, (1, &read.to_string()), read, 64).unwrap();
+    }
+    assert_eq!(victim.counts()[1], 2, "both are held");
+    set(rings[0].read(), 0);
+    drain(&mut victim);
+    assert_eq!(victim.counts()[..2], [2, 0]);
+}
+
+#[test]
+fn record_beyond_the_limits_breaks_the_channel() {
+    let tensor = |shape: Shape| Header::tensor(shape.words(), shape);
+    let key = KEY_BYTES_MAX + 1;
+    let words = lines(FIXED_WORDS + key.div_ceil(8));
+    let headers = [
+        tensor(Shape { rank: 0, key: 8, payload: PAYLOAD_BYTES_MAX + 1 }),
+        tensor(Shape { rank: TENSOR_WORDS_MAX, key: 8, payload: 8 }),
+        Header::note(Kind::Announce, words, key),
+        Header::note(Kind::Announce, lines(FIXED_WORDS), 64),
+        Header(0xff | lines(FIXED_WORDS) << 8),
+    ];
+    for header in headers {
+        let rings = [Heap::<1024>::new(), Heap::new()];
+        let mut victim = Side::new(rings[0].clone(), rings[1].clone(), Seed::random(), Steps::default());
+        Writer::new(rings[1].clone()).commit(header.words(), header);
+        assert!(victim.drain().is_err(), "{header:?}");
     }
 }

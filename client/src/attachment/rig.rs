@@ -76,4 +76,14 @@ impl Rig {
         self.daemon.submissions.publish();
         told
     }
+
+    /// Returns how many calls the daemon was told to cancel since the last call. Drops all other submissions.
+    pub(super) fn cancelled(&mut self) -> usize {
+        let (mut record, mut cancelled) = (Record::new(), 0);
+        while self.daemon.submissions.pop(&mut record).unwrap() {
+            cancelled += usize::from(matches!(Submission::decode(&record).unwrap(), Submission::Cancel { .. }));
+        }
+        self.daemon.submissions.publish();
+        cancelled
+    }
 }

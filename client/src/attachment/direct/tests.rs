@@ -1,7 +1,13 @@
-use std::{os::fd::AsFd, sync::Arc, task::Waker, time::Duration};
+use std::{
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+    task::Waker,
+    time::Duration,
+};
 
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
+    channel::ChannelMemory,
     shm::{
         ClientBell, DirectLane, LaneKeeper, Record, Side, Submission, Woken, attach::GivenLane,
         limits::INLINE_BYTES_MAX,
@@ -222,6 +228,64 @@ fn tensors_of_a_closed_channel_go_on_when_its_consumer_has_closed_it() {
     two.sender.attachment.lock().pump();
     taken.try_outcome().unwrap().unwrap();
     assert_eq!(two.sender.told(), ["send left"]);
+}
+
+#[test]
+fn tensor_of_a_gone_producer_is_read_from_its_ring() {
+    let two = Two::new();
+    let (mut receiving, mut waiting) = (two.recv("w"), two.recv("v"));
+    drop(two.send("w", 64));
+    two.lane.end(Side::First);
+    two.look();
+    assert_eq!(receiving.try_outcome().unwrap().unwrap().bytes(), [7; 64]);
+    assert_eq!(waiting.try_outcome().unwrap().unwrap_err().error.code(), Code::Unavailable);
+}
+
+#[test]
+fn recv_at_the_daemon_ends_with_its_producer() {
+    let mut two = Two::opened();
+    // The channel is not active yet, so the recv is asked for at the daemon.
+    let mut waiting = two.recv("w");
+    assert_eq!(two.receiver.told(), ["recv w"]);
+    two.lane.end(Side::First);
+    two.look();
+    assert!(waiting.try_outcome().is_none(), "the daemon has not cancelled the recv yet");
+    assert_eq!(two.receiver.cancelled(), 1);
+}
+
+#[test]
+fn recv_from_a_gone_producer_is_the_daemons() {
+    let mut two = Two::new();
+    two.lane.end(Side::First);
+    let mut waiting = two.recv("w");
+    assert!(waiting.try_outcome().is_none(), "the recv waits for the next process of that task");
+    assert_eq!(two.receiver.told(), ["recv w"]);
+}
+
+#[test]
+fn lost_daemon_ends_calls_and_drops_tensors() {
+    let two = Two::new();
+    let (mut sending, mut receiving) = (two.send("unexpected", 8), two.recv("w"));
+    two.look();
+    for rig in [&two.sender, &two.receiver] {
+        rig.attachment.lock().lose("test");
+    }
+    assert_eq!(sending.try_outcome().unwrap().unwrap_err().code(), Code::Unavailable);
+    assert_eq!(receiving.try_outcome().unwrap().unwrap_err().error.code(), Code::Unavailable);
+    let later = two.recv("unexpected").try_outcome();
+    assert_eq!(later.unwrap().unwrap_err().error.code(), Code::Unavailable);
+}
+
+#[test]
+fn broken_channel_leaves_its_calls_to_the_daemon() {
+    let mut two = Two::new();
+    let (_sending, _receiving) = (two.send("sent", 8), two.recv("wanted"));
+    // Every line that the receiver may read next holds a record of an unknown kind.
+    (0..64).for_each(|line| two.lane.way(Side::First).word(8 * line).store(u64::MAX, Ordering::Relaxed));
+    two.settle();
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec!["send sent".into()], vec!["recv wanted".into()]));
+    let (_sending, _receiving) = (two.send("later", 8), two.recv("later"));
+    assert_eq!((two.sender.told(), two.receiver.told()), (vec!["send later".into()], vec!["recv later".into()]));
 }
 
 #[test]

@@ -62,11 +62,30 @@ impl Drop for ForkMark {
 
 #[cfg(test)]
 mod tests {
+    use nix::{
+        sys::wait::{WaitStatus, waitpid},
+        unistd::{ForkResult, fork},
+    };
+
     use super::*;
 
     #[test]
     fn the_process_that_made_the_mark_is_not_its_child() {
         let mark = ForkMark::new().unwrap();
+        assert!(!mark.forked());
+    }
+
+    #[test]
+    fn mark_is_wiped_in_a_child() {
+        let mark = ForkMark::new().unwrap();
+        // SAFETY: the child only loads a word and exits, without running anything of the parent's.
+        match unsafe { fork() }.unwrap() {
+            // SAFETY: as above.
+            ForkResult::Child => unsafe { nix::libc::_exit(i32::from(!mark.forked())) },
+            ForkResult::Parent { child } => {
+                assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+            }
+        }
         assert!(!mark.forked());
     }
 }

@@ -91,6 +91,8 @@ impl<T> DerefMut for Guard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, mpsc};
+
     use super::*;
 
     #[test]
@@ -106,5 +108,22 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(), 40_000);
+    }
+
+    /// The thread that has the lock may be descheduled for longer than a waiter spins and yields.
+    #[test]
+    fn waiter_gets_a_lock_that_was_held_for_long() {
+        let (lock, other) = (Arc::new(Lock::new(0_u64)), Lock::new(0_u64));
+        let (taken, waits) = mpsc::channel();
+        let guard = lock.lock();
+        let waiter = lock.clone();
+        thread::spawn(move || {
+            *waiter.lock() += 1;
+            taken.send(()).unwrap();
+        });
+        assert!(waits.recv_timeout(Duration::from_millis(20)).is_err());
+        *other.lock() += 1;
+        drop(guard);
+        waits.recv_timeout(Duration::from_secs(10)).unwrap();
     }
 }

@@ -111,20 +111,30 @@ mod tests {
 
     use super::*;
 
+    const PORTION: Portion = Portion {
+        shards: 1,
+        area_bytes: 1 << 20,
+        request_timeout: Duration::ZERO,
+        tensor_bytes_max: 1 << 20,
+        views: true,
+        direct_lanes: true,
+        job: None,
+    };
+
+    #[test]
+    fn client_has_no_neighbours_without_direct_lanes() {
+        let tasks = ["a:1", "b:1"].map(|name| name.parse().unwrap());
+        for direct_lanes in [true, false] {
+            let portion = Portion { direct_lanes, ..PORTION };
+            assert_eq!(portion.neighbours("a:1", &tasks), if direct_lanes { vec!["b:1"] } else { vec![] });
+        }
+    }
+
     #[test]
     fn arena_has_no_pages_until_its_client_writes() {
-        let portion = Portion {
-            shards: 1,
-            area_bytes: 1 << 20,
-            request_timeout: Duration::ZERO,
-            tensor_bytes_max: 1 << 20,
-            views: true,
-            direct_lanes: true,
-            job: None,
-        };
         let socket = Arc::new(UnixDatagram::unbound().unwrap().into());
         let wish = Attach::new("a:1", 1 << 20);
-        let (ends, _welcoming) = portion.make(&wish, Credentials { pid: 1, uid: 1 }, &socket, &[]).unwrap();
+        let (ends, _welcoming) = PORTION.make(&wish, Credentials { pid: 1, uid: 1 }, &socket, &[]).unwrap();
         let descriptor = ends.shared.unwrap().descriptor;
         let allocated = || File::from(descriptor.try_clone().unwrap()).metadata().unwrap().blocks() * 512;
         assert_eq!(allocated(), 0);

@@ -26,7 +26,7 @@ trait Kind {
     const CANCELLED_BY_DROP: bool;
 
     /// Such a call over a channel.
-    type Over: OverChannel<Outcome = Outcome<Self>>;
+    type Over: OverChannel<Value = Self::Value, Error = Self::Error>;
 
     /// What the table returns, and how to take it.
     type Taken;
@@ -105,10 +105,7 @@ impl<K: Kind> UnderWay<K> {
     fn wait(mut self) -> Outcome<K> {
         // It stays where it is: it would be moved twice.
         if let CallState::OverChannel(call) = &mut self.0 {
-            return match call.wait()? {
-                Ended::Here(outcome) => outcome,
-                Ended::Moved(moved) => K::outcome(call.owner()?.wait(moved, K::TAKE)?),
-            };
+            return call.wait(|attachment, moved| K::outcome(attachment.wait(moved, K::TAKE)?));
         }
         match std::mem::replace(&mut self.0, CallState::Ended(None)) {
             CallState::Daemon { attachment, call } => K::outcome(attachment.wait(call, K::TAKE)?),
@@ -158,20 +155,10 @@ impl<K: Kind> UnderWay<K> {
             if !Arc::ptr_eq(over.channel(), channel) {
                 return false;
             }
-            let ended = over.take(inner);
-            if ended.is_some() {
-                over.was_told();
-            }
-            match ended {
-                Some(Ended::Here(outcome)) => outcomes.push(outcome),
-                Some(Ended::Moved(call)) => {
-                    let moved = over.owner().map(|attachment| CallState::Daemon { attachment, call });
-                    let Ok(moved) = moved else { return false };
-                    calls.as_mut_slice()[0].0 = moved;
-                    return false;
-                }
-                None => return false,
-            }
+            // What has moved is waited for alone.
+            let Some(Ended::Here(end)) = over.end(inner) else { return false };
+            outcomes.push(over.take(inner, end));
+            over.was_told();
             calls.next();
             true
         });

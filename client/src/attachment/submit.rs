@@ -98,12 +98,12 @@ impl Attachment {
         options: &SendOptions,
     ) -> Result<Begun<ChannelSend>, Error> {
         if let Purpose::Send { step } = to.purpose
-            && let Some(channel) = self.channel_to(to.peer)?
+            && let Some(channel) = self.channel_to(to.peer)
         {
             match channel.send((step, name), &tensor, options.timeout) {
                 Ok(sent) => return Ok(Begun::OverChannel(sent)),
                 Err(NotHere::Fails(error)) => return Err(error),
-                Err(NotHere::Switch(())) => {}
+                Err(NotHere::Switch) => {}
             }
         }
         self.send_by_daemon(to, name, tensor, options).map(Begun::AtDaemon)
@@ -134,13 +134,13 @@ impl Attachment {
         key: &str,
         mut options: RecvOptions,
     ) -> Result<Begun<ChannelRecv>, Unreceived> {
-        if let Some(channel) = self.channel_to(from.peer)?
+        if let Some(channel) = self.channel_to(from.peer)
             && !self.has_unclaimed.load(Ordering::Relaxed)
         {
-            match channel.recv((from.step, key), options) {
+            match channel.recv((from.step, key), &mut options) {
                 Ok(recv) => return Ok(Begun::OverChannel(recv)),
-                Err(NotHere::Fails(error)) => return Err(error.into()),
-                Err(NotHere::Switch(back)) => options = back,
+                Err(NotHere::Fails(error)) => return Err(Unreceived::returning(error, options.destination)),
+                Err(NotHere::Switch) => {}
             }
         }
         self.recv_by_daemon(from, key, options).map(Begun::AtDaemon)
@@ -164,14 +164,13 @@ impl Attachment {
         asked.map_err(|error| Unreceived::returning(error, memory.into_destination().0))
     }
 
-    /// The channel to a peer, if there is one.
-    ///
-    /// # Errors
-    /// InvalidArgument in a forked child.
+    /// The channel to a peer, if there is one; a forked child has none.
     #[inline]
-    pub(super) fn channel_to(&self, peer: &str) -> Result<Option<Arc<Channel>>, Error> {
-        self.check_fork()?;
-        Ok(self.channels.find(peer, || self.lock().channel(peer)))
+    pub(super) fn channel_to(&self, peer: &str) -> Option<Arc<Channel>> {
+        if self.mark.forked() {
+            return None;
+        }
+        self.channels.find(peer, || self.lock().channel(peer))
     }
 
     /// Asks a peer for rows of tables, in as many requests as `wanted` has, under one lock; `each` is called for every one, in order. The

@@ -104,12 +104,8 @@ impl Attachment {
         // The iterator is the caller's code, and runs before anything is locked.
         let mut tensors: Vec<(K, Option<Tensor>)> = tensors.map(|(key, tensor)| (key, Some(tensor))).collect();
         let channel = match to.purpose {
-            Purpose::Send { step } => self.channel_to(to.peer).map(|channel| channel.map(|channel| (channel, step))),
-            Purpose::Push => self.check_fork().map(|()| None),
-        };
-        let channel = match channel {
-            Ok(channel) => channel,
-            Err(error) => return tensors.iter().for_each(|_| each(Err(error.clone()))),
+            Purpose::Send { step } => self.channel_to(to.peer).map(|channel| (channel, step)),
+            Purpose::Push => None,
         };
         let Some((channel, step)) = channel else {
             return self.send_all_by_daemon(to, &mut tensors, options, |sent| each(sent.map(Begun::AtDaemon)));
@@ -189,12 +185,10 @@ impl Attachment {
         mut wanted: Vec<(K, RecvOptions)>,
         mut each: impl FnMut(Result<Begun<ChannelRecv>, Unreceived>),
     ) {
-        let channel = match self.channel_to(from.peer) {
-            Ok(channel) => channel.filter(|_| !self.has_unclaimed.load(Ordering::Relaxed)),
-            Err(error) => return wanted.iter().for_each(|_| each(Err(error.clone().into()))),
-        };
+        let channel = self.channel_to(from.peer).filter(|_| !self.has_unclaimed.load(Ordering::Relaxed));
         if let Some(channel) = channel {
-            wanted = channel.recv_all(from.step, wanted, |recv| each(recv.map(Begun::OverChannel)));
+            let begun = channel.recv_all(from.step, &mut wanted, |recv| each(recv.map(Begun::OverChannel)));
+            wanted.drain(..begun);
         }
         if !wanted.is_empty() {
             self.recv_all_by_daemon(from, wanted, |asked| each(asked.map(Begun::AtDaemon)));

@@ -100,7 +100,7 @@ impl Task {
         match script.below(12) {
             0..3 => self.send(script, id),
             3..5 if self.half.takes_recvs(step) => {
-                let (deadline, data) = (script.number(), Some(Room(script.number())));
+                let (deadline, data) = (script.number(), &mut Some(Room(script.number())));
                 let posting = Posting { step, key: key.as_bytes(), deadline, fails_if_gone: false, data };
                 self.recvs.extend(self.half.post(posting));
             }

@@ -44,7 +44,8 @@ pub struct Posting<'a, D> {
     /// Milliseconds; `u64::MAX` for none.
     pub deadline: u64,
     pub fails_if_gone: bool,
-    pub data: Option<D>,
+    /// Taken if the recv is entered.
+    pub data: &'a mut Option<D>,
 }
 
 pub(super) struct Consumer<M, D> {
@@ -100,7 +101,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
     /// Enters a recv; returns its slot. The recv is done if its tensor is here, and is to be asked for if it was announced.
     ///
     /// # Errors
-    /// `Full` if there are too many slots; the data is dropped.
+    /// `Full` if there are too many slots.
     #[inline]
     pub(super) fn post(&mut self, posting: Posting<'_, D>) -> Result<(u32, bool), Why> {
         let Posting { step, key, deadline, fails_if_gone, data } = posting;
@@ -112,7 +113,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         self.earliest = self.earliest.min(deadline);
         if fails_if_gone || data.is_some() {
             let slot = self.slots.get_mut(at);
-            (slot.fails_if_gone, slot.data) = (fails_if_gone, data);
+            (slot.fails_if_gone, slot.data) = (fails_if_gone, data.take());
         }
         match self.first {
             NONE => self.first = at,
@@ -128,7 +129,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         name: Name,
         deadline: u64,
         fails_if_gone: bool,
-        mut data: Option<D>,
+        data: &mut Option<D>,
     ) -> Result<(u32, bool), Why> {
         let hash = name.hash(&self.seed);
         let entry = self.find(hash, &name);
@@ -138,20 +139,19 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         if let Some(found) = unexpected {
             let asks = self.slots.get(found).state == State::Announced;
             let content = self.content(found);
-            if let Some(data) =
-                data.take_if(|data| !asks && !data.accepts(content.meta(), content.payload().len() as u64))
-            {
+            let accepts = |data: &D| data.accepts(content.meta(), content.payload().len() as u64);
+            if !asks && !data.as_ref().is_none_or(accepts) {
                 return self.misfit(found, name, data);
             }
             self.take_unexpected(found, if asks { State::Asking } else { State::Done });
             let slot = self.slots.get_mut(found);
-            (slot.fails_if_gone, slot.data, slot.deadline) = (fails_if_gone, data, deadline);
+            (slot.fails_if_gone, slot.data, slot.deadline) = (fails_if_gone, data.take(), deadline);
             return Ok((found, asks));
         }
         let at = self.slots.add(State::Posted, name, deadline).ok_or(Why::Full)?;
         self.earliest = self.earliest.min(deadline);
         let slot = self.slots.get_mut(at);
-        (slot.hash, slot.fails_if_gone, slot.data) = (hash, fails_if_gone, data);
+        (slot.hash, slot.fails_if_gone, slot.data) = (hash, fails_if_gone, data.take());
         self.link(at);
         Ok((at, false))
     }
@@ -168,11 +168,11 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
 
     /// Enters a recv that has failed, because it does not accept the tensor of a slot.
     #[cold]
-    fn misfit(&mut self, tensor: u32, name: Name, data: D) -> Result<(u32, bool), Why> {
+    fn misfit(&mut self, tensor: u32, name: Name, data: &mut Option<D>) -> Result<(u32, bool), Why> {
         let content = self.content(tensor).clone();
         let at = self.slots.add(State::Failed(Why::Misfit), name, u64::MAX).ok_or(Why::Full)?;
         let slot = self.slots.get_mut(at);
-        (slot.data, slot.content) = (Some(data), content);
+        (slot.data, slot.content) = (data.take(), content);
         Ok((at, false))
     }
 
@@ -342,12 +342,12 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         let number = self.arrived;
         self.arrived += 1;
         if shape.key > SHORT_BYTES {
-            let key = bytes_of(&record[shape.key_at()..], shape.key);
+            let key = bytes_of(&record[FIXED_WORDS..], shape.key);
             let name = Name::new(step, &key);
             return Ok((acknowledged, self.named(name, number, (self.reader.head, words), shape, refused)));
         }
         let mut short = [0; 3];
-        let keys = &record[shape.key_at()..shape.payload_at()];
+        let keys = &record[FIXED_WORDS..shape.meta_at()];
         short.iter_mut().zip(keys).for_each(|(short, word)| *short = word.load(Ordering::Relaxed));
         if self.first != NONE {
             let at = self.first;

@@ -67,7 +67,7 @@ pub struct Wanted {
 /// Why the channel does not take a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is the switch's: the channel has ended, or the step may have.
+    /// It is the switch's: the channel has ended, or the step may have, or the tensor is large.
     Switch,
     /// It fails.
     Fails(Why),
@@ -92,7 +92,6 @@ pub struct Half<M, D> {
     watched_recvs: usize,
     /// Returns that were written, as the peer was told.
     returns_told: u64,
-    has_settled: bool,
 }
 
 impl<M: ChannelMemory, D: Accepts> Half<M, D> {
@@ -110,14 +109,13 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
             end: None,
             watched_recvs: 0,
             returns_told: 0,
-            has_settled: false,
         }
     }
 
     /// True if a tensor of that key is sent through the ring, rather than announced.
     #[inline]
     pub fn is_small(key: &[u8], tensor: &Outgoing<'_>) -> bool {
-        tensor.payload.len() <= super::PAYLOAD_BYTES_MAX && Producer::<M>::is_small(key, tensor)
+        Producer::<M>::is_small(key, tensor)
     }
 
     /// True if the channel has ended.
@@ -133,7 +131,7 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
         is_quiet || !self.ended.may_have(step) && !self.ended_there.may_have(step)
     }
 
-    /// Sends a [small](Self::is_small) tensor; returns the handle of the send.
+    /// Sends a tensor; returns the handle of the send. One that is not [small](Self::is_small) is the switch's.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -142,10 +140,20 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
         if self.end.is_some() || !self.is_live(name.0) {
             return Err(Refusal::Switch);
         }
-        if !self.tx.has_room(name.1, &tensor) {
-            // Returns that were not read yet keep the producer from reusing its ring. A broken ring is reported by the next drain.
-            let _broken = self.take_in();
+        if let Some(handle) = self.tx.send_at_once(name, tensor, deadline, || self.rx.settled_before()) {
+            return Ok(handle);
         }
+        self.send_late(name, tensor, deadline)
+    }
+
+    /// Sends what cannot be sent at once.
+    #[cold]
+    fn send_late(&mut self, name: (i64, &[u8]), tensor: Outgoing<'_>, deadline: u64) -> Result<u64, Refusal> {
+        if !Self::is_small(name.1, &tensor) {
+            return Err(Refusal::Switch);
+        }
+        // Returns that were not read yet keep the producer from reusing its ring. A broken ring is reported by the next drain.
+        let _broken = self.take_in();
         let took = self.acknowledgement();
         self.tx.send(name, tensor, deadline, took).map_err(Refusal::Fails)
     }
@@ -433,19 +441,18 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
 
     /// Enters a recv that is done at once, if its tensor is here.
     ///
-    /// # Errors
-    /// The data, if it is not.
-    pub fn claim(&mut self, step: i64, key: &[u8], data: Option<D>) -> Result<u32, Option<D>> {
+    /// Takes the data only then.
+    pub fn claim(&mut self, step: i64, key: &[u8], data: &mut Option<D>) -> Option<u32> {
         if self.end.is_some() || !self.rx.has_tensor(step, key) {
-            return Err(data);
+            return None;
         }
         let posting = Posting { step, key, deadline: u64::MAX, fails_if_gone: false, data };
-        let Ok((slot, asks)) = self.rx.post(posting) else { return Err(None) };
+        let (slot, asks) = self.rx.post(posting).ok()?;
         if asks {
             self.news.asks.push(slot);
         }
         self.tell();
-        Ok(slot)
+        Some(slot)
     }
 
     /// The switch was asked for a recv as this call. A tensor that arrives here may serve it. Returns the slot of the name, unless the channel
@@ -526,7 +533,9 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
             self.rx.tell_returned(self.returns_told);
         }
         let took = self.acknowledgement();
-        self.has_settled |= self.rx.tell(took);
+        if self.rx.tell(took) {
+            self.tx.ring = self.tx.ring.max(Ring::Settled);
+        }
     }
 
     /// Takes in all records that have arrived, at most one lap.
@@ -849,15 +858,7 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
     /// How urgently the peer is to be woken for what was written and settled since the last call.
     #[inline]
     pub fn take_ring(&mut self) -> Ring {
-        let written = std::mem::take(&mut self.tx.has_written);
-        let settled = std::mem::take(&mut self.has_settled) | std::mem::take(&mut self.tx.has_acknowledged);
-        let urgent = std::mem::take(&mut self.tx.is_urgent);
-        match (urgent, written, settled) {
-            (true, ..) => Ring::Urgent,
-            (_, true, _) => Ring::Written,
-            (.., true) => Ring::Settled,
-            _ => Ring::No,
-        }
+        std::mem::replace(&mut self.tx.ring, Ring::No)
     }
 
     /// The position of the next record, to be polled without the half.

@@ -32,6 +32,8 @@ mod slots;
 #[cfg(not(loom))]
 mod steps;
 #[cfg(not(loom))]
+mod stored;
+#[cfg(not(loom))]
 mod table;
 
 #[cfg(all(test, not(loom)))]
@@ -43,10 +45,11 @@ pub use self::{
     consumer::Posting,
     half::{Half, News, Recv, Refusal, Ring, Wanted},
     key::Seed,
-    producer::{HELD_BYTES_MAX, HELD_MAX, Outgoing, Sent, Unsettled},
+    producer::{Outgoing, Sent},
     record::TENSOR_WORDS_MAX,
     slots::{Content, SLOTS_MAX},
     steps::{ENDED_STEPS_MAX, Steps},
+    stored::{HELD_BYTES_MAX, HELD_MAX, Unsettled},
 };
 use crate::limits::KEY_BYTES_MAX;
 

@@ -4,8 +4,8 @@
 //! not taken can be sent to its successor. A tensor without credit is held, and sent when half of the credit is back or when the consumer
 //! asks for it.
 //!
-//! Limits: [`HELD_MAX`] held tensors of [`HELD_BYTES_MAX`] bytes; [`NOTES_MAX`] notes, beyond which the consumer counts as broken; credit
-//! of three quarters of the ring.
+//! Limits: credit of three quarters of the ring; [`NOTES_MAX`] notes, beyond which the consumer counts as broken; held tensors as
+//! `stored.rs` says.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -13,25 +13,15 @@ use std::{
     task::Waker,
 };
 
-use zerocopy::IntoBytes;
-
 use super::{
-    BrokenChannel, ChannelMemory, SILENCE_MS, Why,
-    record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes, words_of},
+    BrokenChannel, ChannelMemory, Ring, SILENCE_MS, Why,
+    record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes},
     ring::{Writer, index},
+    stored::{Copied, HELD, Held, Kept, Named, Of, Unsettled},
 };
-
-/// Most tensors that are held for lack of credit.
-pub const HELD_MAX: usize = 1 << 16;
-
-/// Most bytes of held tensors, with their keys.
-pub const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// Most notes that wait for room: more than a consumer that reads can cause.
 pub(super) const NOTES_MAX: usize = 1 << 15;
-
-/// Marks the handle of a send that was held when it was made. Other handles are the numbers of their tensors.
-const HELD: u64 = 1 << 63;
 
 /// Stands for the time of a revocation before the next sweep.
 const JUST_NOW: u64 = u64::MAX;
@@ -65,66 +55,12 @@ pub enum Sent {
     Returned(Why),
 }
 
-/// A tensor that a consumer has not taken.
-#[derive(Debug)]
-pub struct Unsettled {
-    /// The handle of its send; `None` if nobody asks for its outcome.
-    pub handle: Option<u64>,
-    pub step: i64,
-    pub key: Vec<u8>,
-    pub meta: Vec<u8>,
-    pub payload: Vec<u8>,
-    /// Milliseconds; `u64::MAX` for none.
-    pub deadline: u64,
-}
-
 /// A tensor in the ring.
 #[derive(Debug, Clone, Copy)]
 struct InRing {
     at: u64,
     of: Of,
     is_settled: bool,
-}
-
-/// What the producer remembers of a sent tensor. The lengths are kept here, since the consumer may write to the ring.
-#[derive(Debug, Clone, Copy)]
-struct Of {
-    /// `None` if nobody asks for the outcome.
-    handle: Option<u64>,
-    step: i64,
-    deadline: u64,
-    shape: Shape,
-    /// When the consumer was asked to return the tensor, in milliseconds; [`JUST_NOW`] until the next sweep.
-    revoked: Option<u64>,
-    /// Its step was ended here, or by the consumer.
-    is_aborted: bool,
-}
-
-/// A tensor in memory of the producer: metadata, key and payload, as in its record.
-#[derive(Debug)]
-struct Copied {
-    of: Of,
-    words: Box<[u64]>,
-}
-
-impl Copied {
-    fn new(of: Of, key: &[u8], tensor: Outgoing<'_>) -> Copied {
-        let parts = [tensor.meta, key, tensor.payload];
-        Copied { of, words: parts.into_iter().flat_map(words_of).collect() }
-    }
-
-    fn parts(&self) -> (&[u8], Outgoing<'_>) {
-        let Shape { rank, key, payload } = self.of.shape;
-        let (meta, rest) = self.words.split_at(1 + rank);
-        let (keys, bytes) = rest.split_at(key.div_ceil(8));
-        (&keys.as_bytes()[..key], Outgoing { meta: meta.as_bytes(), payload: &bytes.as_bytes()[..payload] })
-    }
-
-    fn into_unsettled(self) -> Unsettled {
-        let (key, Outgoing { meta, payload }) = self.parts();
-        let Of { handle, step, deadline, .. } = self.of;
-        Unsettled { handle, step, key: key.into(), meta: meta.into(), payload: payload.into(), deadline }
-    }
 }
 
 /// A record that found no room.
@@ -141,26 +77,16 @@ enum Whereabouts {
     InRing(u64),
 }
 
-type Named = (i64, Box<[u8]>);
-
 /// What few channels ever need.
 #[derive(Default)]
 struct Rare {
     notes: VecDeque<Note>,
     /// Announcements among the notes.
     announcements: usize,
-    /// Tensors whose place in the ring was needed, by number.
-    kept: HashMap<u64, Copied>,
-    kept_words: u64,
-    held: HashMap<Named, (u64, Copied)>,
-    held_order: VecDeque<Named>,
-    held_bytes: usize,
+    held: Held,
+    kept: Kept,
     /// Sends that were held and whose outcomes somebody asks for, by handle.
     whereabouts: HashMap<u64, Whereabouts>,
-    /// Recvs of the consumer that wait for tensors that may be held.
-    asked: HashSet<Named>,
-    is_holding: bool,
-    next_held: u64,
     /// Handles of sends that were reclaimed.
     reclaimed: HashSet<u64>,
     /// How sends ended that were not taken, and their names, by handle.
@@ -191,10 +117,8 @@ pub(super) struct Producer<M> {
     rare: Box<Rare>,
     pub(super) tensors: u64,
     pub(super) bytes: u64,
-    /// What was written since the half was asked last: acknowledgements, tensors, and what the peer must answer.
-    pub(super) has_acknowledged: bool,
-    pub(super) has_written: bool,
-    pub(super) is_urgent: bool,
+    /// How urgently the peer is to be woken for what was written since the half was asked last.
+    pub(super) ring: Ring,
 }
 
 impl<M: ChannelMemory> Producer<M> {
@@ -217,9 +141,7 @@ impl<M: ChannelMemory> Producer<M> {
             rare: Box::default(),
             tensors: 0,
             bytes: 0,
-            has_acknowledged: false,
-            has_written: false,
-            is_urgent: false,
+            ring: Ring::No,
         }
     }
 
@@ -231,7 +153,13 @@ impl<M: ChannelMemory> Producer<M> {
     /// True if a tensor of that key is small enough to be sent through the ring.
     #[inline]
     pub(super) fn is_small(key: &[u8], tensor: &Outgoing<'_>) -> bool {
-        tensor.shape(key).words() <= (super::TENSOR_WORDS_MAX as u64).min(M::WORDS / 4)
+        Self::is_record(tensor.shape(key))
+    }
+
+    #[inline]
+    fn is_record(shape: Shape) -> bool {
+        let most = (super::TENSOR_WORDS_MAX as u64).min(M::WORDS / 4);
+        shape.payload <= super::PAYLOAD_BYTES_MAX && shape.words() <= most
     }
 
     #[inline]
@@ -239,17 +167,28 @@ impl<M: ChannelMemory> Producer<M> {
         self.is_plain
     }
 
-    /// True if a record of a tensor fits at once.
+    /// Sends a small tensor, if nothing waits and there is room; returns its handle. `took` acknowledges the tensors of the other direction.
     #[inline]
-    pub(super) fn has_room(&self, key: &[u8], tensor: &Outgoing<'_>) -> bool {
-        self.is_plain && self.writer.fits(tensor.shape(key).words())
+    pub(super) fn send_at_once(
+        &mut self,
+        (step, key): (i64, &[u8]),
+        tensor: Outgoing<'_>,
+        deadline: u64,
+        took: impl FnOnce() -> u64,
+    ) -> Option<u64> {
+        let shape = tensor.shape(key);
+        if !self.is_plain || !Self::is_record(shape) || !self.writer.fits(shape.words()) {
+            return None;
+        }
+        let of = Of { handle: Some(self.next), step, deadline, shape, revoked: None, is_aborted: false };
+        self.write_tensor(of, key, tensor, took());
+        Some(self.next - 1)
     }
 
-    /// Sends a small tensor; returns its handle. `took` acknowledges the tensors of the other direction.
+    /// [`send_at_once`](Self::send_at_once), or holds the tensor.
     ///
     /// # Errors
     /// `Duplicate` if one of that name is held, `Full` if too many are.
-    #[inline]
     pub(super) fn send(
         &mut self,
         (step, key): (i64, &[u8]),
@@ -257,25 +196,13 @@ impl<M: ChannelMemory> Producer<M> {
         deadline: u64,
         took: u64,
     ) -> Result<u64, Why> {
-        let of =
-            Of { handle: Some(self.next), step, deadline, shape: tensor.shape(key), revoked: None, is_aborted: false };
-        if !self.has_room(key, &tensor) {
-            return self.send_otherwise(of, key, tensor, took);
-        }
-        self.write_tensor(of, key, tensor, took);
-        Ok(self.next - 1)
-    }
-
-    /// Sends while there is no room at once, or something is held.
-    #[cold]
-    #[inline(never)]
-    fn send_otherwise(&mut self, of: Of, key: &[u8], tensor: Outgoing<'_>, took: u64) -> Result<u64, Why> {
         self.flush(took);
+        let shape = tensor.shape(key);
         // Held tensors may have been sent.
-        let of = Of { handle: Some(self.next), ..of };
+        let of = Of { handle: Some(self.next), step, deadline, shape, revoked: None, is_aborted: false };
         // A tensor that a recv waits for needs no credit. While tensors are held, others wait behind them.
-        let is_asked = self.rare.is_holding && self.rare.asked.remove(&(of.step, key.into()));
-        if (is_asked || !self.rare.is_holding) && self.make_room(of.shape.words(), !is_asked) {
+        let is_asked = self.rare.held.take_asked(step, key);
+        if (is_asked || !self.rare.held.is_active()) && self.make_room(of.shape.words(), !is_asked) {
             self.write_tensor(of, key, tensor, took);
             return Ok(self.next - 1);
         }
@@ -289,15 +216,15 @@ impl<M: ChannelMemory> Producer<M> {
         let record = self.writer.record(words);
         record[1].store(took & u64::from(u32::MAX), Ordering::Relaxed);
         record[2].store(of.step as u64, Ordering::Relaxed);
-        store_bytes(&record[FIXED_WORDS..], tensor.meta);
-        store_bytes(&record[of.shape.key_at()..], key);
+        store_bytes(&record[FIXED_WORDS..], key);
+        store_bytes(&record[of.shape.meta_at()..], tensor.meta);
         store_bytes(&record[of.shape.payload_at()..], tensor.payload);
         self.in_ring.push_back(InRing { at: self.writer.tail, of, is_settled: false });
         self.writer.commit(words, Header::tensor(words, of.shape));
         self.next += 1;
         self.earliest = self.earliest.min(of.deadline);
         (self.tensors, self.bytes) = (self.tensors + 1, self.bytes + tensor.payload.len() as u64);
-        self.has_written = true;
+        self.ring = self.ring.max(Ring::Written);
     }
 
     pub(super) fn begin_batch(&mut self) {
@@ -308,41 +235,21 @@ impl<M: ChannelMemory> Producer<M> {
         self.writer.end_batch();
     }
 
-    /// Keeps a tensor for which there is no room or no credit.
+    /// Holds a tensor for which there is no room or no credit.
     fn hold(&mut self, of: Of, key: &[u8], tensor: Outgoing<'_>) -> Result<u64, Why> {
-        let name = (of.step, key.into());
-        let bytes = of.shape.words() as usize * 8;
-        let rare = &mut *self.rare;
-        if rare.held.contains_key(&name) {
-            return Err(Why::Duplicate);
-        }
-        if rare.held.len() >= HELD_MAX || rare.held_bytes + bytes > HELD_BYTES_MAX {
-            return Err(Why::Full);
-        }
-        let handle = rare.next_held | HELD;
-        rare.next_held += 1;
-        rare.held_bytes += bytes;
-        rare.held_order.push_back(name.clone());
-        rare.whereabouts.insert(handle, Whereabouts::Held);
-        let copied = Copied::new(Of { handle: Some(handle), ..of }, key, tensor);
-        rare.held.insert(name, (handle, copied));
+        let (handle, is_first) = self.rare.held.add(Copied::new(of, key, tensor))?;
+        self.rare.whereabouts.insert(handle, Whereabouts::Held);
         self.earliest = self.earliest.min(of.deadline);
         self.is_plain = false;
-        if !self.rare.is_holding {
-            self.rare.is_holding = true;
+        if is_first {
             self.note(Kind::Held, 0, 0);
         }
         Ok(handle)
     }
 
-    fn take_held(&mut self, name: &Named) -> Option<Copied> {
-        let (_, copied) = self.rare.held.remove(name)?;
-        self.rare.held_bytes -= copied.of.shape.words() as usize * 8;
-        Some(copied)
-    }
-
     /// Writes a held tensor for which there is room.
-    fn write_held(&mut self, copied: Copied, took: u64) {
+    fn write_held(&mut self, name: &Named, took: u64) {
+        let Some(copied) = self.rare.held.take(name) else { return };
         if let Some(whereabouts) = copied.of.handle.and_then(|handle| self.rare.whereabouts.get_mut(&handle)) {
             *whereabouts = Whereabouts::InRing(self.next);
         }
@@ -352,47 +259,34 @@ impl<M: ChannelMemory> Producer<M> {
 
     /// Sends held tensors as far as there is credit, once half of it is back.
     fn release_held(&mut self, took: u64) {
-        if !self.rare.is_holding {
+        if !self.rare.held.is_active() {
             return;
         }
         self.look_at_reader();
         if !self.rare.held.is_empty() && self.unsettled_words() > Self::CREDIT / 2 {
             return;
         }
-        while let Some(name) = self.rare.held_order.pop_front() {
-            let Some((_, held)) = self.rare.held.get(&name) else { continue };
-            if !self.make_room(held.of.shape.words(), true) {
-                return self.rare.held_order.push_front(name);
+        while let Some((name, copied)) = self.rare.held.first() {
+            let (name, words) = (name.clone(), copied.of.shape.words());
+            if !self.make_room(words, true) {
+                return;
             }
-            if let Some(copied) = self.take_held(&name) {
-                self.write_held(copied, took);
-            }
+            self.write_held(&name, took);
         }
-        self.rare.is_holding = false;
-        self.rare.asked.clear();
+        self.rare.held.end();
         self.note(Kind::Resumed, 0, 0);
     }
 
     /// A recv of the consumer waits for a tensor that may be held here.
     pub(super) fn asked(&mut self, step: i64, key: &[u8], took: u64) {
-        if !self.rare.is_holding {
+        if !self.rare.held.is_active() {
             return;
         }
         let name = (step, key.into());
-        let Some((_, held)) = self.rare.held.get(&name) else {
-            if self.rare.asked.len() < HELD_MAX {
-                self.rare.asked.insert(name);
-            }
-            return;
-        };
-        if self.make_room(held.of.shape.words(), false) {
-            if let Some(copied) = self.take_held(&name) {
-                self.rare.held_order.retain(|other| *other != name);
-                self.write_held(copied, took);
-            }
-        } else {
-            self.rare.held_order.retain(|other| *other != name);
-            self.rare.held_order.push_front(name);
+        let Some(copied) = self.rare.held.get(&name) else { return self.rare.held.ask(name) };
+        match self.make_room(copied.of.shape.words(), false) {
+            true => self.write_held(&name, took),
+            false => self.rare.held.put_first(&name),
         }
     }
 
@@ -450,11 +344,11 @@ impl<M: ChannelMemory> Producer<M> {
 
     fn commit_note(&mut self, words: u64, kind: Kind, key: usize) {
         self.writer.commit(words, Header::note(kind, words, key));
-        match kind {
-            Kind::Took => self.has_acknowledged = true,
-            Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear | Kind::Reopened => self.has_written = true,
-            _ => self.is_urgent = true,
-        }
+        self.ring = self.ring.max(match kind {
+            Kind::Took => Ring::Settled,
+            Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear | Kind::Reopened => Ring::Written,
+            _ => Ring::Urgent,
+        });
     }
 
     /// Writes what found no room before, as far as there is room.
@@ -472,7 +366,7 @@ impl<M: ChannelMemory> Producer<M> {
             self.rare.announcements -= usize::from(matches!(note, Note::Named(Kind::Announce, ..)));
         }
         self.release_held(took);
-        self.is_plain = self.rare.notes.is_empty() && !self.rare.is_holding;
+        self.is_plain = self.rare.notes.is_empty() && !self.rare.held.is_active();
     }
 
     /// The first tensor of the other direction whose return is not written yet.
@@ -494,7 +388,7 @@ impl<M: ChannelMemory> Producer<M> {
     }
 
     fn unsettled_words(&self) -> u64 {
-        self.writer.tail - self.low_at() - self.settled_words + self.rare.kept_words
+        self.writer.tail - self.low_at() - self.settled_words + self.rare.kept.words()
     }
 
     /// Where the oldest tensor lies that may be unsettled.
@@ -537,17 +431,8 @@ impl<M: ChannelMemory> Producer<M> {
         }
         if !self.rare.kept.is_empty() {
             let took = self.took;
-            self.forget_kept(|number| number < took);
+            self.rare.kept.drop_settled(|number| number < took);
         }
-    }
-
-    fn forget_kept(&mut self, is_settled: impl Fn(u64) -> bool) {
-        let rare = &mut *self.rare;
-        rare.kept.retain(|number, copied| {
-            let goes = is_settled(*number);
-            rare.kept_words -= if goes { copied.of.shape.words() } else { 0 };
-            !goes
-        });
     }
 
     fn in_ring_mut(&mut self, number: u64) -> Option<&mut InRing> {
@@ -567,19 +452,16 @@ impl<M: ChannelMemory> Producer<M> {
         for number in from.max(self.low)..to.min(self.next) {
             self.settle(number);
         }
-        self.forget_kept(|number| (from..to).contains(&number));
+        self.rare.kept.drop_settled(|number| (from..to).contains(&number));
     }
 
     /// The consumer has returned a tensor.
     pub(super) fn returned(&mut self, number: u64, why: Why) {
         self.returned += 1;
-        let copied = match self.rare.kept.remove(&number) {
-            Some(kept) => {
-                self.rare.kept_words -= kept.of.shape.words();
-                Some(kept)
-            }
-            None => self.in_ring_mut(number).filter(|sent| !sent.is_settled).copied().map(|sent| self.copy(&sent)),
-        };
+        let copied = self.rare.kept.take(number).or_else(|| {
+            let sent = self.in_ring_mut(number).filter(|sent| !sent.is_settled).copied()?;
+            Some(self.copy(&sent))
+        });
         copied.into_iter().for_each(|copied| self.end(copied, why));
         self.settle(number);
     }
@@ -635,8 +517,7 @@ impl<M: ChannelMemory> Producer<M> {
     fn keep_oldest(&mut self) {
         let Some(oldest) = self.in_ring.pop_front() else { return };
         let copied = self.copy(&oldest);
-        self.rare.kept_words += copied.of.shape.words();
-        self.rare.kept.insert(self.low, copied);
+        self.rare.kept.add(self.low, copied);
         self.low += 1;
         self.pass();
     }
@@ -644,9 +525,8 @@ impl<M: ChannelMemory> Producer<M> {
     /// A copy of a tensor in the ring. If the consumer has written there, only the contents are wrong.
     fn copy(&self, sent: &InRing) -> Copied {
         let words = self.writer.memory.words(sent.at, sent.of.shape.words());
-        let end = sent.of.shape.payload_at() + sent.of.shape.payload.div_ceil(8);
-        let copied = words[FIXED_WORDS..end].iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        Copied { of: sent.of, words: copied }
+        let words = words[FIXED_WORDS..sent.of.shape.used()].iter();
+        Copied::of_words(sent.of, words.map(|word| word.load(Ordering::Relaxed)))
     }
 
     /// What became of a send.
@@ -655,10 +535,13 @@ impl<M: ChannelMemory> Producer<M> {
             Ok(number) => number,
             Err(sent) => return sent,
         };
+        if number < self.took {
+            return Sent::Taken;
+        }
         self.look_at_reader();
         let is_open = match self.in_ring_mut(number) {
             Some(sent) => !sent.is_settled,
-            None => self.rare.kept.contains_key(&number),
+            None => self.rare.kept.has(number),
         };
         if is_open { Sent::Open } else { Sent::Taken }
     }
@@ -688,18 +571,12 @@ impl<M: ChannelMemory> Producer<M> {
         let number = self.number(handle).ok();
         if let Some(sent) = number.and_then(|number| self.in_ring_mut(number)) {
             sent.of.handle = None;
-        } else if let Some(kept) = number.and_then(|number| self.rare.kept.get_mut(&number)) {
-            kept.of.handle = None;
-        } else if let Some((_, held)) = self.rare.held.values_mut().find(|(other, _)| *other == handle) {
-            held.of.handle = None;
+        } else if let Some(kept) = number.and_then(|number| self.rare.kept.get_mut(number)) {
+            kept.handle = None;
+        } else {
+            self.rare.held.forget(handle);
         }
         self.rare.whereabouts.remove(&handle);
-    }
-
-    fn end_held(&mut self, name: &Named, why: Why) {
-        let Some(copied) = self.take_held(name) else { return };
-        self.rare.held_order.retain(|other| other != name);
-        self.end(copied, why);
     }
 
     /// Notes the outcome of a send, if somebody asks for it.
@@ -707,7 +584,7 @@ impl<M: ChannelMemory> Producer<M> {
         if let Some(handle) = copied.of.handle {
             let why = if copied.of.is_aborted { Why::Aborted } else { why };
             self.rare.whereabouts.remove(&handle);
-            self.rare.outcomes.insert(handle, (why, (copied.of.step, copied.parts().0.into())));
+            self.rare.outcomes.insert(handle, (why, copied.name()));
         }
     }
 
@@ -716,17 +593,15 @@ impl<M: ChannelMemory> Producer<M> {
         self.rare.outcomes.get(&handle).map(|(_, (step, key))| (*step, &**key))
     }
 
+    /// Ends held sends.
     fn end_held_where(&mut self, is: impl Fn(&Of) -> bool, why: Why) {
-        let held = self.rare.held.iter().filter(|(_, (_, copied))| is(&copied.of));
-        let names: Vec<Named> = held.map(|(name, _)| name.clone()).collect();
-        names.iter().for_each(|name| self.end_held(name, why));
+        self.rare.held.take_where(is).into_iter().for_each(|copied| self.end(copied, why));
     }
 
     /// What was sent and is not settled, with its number.
     fn unsettled_mut(&mut self) -> impl Iterator<Item = (u64, &mut Of)> {
         let in_ring = (self.low..).zip(&mut self.in_ring).filter(|(_, sent)| !sent.is_settled);
-        let kept = self.rare.kept.iter_mut().map(|(number, kept)| (*number, &mut kept.of));
-        in_ring.map(|(number, sent)| (number, &mut sent.of)).chain(kept)
+        in_ring.map(|(number, sent)| (number, &mut sent.of)).chain(self.rare.kept.iter_mut())
     }
 
     /// The sends of a step are aborted unless the consumer has taken their tensors: it is asked to return them.
@@ -774,8 +649,7 @@ impl<M: ChannelMemory> Producer<M> {
         }
         late.into_iter().for_each(|number| self.note(Kind::Revoke, number, 0));
         self.rare.outcomes.extend(silent);
-        let held = self.rare.held.values().map(|(_, copied)| copied.of.deadline).min();
-        self.earliest = held.map_or(earliest, |held| held.min(earliest));
+        self.earliest = earliest.min(self.rare.held.earliest_deadline());
     }
 
     pub(super) fn earliest(&self) -> u64 {
@@ -827,16 +701,14 @@ impl<M: ChannelMemory> Producer<M> {
         // The consumer writes no more, so every return that it has counted was read.
         self.returned = u64::MAX;
         self.look_at_reader();
-        let mut all: Vec<(u64, Copied)> = self.rare.kept.drain().collect();
+        let mut all = self.rare.kept.take_all();
         let in_ring = std::mem::take(&mut self.in_ring);
         let unsettled = (self.low..).zip(&in_ring).filter(|(_, sent)| !sent.is_settled);
         all.extend(unsettled.map(|(number, sent)| (number, self.copy(sent))));
         all.sort_unstable_by_key(|(number, _)| *number);
-        self.low = self.next;
-        (self.settled_words, self.rare.kept_words) = (0, 0);
-        let held = std::mem::take(&mut self.rare.held_order);
+        (self.low, self.settled_words) = (self.next, 0);
         let mut all: Vec<Copied> = all.into_iter().map(|(_, copied)| copied).collect();
-        all.extend(held.iter().filter_map(|name| self.take_held(name)));
+        all.extend(self.rare.held.take_where(|_| true));
         self.rare.reclaimed.extend(all.iter().filter_map(|copied| copied.of.handle));
         all.into_iter().map(Copied::into_unsettled).collect()
     }
@@ -855,12 +727,9 @@ impl<M: ChannelMemory> Producer<M> {
         assert_eq!(self.settled_words, settled);
         assert_eq!(self.low + self.in_ring.len() as u64, self.next, "numbers without gaps");
         assert!(self.in_ring.iter().is_sorted_by_key(|sent| sent.at));
-        assert_eq!(rare.kept_words, rare.kept.values().map(|kept| kept.of.shape.words()).sum::<u64>());
-        assert!(rare.kept.keys().all(|number| *number < self.low));
-        let held = rare.held.values().map(|(_, copied)| copied.of.shape.words() as usize * 8).sum::<usize>();
-        assert_eq!((rare.held_bytes, rare.held_order.len()), (held, rare.held.len()));
-        assert!(rare.held.is_empty() || rare.is_holding);
-        assert!(!self.is_plain || rare.notes.is_empty() && !rare.is_holding);
+        rare.kept.check_invariants(self.low);
+        rare.held.check_invariants();
+        assert!(!self.is_plain || rare.notes.is_empty() && !rare.held.is_active());
         assert!(self.took <= self.next);
         assert!(self.writer.tail - self.low_at() <= M::WORDS, "no unsettled tensor is overwritten");
     }

@@ -1,7 +1,7 @@
 //! Records of a channel's ring: their kinds, the layout of a header, and the conversion between bytes and words.
 //!
-//! A record is a header, then `channel and acknowledgement`, then what its kind needs. A tensor has its step, its metadata in wire form, its
-//! key and its payload; each part is padded with zeros to whole words of 64 bits, little-endian.
+//! A record is a header, the acknowledgement, and what its kind needs. A tensor has its step, its key, its metadata in wire form and its
+//! payload; each part is padded with zeros to whole words of 64 bits, little-endian.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Words of a cache line. Records are whole lines, so that a small tensor touches no line of its neighbours.
 const LINE_WORDS: usize = 8;
 
-/// Words of a record in front of a tensor's metadata, or of another record's operands.
+/// Words of a record in front of its key.
 pub(super) const FIXED_WORDS: usize = 3;
 
 /// Most words of a tensor's record: 1 KiB. A larger tensor is announced, and fetched another way.
@@ -21,7 +21,7 @@ pub const TENSOR_WORDS_MAX: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// A tensor: step, metadata, key, payload.
+    /// A tensor: step, key, metadata, payload.
     Tensor = 1,
     /// A tensor of that step and key went another way, because it is large.
     Announce = 2,
@@ -119,22 +119,28 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Index of the key's first word.
+    /// Index of the first word of the metadata, behind the key.
     #[inline]
-    pub(super) fn key_at(self) -> usize {
-        FIXED_WORDS + 1 + self.rank
+    pub(super) fn meta_at(self) -> usize {
+        FIXED_WORDS + self.key.div_ceil(8)
     }
 
-    /// Index of the payload's first word.
+    /// Index of the payload's first word, behind the metadata.
     #[inline]
     pub(super) fn payload_at(self) -> usize {
-        self.key_at() + self.key.div_ceil(8)
+        self.meta_at() + 1 + self.rank
+    }
+
+    /// Words that are used.
+    #[inline]
+    pub(super) fn used(self) -> usize {
+        self.payload_at() + self.payload.div_ceil(8)
     }
 
     /// Words of the whole record.
     #[inline]
     pub(super) fn words(self) -> u64 {
-        lines(self.payload_at() + self.payload.div_ceil(8))
+        lines(self.used())
     }
 }
 

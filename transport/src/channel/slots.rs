@@ -9,11 +9,7 @@ use std::{
 
 use zerocopy::IntoBytes;
 
-use super::{
-    Why,
-    key::Name,
-    record::{FIXED_WORDS, Shape},
-};
+use super::{Why, key::Name, record::Shape};
 
 /// Most recvs and unexpected tensors of a channel.
 pub const SLOTS_MAX: usize = 1 << 16;
@@ -38,17 +34,13 @@ impl Content {
     /// Copies the content of a tensor's record, whose length was checked. Each word is loaded once.
     #[inline]
     pub(super) fn load(&mut self, record: &[AtomicU64], shape: Shape) {
-        let meta = &record[FIXED_WORDS..shape.key_at()];
-        let payload = &record[shape.payload_at()..][..shape.payload.div_ceil(8)];
-        (self.meta_words, self.payload_bytes) = (meta.len() as u16, shape.payload as u16);
-        if meta.len() + payload.len() > OWN_WORDS {
-            self.large = Some(meta.iter().chain(payload).map(|word| word.load(Relaxed)).collect());
-            return;
-        }
+        let words = &record[shape.meta_at()..shape.used()];
+        (self.meta_words, self.payload_bytes) = (1 + shape.rank as u16, shape.payload as u16);
         self.large = None;
-        let (own_meta, own_payload) = self.own.split_at_mut(meta.len());
-        own_meta.iter_mut().zip(meta).for_each(|(own, word)| *own = word.load(Relaxed));
-        own_payload.iter_mut().zip(payload).for_each(|(own, word)| *own = word.load(Relaxed));
+        match self.own.get_mut(..words.len()) {
+            Some(own) => own.iter_mut().zip(words).for_each(|(own, word)| *own = word.load(Relaxed)),
+            None => self.large = Some(words.iter().map(|word| word.load(Relaxed)).collect()),
+        }
     }
 
     #[inline]

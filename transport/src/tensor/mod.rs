@@ -10,7 +10,7 @@ mod strings;
 use std::borrow::Borrow;
 use std::sync::Arc;
 
-use crate::{Error, Payload};
+use crate::{Error, Meta, Payload};
 use sealane_runtime::{Buffer, MemoryKind};
 use zerocopy::IntoBytes;
 
@@ -199,7 +199,33 @@ impl IntoTensor for &Tensor {
 /// Combines untrusted metadata and bytes, as [`Tensor::from_wire`] does, and remembers the last kind of tensor: the next is
 /// usually of the same kind, and so known to be valid.
 #[derive(Debug, Default)]
-pub struct LastKind(Option<(TensorMeta, usize)>);
+pub struct LastKind(Option<TensorKind>);
+
+/// Valid metadata, and the number of bytes that it was valid for.
+#[derive(Debug)]
+struct TensorKind {
+    meta: [u8; KIND_BYTES],
+    meta_bytes: usize,
+    bytes: usize,
+}
+
+/// Longer metadata is not remembered: as much as [`Meta`] holds without an allocation.
+const KIND_BYTES: usize = 48;
+
+impl TensorKind {
+    /// Compares word by word, as [`TensorMeta`]s are compared.
+    #[inline]
+    fn is(&self, meta: &[u8], bytes: usize) -> bool {
+        let mut words = self.meta.as_chunks::<8>().0.iter().zip(meta.as_chunks::<8>().0);
+        self.meta_bytes == meta.len() && self.bytes == bytes && words.all(|(ours, theirs)| ours == theirs)
+    }
+
+    /// One copy of known length.
+    #[inline]
+    fn meta(&self) -> TensorMeta {
+        TensorMeta::from_own_wire(Meta::from_buf_and_len(self.meta, self.meta_bytes))
+    }
+}
 
 impl LastKind {
     /// The tensor with this metadata and these bytes.
@@ -210,9 +236,7 @@ impl LastKind {
     #[inline(always)]
     pub fn tensor(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
         match &self.0 {
-            Some((last, bytes)) if last.as_wire() == meta && *bytes == data.len() => {
-                Ok(Tensor::from_parts(last.clone(), data))
-            }
+            Some(last) if last.is(meta, data.len()) => Ok(Tensor::from_parts(last.meta(), data)),
             _ => self.check(meta, data),
         }
     }
@@ -221,7 +245,7 @@ impl LastKind {
     #[inline]
     pub fn allows(&mut self, meta: &[u8], bytes: &[u8]) -> bool {
         match &self.0 {
-            Some((last, len)) if last.as_wire() == meta && *len == bytes.len() => true,
+            Some(last) if last.is(meta, bytes.len()) => true,
             _ => self.check(meta, Buffer::copy_of(bytes)).is_ok(),
         }
     }
@@ -230,7 +254,11 @@ impl LastKind {
     #[cold]
     fn check(&mut self, meta: &[u8], data: Buffer) -> Result<Tensor, Error> {
         let tensor = Tensor::from_wire(meta, data)?;
-        self.0 = Some((tensor.meta().clone(), tensor.len()));
+        if meta.len() <= KIND_BYTES {
+            let mut own = [0; KIND_BYTES];
+            own[..meta.len()].copy_from_slice(meta);
+            self.0 = Some(TensorKind { meta: own, meta_bytes: meta.len(), bytes: tensor.len() });
+        }
         Ok(tensor)
     }
 }

@@ -40,6 +40,22 @@ thread_local! {
     };
 }
 
+/// Compares two names by words that overlap: calling memcmp takes twice as long for names as short as these.
+#[inline]
+fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    if one.len() != other.len() {
+        return false;
+    }
+    match (one.last_chunk::<8>(), other.last_chunk::<8>()) {
+        (Some(last), Some(other_last)) => {
+            let mut words = one.as_chunks::<8>().0.iter().zip(other.as_chunks::<8>().0);
+            last == other_last && words.all(|(one, other)| one == other)
+        }
+        _ => one.iter().eq(other),
+    }
+}
+
 impl Default for ChannelCache {
     fn default() -> Self {
         let state = AtomicU64::new(STATES.fetch_add(1, Ordering::Relaxed));
@@ -78,7 +94,7 @@ impl ChannelCache {
         let known = KNOWN.try_with(|known| {
             let known = known.borrow();
             let place = &known[Self::place(peer)];
-            (place.state == state && *place.peer == *peer).then(|| place.channel.as_ref().map(Weak::upgrade))
+            (place.state == state && is_same(&place.peer, peer)).then(|| place.channel.as_ref().map(Weak::upgrade))
         });
         match known {
             Ok(Some(None)) => None,

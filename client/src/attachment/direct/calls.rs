@@ -9,13 +9,13 @@ use std::{
 };
 
 use sealane_transport::{
-    Error, RecvOutcome, SendOutcome,
-    channel::{Recv, Sent},
+    Error, RecvOutcome, SendOutcome, Tensor, Unreceived,
+    channel::{Recv, Why},
 };
 
 use super::{
     super::Attachment,
-    channel::{Channel, Inner},
+    channel::{Channel, Inner, SendEnd},
 };
 use crate::clock::Tick;
 
@@ -38,10 +38,19 @@ pub(crate) trait Awaited {
 
 /// A call over a channel, as its handle sees it.
 pub(crate) trait OverChannel: Awaited + Sized {
-    type Outcome;
+    type Value;
+    type Error: From<Error>;
+    /// How such a call ended, from which its outcome is made.
+    type End;
 
-    /// Takes the outcome, if the call has ended; the caller then notes that it [was](Self::was_told) told.
-    fn take(&self, inner: &mut Inner) -> Option<Ended<Self::Outcome>>;
+    /// How the call ended, if it has.
+    fn end(&self, inner: &mut Inner) -> Option<Ended<Self::End>>;
+
+    /// Takes the outcome of a call that has [ended](Self::end) here; the caller then notes that it [was](Self::was_told) told.
+    fn take(&self, inner: &mut Inner, end: Self::End) -> Result<Self::Value, Self::Error>;
+
+    /// The call is the daemon's; the caller then notes that its outcome [was](Self::was_told) told.
+    fn leave(&self, inner: &mut Inner);
 
     /// The outcome was taken.
     fn was_told(&mut self);
@@ -55,20 +64,32 @@ pub(crate) trait OverChannel: Awaited + Sized {
         self.channel().attachment().ok_or_else(gone)
     }
 
+    /// [`take`](Self::take), if the call has ended.
+    #[inline]
+    fn take_if_ended(&self, inner: &mut Inner) -> Option<Ended<Result<Self::Value, Self::Error>>> {
+        Some(match self.end(inner)? {
+            Ended::Here(end) => Ended::Here(self.take(inner, end)),
+            Ended::Moved(call) => {
+                self.leave(inner);
+                Ended::Moved(call)
+            }
+        })
+    }
+
     /// Takes in what has arrived, and takes the outcome if the call has ended.
     #[inline]
-    fn look(&mut self) -> Option<Ended<Self::Outcome>> {
+    fn look(&mut self) -> Option<Ended<Result<Self::Value, Self::Error>>> {
         let channel = self.channel();
         let mut inner = channel.lock();
         if channel.has_record() {
             channel.drain(&mut inner);
         }
-        let taken = self.take(&mut inner);
+        let taken = self.take_if_ended(&mut inner);
         channel.finish(inner);
+        channel.attend();
         if taken.is_some() {
             self.was_told();
         }
-        self.channel().settle_debts();
         taken
     }
 
@@ -76,32 +97,61 @@ pub(crate) trait OverChannel: Awaited + Sized {
     ///
     /// # Errors
     /// InvalidArgument in a forked child.
-    fn try_outcome(&mut self) -> Result<Option<Ended<Self::Outcome>>, Error> {
+    fn try_outcome(&mut self) -> Result<Option<Ended<Result<Self::Value, Self::Error>>>, Error> {
         if self.channel().is_forked() {
             self.owner()?.check_fork()?;
         }
         Ok(self.look())
     }
 
-    /// Waits for the end of the call.
+    /// Waits for the end of the call; `moved` waits for a call at the daemon.
     ///
     /// # Errors
-    /// InvalidArgument in a forked child, Unavailable if the attachment is gone.
+    /// The call's; InvalidArgument in a forked child, Unavailable if the attachment is gone.
     #[inline]
-    fn wait(&mut self) -> Result<Ended<Self::Outcome>, Error> {
+    fn wait(
+        &mut self,
+        moved: impl FnOnce(&Attachment, u32) -> Result<Self::Value, Self::Error>,
+    ) -> Result<Self::Value, Self::Error> {
         if self.channel().is_forked() {
             self.owner()?.check_fork()?;
         }
         loop {
-            if let Some(ended) = self.look() {
-                return Ok(ended);
+            let channel = self.channel();
+            let mut inner = channel.lock();
+            if channel.has_record() {
+                channel.drain(&mut inner);
+            }
+            match self.end(&mut inner) {
+                // Made where it is returned: a tensor is long.
+                Some(Ended::Here(end)) => {
+                    let outcome = self.take(&mut inner, end);
+                    channel.finish(inner);
+                    channel.settle_debts();
+                    self.was_told();
+                    return outcome;
+                }
+                Some(Ended::Moved(call)) => {
+                    self.leave(&mut inner);
+                    channel.finish(inner);
+                    self.was_told();
+                    return moved(&*self.owner()?, call);
+                }
+                None => {
+                    channel.finish(inner);
+                    channel.attend();
+                }
             }
             self.owner()?.wait_over_channel(self);
         }
     }
 
     /// The outcome, or has `waker` woken when the call has ended. `is_awaited` unless somebody polls for it anyway.
-    fn poll(&mut self, waker: &Waker, is_awaited: bool) -> Poll<Result<Ended<Self::Outcome>, Error>> {
+    fn poll(
+        &mut self,
+        waker: &Waker,
+        is_awaited: bool,
+    ) -> Poll<Result<Ended<Result<Self::Value, Self::Error>>, Error>> {
         match self.try_outcome() {
             Err(error) => return Poll::Ready(Err(error)),
             Ok(Some(ended)) => return Poll::Ready(Ok(ended)),
@@ -110,7 +160,7 @@ pub(crate) trait OverChannel: Awaited + Sized {
         let channel = self.channel();
         let mut inner = channel.lock();
         let before = self.wake_at_end(&mut inner, waker, is_awaited);
-        let taken = self.take(&mut inner);
+        let taken = self.take_if_ended(&mut inner);
         channel.watches(&inner);
         channel.finish(inner);
         if taken.is_some() {
@@ -157,8 +207,7 @@ impl Awaited for ChannelSend {
     }
 
     fn has_ended(&self, inner: &mut Inner) -> bool {
-        inner.half.sent(self.handle) != Sent::Open
-            || inner.half.has_ended() && (inner.end.is_some() || inner.redirected.contains_key(&self.handle))
+        inner.end_of_send(self.handle).is_some()
     }
 
     fn wake_at_end(&self, inner: &mut Inner, waker: &Waker, is_watched: bool) -> Option<Waker> {
@@ -173,11 +222,22 @@ impl Awaited for ChannelSend {
 }
 
 impl OverChannel for ChannelSend {
-    type Outcome = SendOutcome;
+    type Value = ();
+    type Error = Error;
+    type End = SendEnd;
 
     #[inline]
-    fn take(&self, inner: &mut Inner) -> Option<Ended<SendOutcome>> {
-        inner.take_sent(self.handle, (&self.channel.peer, self.timeout_ms))
+    fn end(&self, inner: &mut Inner) -> Option<Ended<SendEnd>> {
+        inner.end_of_send(self.handle)
+    }
+
+    #[inline]
+    fn take(&self, inner: &mut Inner, end: SendEnd) -> SendOutcome {
+        inner.take_sent(self.handle, end, (&self.channel.peer, self.timeout_ms))
+    }
+
+    fn leave(&self, inner: &mut Inner) {
+        inner.redirected.remove(&self.handle);
     }
 
     #[inline]
@@ -250,11 +310,31 @@ impl Awaited for ChannelRecv {
 }
 
 impl OverChannel for ChannelRecv {
-    type Outcome = RecvOutcome;
+    type Value = Tensor;
+    type Error = Unreceived;
+    /// Why it failed, if it did.
+    type End = Option<Why>;
 
     #[inline]
-    fn take(&self, inner: &mut Inner) -> Option<Ended<RecvOutcome>> {
-        inner.take_received(self.slot, (&self.channel.peer, self.timeout_ms))
+    fn end(&self, inner: &mut Inner) -> Option<Ended<Option<Why>>> {
+        match inner.half.recv(self.slot) {
+            Recv::Waiting => None,
+            Recv::Done => Some(Ended::Here(None)),
+            Recv::Failed(why) => Some(Ended::Here(Some(why))),
+            Recv::Moved(call) => Some(Ended::Moved(call)),
+        }
+    }
+
+    #[inline]
+    fn take(&self, inner: &mut Inner, failed: Option<Why>) -> RecvOutcome {
+        match failed {
+            None => inner.received(self.slot),
+            Some(why) => Err(inner.unreceived(self.slot, why, (&self.channel.peer, self.timeout_ms))),
+        }
+    }
+
+    fn leave(&self, inner: &mut Inner) {
+        inner.half.free(self.slot);
     }
 
     #[inline]
@@ -285,7 +365,7 @@ impl ChannelRecv {
         inner.half.cancel(self.slot);
         self.channel.watches(&inner);
         self.channel.finish(inner);
-        self.channel.settle_debts();
+        self.channel.attend();
         // The caller's memory may run code when it is dropped.
         drop(data);
         if let (Some(call), Some(attachment)) = (moved, self.channel.attachment()) {

@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Urgency};
 use sealane_transport::{
     Destination, Error, RecvOptions, RecvOutcome, Tensor, Unreceived,
-    channel::{ChannelMemory, Half, Outgoing, Posting, Recv, Refusal, Ring, Seed, Sent, Steps, Why},
+    channel::{ChannelMemory, Half, Outgoing, Posting, Refusal, Ring, Seed, Sent, Steps, Why},
     limits::KEY_BYTES_MAX,
     shm::{ClientBell, DirectLane, NO_TIMEOUT, Standing, Way},
     tensor::LastKind,
@@ -71,10 +71,20 @@ pub(crate) struct Inner {
 }
 
 /// Why a call is not the channel's.
-pub(in crate::attachment) enum NotHere<T> {
-    /// It goes through the daemon.
-    Switch(T),
+pub(in crate::attachment) enum NotHere {
+    /// It goes through the daemon, with its options as they were.
+    Switch,
     Fails(Error),
+}
+
+/// How a send ended over a channel.
+pub(crate) enum SendEnd {
+    Taken,
+    Returned(Why),
+    /// This side has left.
+    Closed,
+    /// The daemon did not take it when the peer had left.
+    Refused,
 }
 
 impl Channel {
@@ -239,6 +249,14 @@ impl Channel {
     /// Makes what the last use of this channel left for the attachment's lock happen now.
     #[inline]
     pub(super) fn settle_debts(&self) {
+        if self.owes.load(Ordering::Relaxed) {
+            self.serve();
+        }
+    }
+
+    /// [`settle_debts`](Self::settle_debts), and closes the channel if it has ended.
+    #[inline]
+    pub(super) fn attend(&self) {
         if self.owes() {
             self.serve();
         }
@@ -261,22 +279,22 @@ impl Channel {
     /// Sends a tensor through the ring.
     ///
     /// # Errors
-    /// [`NotHere`]; the daemon sends large tensors.
+    /// [`NotHere`]; the daemon sends large tensors, and those of devices.
     #[inline]
     pub(in crate::attachment) fn send(
         self: Arc<Channel>,
         (step, key): (i64, &str),
         tensor: &Tensor,
         timeout: Option<std::time::Duration>,
-    ) -> Result<ChannelSend, NotHere<()>> {
-        let Some(outgoing) = small(key, tensor) else { return Err(NotHere::Switch(())) };
+    ) -> Result<ChannelSend, NotHere> {
+        let Some(outgoing) = outgoing(tensor) else { return Err(NotHere::Switch) };
         let (timeout_ms, deadline) = self.deadline(timeout, Tick::now);
         let mut inner = self.lock();
         let sent = inner.send((step, key), outgoing, deadline);
         self.finish(inner);
         match sent {
             Ok(handle) => Ok(ChannelSend::new(self, handle, (timeout_ms, deadline))),
-            Err(Refusal::Switch) => Err(NotHere::Switch(())),
+            Err(Refusal::Switch) => Err(NotHere::Switch),
             Err(Refusal::Fails(why)) => Err(NotHere::Fails(errors::unsent(&self.peer, why, (step, key)))),
         }
     }
@@ -291,10 +309,7 @@ impl Channel {
         mut each: impl FnMut(Result<ChannelSend, Error>),
     ) -> usize {
         let time = self.deadline(timeout, Tick::now);
-        let small = tensors.iter().map_while(|(key, tensor)| {
-            let key = key.as_ref();
-            Some((key, small(key, tensor.as_ref()?)?))
-        });
+        let small = tensors.iter().map_while(|(key, tensor)| Some((key.as_ref(), outgoing(tensor.as_ref()?)?)));
         // The keys are the caller's code, and run before the channel is locked.
         let small: Vec<(&str, Outgoing<'_>)> = small.collect();
         // An atomic increment waits for all stores before it, such as those into the ring.
@@ -325,21 +340,17 @@ impl Channel {
     pub(in crate::attachment) fn recv(
         self: Arc<Channel>,
         (step, key): (i64, &str),
-        options: RecvOptions,
-    ) -> Result<ChannelRecv, NotHere<RecvOptions>> {
-        if key.len() > KEY_BYTES_MAX || self.has_just_ended() {
-            return Err(NotHere::Switch(options));
+        options: &mut RecvOptions,
+    ) -> Result<ChannelRecv, NotHere> {
+        if self.has_just_ended() {
+            return Err(NotHere::Switch);
         }
         let time = self.deadline(options.timeout, Tick::now);
         let mut inner = self.lock();
         let posted = inner.recv((step, key), options, time.1);
         self.finish(inner);
         self.settle_debts();
-        match posted {
-            Ok(slot) => Ok(ChannelRecv::new(self, slot, time)),
-            Err(NotHere::Switch(options)) => Err(NotHere::Switch(options)),
-            Err(NotHere::Fails(error)) => Err(NotHere::Fails(error)),
-        }
+        Ok(ChannelRecv::new(self, posted?, time))
     }
 
     /// True if the channel has ended; it is closed by then. A recv that is made now is not among those that fail because the peer is gone.
@@ -358,46 +369,38 @@ impl Channel {
         self.lane.has_ended()
     }
 
-    /// Begins recvs, as far as the channel takes them; returns the rest, and calls `each` for the others.
+    /// Begins the first of these recvs, as far as the channel takes them; returns how many, and calls `each` for them.
     pub(in crate::attachment) fn recv_all<K: AsRef<str>>(
         self: &Arc<Channel>,
         step: i64,
-        wanted: Vec<(K, RecvOptions)>,
+        wanted: &mut [(K, RecvOptions)],
         mut each: impl FnMut(Result<ChannelRecv, Unreceived>),
-    ) -> Vec<(K, RecvOptions)> {
+    ) -> usize {
         if self.has_just_ended() {
-            return wanted;
+            return 0;
         }
         // As in `send_all`.
         let mut owners = vec![self.clone(); wanted.len()];
         let now = Tick::now();
-        let times: Vec<(u32, Tick)> =
-            wanted.iter().map(|(_, options)| self.deadline(options.timeout, || now)).collect();
-        let (keys, options): (Vec<K>, Vec<RecvOptions>) = wanted.into_iter().unzip();
-        // The keys are the caller's code, as in `send_all`.
-        let names: Vec<&str> = keys.iter().map(K::as_ref).collect();
-        let (mut count, mut options) = (0, options.into_iter());
-        let mut refused = None;
+        let named = wanted.iter_mut().map(|(key, options)| {
+            let (key, time): (&K, _) = (key, self.deadline(options.timeout, || now));
+            (key.as_ref(), options, time)
+        });
+        let named: Vec<(&str, &mut RecvOptions, (u32, Tick))> = named.collect();
+        let mut count = 0;
         let mut inner = self.lock();
-        for ((key, time), options) in names.into_iter().zip(times).zip(&mut options) {
+        for (key, options, time) in named {
             let Some(owner) = owners.pop() else { break };
-            let posted = match key.len() > KEY_BYTES_MAX {
-                true => Err(NotHere::Switch(options)),
-                false => inner.recv((step, key), options, time.1),
-            };
-            match posted {
+            match inner.recv((step, key), options, time.1) {
                 Ok(slot) => each(Ok(ChannelRecv::new(owner, slot, time))),
                 Err(NotHere::Fails(error)) => each(Err(error.into())),
-                Err(NotHere::Switch(options)) => {
-                    refused = Some(options);
-                    break;
-                }
+                Err(NotHere::Switch) => break,
             }
             count += 1;
         }
         self.finish(inner);
         self.settle_debts();
-        keys.into_iter().skip(count).zip(refused.into_iter().chain(options)).collect()
+        count
     }
 
     /// Calls `take` as long as it takes outcomes, with the lock taken once.
@@ -419,12 +422,8 @@ impl Channel {
 
 /// A tensor as the ring carries it, if it is small and lies in host memory.
 #[inline]
-fn small<'a>(key: &str, tensor: &'a Tensor) -> Option<Outgoing<'a>> {
-    if !is_inline(tensor) {
-        return None;
-    }
-    let outgoing = Outgoing { meta: tensor.meta().as_wire(), payload: tensor.bytes() };
-    Half::<Way, Destination>::is_small(key.as_bytes(), &outgoing).then_some(outgoing)
+fn outgoing(tensor: &Tensor) -> Option<Outgoing<'_>> {
+    is_inline(tensor).then(|| Outgoing { meta: tensor.meta().as_wire(), payload: tensor.bytes() })
 }
 
 impl Inner {
@@ -437,43 +436,23 @@ impl Inner {
     }
 
     #[inline]
-    fn recv(
-        &mut self,
-        (step, key): (i64, &str),
-        options: RecvOptions,
-        deadline: Tick,
-    ) -> Result<u32, NotHere<RecvOptions>> {
-        if options.destination.as_ref().is_some_and(|destination| destination.device().is_some()) {
-            return Err(NotHere::Switch(options));
+    fn recv(&mut self, (step, key): (i64, &str), options: &mut RecvOptions, deadline: Tick) -> Result<u32, NotHere> {
+        let is_on_device = |destination: &Destination| destination.device().is_some();
+        if key.len() > KEY_BYTES_MAX || options.destination.as_ref().is_some_and(is_on_device) {
+            return Err(NotHere::Switch);
         }
-        let RecvOptions { timeout, destination, fail_if_gone: fails_if_gone } = options;
+        let (key, data) = (key.as_bytes(), &mut options.destination);
         if !self.half.takes_recvs(step) {
-            return self.half.claim(step, key.as_bytes(), destination).map_err(|destination| {
-                NotHere::Switch(RecvOptions { timeout, destination, fail_if_gone: fails_if_gone })
-            });
+            return self.half.claim(step, key, data).ok_or(NotHere::Switch);
         }
-        let (key, deadline) = (key.as_bytes(), deadline.milliseconds());
-        let posting = Posting { step, key, deadline, fails_if_gone, data: destination };
-        self.half.post(posting).map_err(|why| NotHere::Fails(errors::too_many(why)))
-    }
-
-    /// Takes the outcome of a recv, if it has ended.
-    #[inline]
-    pub(super) fn take_received(&mut self, slot: u32, of: (&str, u32)) -> Option<Ended<RecvOutcome>> {
-        match self.half.recv(slot) {
-            Recv::Waiting => None,
-            Recv::Done => Some(Ended::Here(self.received(slot))),
-            Recv::Moved(call) => {
-                self.half.free(slot);
-                Some(Ended::Moved(call))
-            }
-            Recv::Failed(why) => Some(Ended::Here(Err(self.unreceived(slot, why, of)))),
-        }
+        let (deadline, fails_if_gone) = (deadline.milliseconds(), options.fail_if_gone);
+        let posted = self.half.post(Posting { step, key, deadline, fails_if_gone, data });
+        posted.map_err(|why| NotHere::Fails(errors::too_many(why)))
     }
 
     /// The tensor of a recv that is done.
     #[inline]
-    fn received(&mut self, slot: u32) -> RecvOutcome {
+    pub(super) fn received(&mut self, slot: u32) -> RecvOutcome {
         if let Some(destination) = self.half.take_data(slot) {
             return self.landed(slot, destination);
         }
@@ -496,8 +475,9 @@ impl Inner {
         Ok(tensor?)
     }
 
+    /// The error of a recv that has failed.
     #[cold]
-    fn unreceived(&mut self, slot: u32, why: Why, (peer, timeout_ms): (&str, u32)) -> Unreceived {
+    pub(super) fn unreceived(&mut self, slot: u32, why: Why, (peer, timeout_ms): (&str, u32)) -> Unreceived {
         let (step, key) = self.half.name(slot);
         let data = self.half.take_data(slot);
         let content = self.half.content(slot);
@@ -512,27 +492,47 @@ impl Inner {
         Unreceived::returning(error, data)
     }
 
-    /// Takes the outcome of a send, if it has ended.
+    /// How a send ended, if it has.
     #[inline]
-    pub(super) fn take_sent(&mut self, handle: u64, of: (&str, u32)) -> Option<Ended<Result<(), Error>>> {
+    pub(super) fn end_of_send(&mut self, handle: u64) -> Option<Ended<SendEnd>> {
         match self.half.sent(handle) {
-            Sent::Taken => Some(Ended::Here(Ok(()))),
-            Sent::Open if self.half.has_ended() => self.redirected(handle),
+            Sent::Taken => Some(Ended::Here(SendEnd::Taken)),
+            Sent::Open if self.half.has_ended() => self.end_elsewhere(handle),
             Sent::Open => None,
-            Sent::Returned(why) => Some(Ended::Here(Err(self.unsent(handle, why, of)))),
+            Sent::Returned(why) => Some(Ended::Here(SendEnd::Returned(why))),
         }
     }
 
-    /// What became of a send that the peer had not taken when the channel ended.
+    /// How a send ended that the peer had not taken when the channel ended.
     #[cold]
-    fn redirected(&mut self, handle: u64) -> Option<Ended<Result<(), Error>>> {
-        if let Some(end) = &self.end {
-            return Some(Ended::Here(Err(end.clone())));
+    fn end_elsewhere(&self, handle: u64) -> Option<Ended<SendEnd>> {
+        if self.end.is_some() {
+            return Some(Ended::Here(SendEnd::Closed));
         }
-        Some(match self.redirected.remove(&handle)? {
-            Ok(call) => Ended::Moved(call),
-            Err(error) => Ended::Here(Err(error)),
+        Some(match self.redirected.get(&handle)? {
+            Ok(call) => Ended::Moved(*call),
+            Err(_) => Ended::Here(SendEnd::Refused),
         })
+    }
+
+    /// Takes the outcome of a send that has ended.
+    #[inline]
+    pub(super) fn take_sent(&mut self, handle: u64, end: SendEnd, of: (&str, u32)) -> Result<(), Error> {
+        match end {
+            SendEnd::Taken => Ok(()),
+            end => Err(self.send_error(handle, end, of)),
+        }
+    }
+
+    #[cold]
+    fn send_error(&mut self, handle: u64, end: SendEnd, of: (&str, u32)) -> Error {
+        let refused = self.redirected.remove(&handle).and_then(Result::err);
+        match (end, refused, &self.end) {
+            (SendEnd::Returned(why), ..) => self.unsent(handle, why, of),
+            (_, Some(error), _) => error,
+            (_, None, Some(end)) => end.clone(),
+            (_, None, None) => unreachable!("it was refused, or this side has left"),
+        }
     }
 
     #[cold]

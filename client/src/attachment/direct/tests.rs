@@ -197,8 +197,8 @@ fn idle_process_is_woken_only_for_what_it_must_answer() {
 fn idle_host_is_not_rung_for_what_a_polling_thread_takes() {
     let two = Two::new();
     let ear = two.sleeps(Sleep::Idle);
-    let channel = two.receiver.attachment.channel_to(SENDER).unwrap().unwrap();
-    let Ok(call) = channel.recv((1, "w"), RecvOptions::default()) else { panic!("the channel takes recvs") };
+    let channel = two.receiver.attachment.channel_to(SENDER).unwrap();
+    let Ok(call) = channel.recv((1, "w"), &mut RecvOptions::default()) else { panic!("the channel takes recvs") };
     let mut held = two.receiver.attachment.lock();
     (held.listening.thread, held.listening.is_host, held.listening.is_idle) = (true, true, true);
     held.start_spinning(Waiter::OverChannel(&call));

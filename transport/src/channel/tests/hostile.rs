@@ -50,7 +50,7 @@ fn half_survives_a_ring_of_anything() {
                 4 if victim.takes_recvs(1) => {
                     let key = random.random_range(0..30).to_string();
                     let posting =
-                        Posting { step: 1, key: key.as_bytes(), deadline: 5, fails_if_gone: false, data: Some(1) };
+                        Posting { step: 1, key: key.as_bytes(), deadline: 5, fails_if_gone: false, data: &mut Some(1) };
                     if let Ok(slot) = victim.post(posting)
                         && random.random_bool(0.5)
                     {
@@ -87,8 +87,8 @@ fn tensors_and_recvs_beyond_the_slots_are_refused() {
     for key in 0..=SLOTS_MAX as u64 {
         let shape = Shape { rank: 0, key: 8, payload: 0 };
         let record = writer.record(shape.words());
-        store_bytes(&record[FIXED_WORDS..], &[0; 8]);
-        store_bytes(&record[shape.key_at()..], &key.to_le_bytes());
+        store_bytes(&record[FIXED_WORDS..], &key.to_le_bytes());
+        store_bytes(&record[shape.meta_at()..], &[0; 8]);
         writer.commit(shape.words(), Header::tensor(shape.words(), shape));
         // The helper `drain` would check all slots each time, which takes long.
         victim.drain().unwrap();
@@ -98,7 +98,7 @@ fn tensors_and_recvs_beyond_the_slots_are_refused() {
     let returned = [0, 1, 2].map(|at| rings[0].word(at).load(Ordering::Relaxed));
     assert_eq!(Header(returned[0]).kind(), Some(Kind::Returned));
     assert_eq!(returned[1..], [SLOTS_MAX as u64, Why::Full as u64]);
-    let posting = Posting { step: 1, key: b"w", deadline: u64::MAX, fails_if_gone: false, data: None };
+    let posting = Posting { step: 1, key: b"w", deadline: u64::MAX, fails_if_gone: false, data: &mut None };
     assert_eq!(victim.post(posting), Err(Why::Full));
 }
 

@@ -418,3 +418,44 @@ impl std::fmt::Debug for DirectLane {
         f.debug_struct("DirectLane").field("side", &self.side).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::unix::fs::MetadataExt};
+
+    use super::*;
+    use crate::{
+        Destination,
+        channel::{Half, Outgoing, Posting, Seed, Steps},
+        tensor::{DType, TensorMeta},
+    };
+
+    #[test]
+    fn quiet_lane_has_four_pages_at_most() {
+        let keeper = LaneKeeper::create().unwrap();
+        let memory = keeper.as_fd().try_clone_to_owned().unwrap();
+        let [mut one, mut other] = [Side::First, Side::Second].map(|side| {
+            let lane = DirectLane::open(&memory, side).unwrap();
+            let mut half: Half<Way, Destination> =
+                Half::new(lane.outgoing(), lane.incoming(), Seed::random(), Steps::default());
+            half.clear();
+            half
+        });
+        let meta = TensorMeta::new(DType::U8, &[64]).unwrap();
+        let tensor = Outgoing { meta: meta.as_wire(), payload: &[7; 64] };
+        for step in 0..10_000 {
+            for _ in 0..2 {
+                std::mem::swap(&mut one, &mut other);
+                one.drain().unwrap();
+                let data = &mut None;
+                let posting = Posting { step, key: b"layer_0/kernel", deadline: u64::MAX, fails_if_gone: false, data };
+                let recv = one.post(posting).unwrap();
+                other.send((step, b"layer_0/kernel"), tensor, u64::MAX).unwrap();
+                one.drain().unwrap();
+                one.free(recv);
+            }
+        }
+        let bytes = File::from(memory).metadata().unwrap().blocks() * 512;
+        assert!(bytes <= 4 * PAGE, "{bytes} bytes of a lane are resident");
+    }
+}

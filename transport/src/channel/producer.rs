@@ -17,11 +17,12 @@ use super::{
     BrokenChannel, ChannelMemory, Ring, SILENCE_MS, Why,
     record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes},
     ring::{Writer, index},
+    slots::SLOTS_MAX,
     stored::{Copied, HELD, Held, Kept, Named, Of, Unsettled},
 };
 
-/// Most notes that wait for room: more than a consumer that reads can cause.
-pub(super) const NOTES_MAX: usize = 1 << 15;
+/// Most notes that wait for room: more than a peer that reads can cause, which is one for each slot.
+pub(super) const NOTES_MAX: usize = 2 * SLOTS_MAX;
 
 /// Stands for the time of a revocation before the next sweep.
 const JUST_NOW: u64 = u64::MAX;

@@ -624,3 +624,25 @@ fn wakers_are_woken_when_their_calls_end() {
     assert_eq!((producer.watched(), consumer.watched()), (0, 0));
     assert_eq!((producer.take_ring(), consumer.take_ring()), (Ring::Written, Ring::Written));
 }
+
+#[test]
+fn many_open_recvs_are_asked_for_and_break_nothing() {
+    const RECVS: usize = SLOTS_MAX - 1000;
+    let [mut producer, mut consumer] = pair::<8192>();
+    let tensor = payload(1, 8);
+    let names: Vec<String> = (0..RECVS).map(|id| id.to_string()).collect();
+    let recvs: Vec<u32> = names.iter().map(|key| post_unchecked(&mut consumer, 1, key)).collect();
+    // From the last on: the others are held, and asked for in another order.
+    for key in names.iter().rev() {
+        let outgoing = Outgoing { meta: &meta(8), payload: &tensor };
+        producer.send((1, key.as_bytes()), outgoing, u64::MAX).unwrap();
+    }
+    for _ in 0..RECVS {
+        consumer.drain().unwrap();
+        producer.drain().unwrap();
+        if recvs.iter().all(|slot| consumer.recv(*slot) == Recv::Done) {
+            return;
+        }
+    }
+    panic!("some tensors have not arrived");
+}

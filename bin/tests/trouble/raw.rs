@@ -54,8 +54,8 @@ impl Raw {
     }
 
     /// Writes a record that may mean nothing.
-    pub fn write_words(&mut self, kind: u8, flags: u8, words: &[u64]) -> Result<(), PushError> {
-        self.record.set(kind, flags, words);
+    pub fn write_words(&mut self, kind: u8, words: &[u64]) -> Result<(), PushError> {
+        self.record.set(kind, words);
         self.end.submissions.push(&self.record)
     }
 

@@ -55,7 +55,6 @@ pub(super) struct Waiting {
 
 pub(super) struct Stored {
     kind: u8,
-    flags: u8,
     content: Box<[u64]>,
 }
 
@@ -71,12 +70,11 @@ struct Unplaced {
 
 impl Stored {
     pub(super) fn of(record: &Record) -> Stored {
-        let (kind, flags) = record.kind_and_flags();
-        Stored { kind, flags, content: record.content().into() }
+        Stored { kind: record.kind(), content: record.content().into() }
     }
 
     pub(super) fn load(&self, into: &mut Record) {
-        into.set(self.kind, self.flags, &self.content);
+        into.set(self.kind, &self.content);
     }
 
     /// The bytes for which it counts.

@@ -168,7 +168,7 @@ fn a_daemon_that_breaks_the_protocol_is_lost() {
     });
     found_out("malformed", |end, _| {
         let mut record = Record::new();
-        record.set(99, 0, &[1, 2, 3]);
+        record.set(99, &[1, 2, 3]);
         end.completions.push(&record).unwrap();
     });
     found_out("not in flight", |end, call| {

@@ -12,9 +12,9 @@ use sealane_transport::{Error, Late, Operation, TensorMeta, tensor::DType};
 
 use super::assert_says;
 
-/// Makes the record that an input stands for: kind, flags, and words, the last one padded with zeros.
+/// Makes the record that an input stands for: kind and words, the last one padded with zeros.
 pub(super) fn fill(record: &mut Record, input: &[u8]) {
-    let [kind, flags, content @ ..] = input else { return record.set(0, 0, &[]) };
+    let [kind, content @ ..] = input else { return record.set(0, &[]) };
     let mut words = [0; RECORD_WORDS_MAX];
     let mut count = 0;
     for (word, bytes) in words.iter_mut().zip(content.chunks(8)) {
@@ -23,7 +23,7 @@ pub(super) fn fill(record: &mut Record, input: &[u8]) {
         *word = u64::from_le_bytes(whole);
         count += 1;
     }
-    record.set(*kind, *flags, &words[..count]);
+    record.set(*kind, &words[..count]);
 }
 
 /// Reads an input as a submission.
@@ -106,9 +106,9 @@ pub(super) fn check_completion(record: &Record) {
 }
 
 /// The input that stands for a record.
-fn input_of(kind_and_flags: [u8; 2], record: &Record) -> Vec<u8> {
+fn input_of(record: &Record) -> Vec<u8> {
     let words = record.content().iter().flat_map(|word| word.to_le_bytes());
-    kind_and_flags.into_iter().chain(words).collect()
+    std::iter::once(record.kind()).chain(words).collect()
 }
 
 /// A list of two small calls.
@@ -130,81 +130,58 @@ pub(super) fn submission_seeds() -> Vec<Vec<u8>> {
     let mut packed = Vec::new();
     let keys = KeyList::pack(["w0", "w1"].into_iter(), &mut packed).expect("two keys fit");
     let submissions = [
-        ([1, 0], Submission::Peer { number: 3, name: "ps0:2222" }),
-        ([2, 0], Submission::Send { call: 1, peer: 0, step: -1, timeout_ms: NO_TIMEOUT, key, meta, payload: inline }),
-        ([2, 1], Submission::Send { call: 1, peer: 0, step: 2, timeout_ms: 5, key, meta, payload: arena }),
-        (
-            [3, 3],
-            Submission::Recv {
-                call: 2,
-                peer: 1,
-                step: 3,
-                timeout_ms: 9,
-                key,
-                destination: Some((span, meta)),
-                fused: true,
-                fail_if_gone: false,
-            },
-        ),
-        (
-            [3, 4],
-            Submission::Recv {
-                call: 2,
-                peer: 1,
-                step: 3,
-                timeout_ms: 9,
-                key,
-                destination: None,
-                fused: false,
-                fail_if_gone: true,
-            },
-        ),
-        ([25, 0], Submission::SendMany { peer: 0, step: 3, timeout_ms: 9, calls: calls.as_list() }),
-        ([26, 4], Submission::RecvMany { peer: 0, step: 3, timeout_ms: 9, calls: asked.as_list(), fail_if_gone: true }),
-        ([4, 0], Submission::Cancel { call: 5 }),
-        ([5, 0], Submission::Abort { step: 4, reason: "over" }),
-        ([6, 0], Submission::Cleanup { step: 4 }),
-        ([7, 0], Submission::Free { tokens: &[1, 2, 1 << 40] }),
-        ([8, 0], Submission::Detach),
-        ([9, 2], Submission::Publish { call: 6, version: 7, key, meta, payload: inline, more: true }),
-        ([23, 0], Submission::Commit),
-        ([10, 0], Submission::Withdraw { key }),
-        ([11, 0], Submission::OpenPlan { plan: 1, peer: 0, keys: 2 }),
-        ([12, 0], Submission::PlanKeys { plan: 1, keys }),
-        (
-            [13, 0],
-            Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: false, fail_if_gone: false },
-        ),
-        (
-            [13, 5],
-            Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: true, fail_if_gone: true },
-        ),
-        (
-            [22, 4],
-            Submission::Rows {
-                call: 3,
-                peer: 1,
-                min_version: 2,
-                timeout_ms: 100,
-                rows,
-                views: false,
-                fail_if_gone: true,
-            },
-        ),
-        ([14, 0], Submission::ClosePlan { plan: 1 }),
-        ([20, 0], Submission::PlanPlace { call: 9, plan: 1, index: 1, span }),
-        ([15, 1], Submission::Push { call: 9, peer: 0, timeout_ms: 1, queue: "gradients", meta, payload: arena }),
-        ([16, 0], Submission::OpenQueue { queue: 1, tensors_max: 8, bytes_max: 1 << 20, name: "gradients" }),
-        ([17, 0], Submission::Grant { queue: 1, tensors: 4, bytes: 1 << 16 }),
-        ([18, 0], Submission::CloseQueue { queue: 1 }),
-        ([19, 0], Submission::Elsewhere { peer: Some(1), sent: MOVED, received: MOVED }),
-        ([19, 1], Submission::Elsewhere { peer: None, sent: MOVED, received: MOVED }),
-        ([21, 0], Submission::PublishedAgain { published: MOVED, copied_bytes: 7, left: MOVED }),
+        Submission::Peer { number: 3, name: "ps0:2222" },
+        Submission::Send { call: 1, peer: 0, step: -1, timeout_ms: NO_TIMEOUT, key, meta, payload: inline },
+        Submission::Send { call: 1, peer: 0, step: 2, timeout_ms: 5, key, meta, payload: arena },
+        Submission::Recv {
+            call: 2,
+            peer: 1,
+            step: 3,
+            timeout_ms: 9,
+            key,
+            destination: Some((span, meta)),
+            fused: true,
+            fail_if_gone: false,
+        },
+        Submission::Recv {
+            call: 2,
+            peer: 1,
+            step: 3,
+            timeout_ms: 9,
+            key,
+            destination: None,
+            fused: false,
+            fail_if_gone: true,
+        },
+        Submission::SendMany { peer: 0, step: 3, timeout_ms: 9, calls: calls.as_list() },
+        Submission::RecvMany { peer: 0, step: 3, timeout_ms: 9, calls: asked.as_list(), fail_if_gone: true },
+        Submission::Cancel { call: 5 },
+        Submission::Abort { step: 4, reason: "over" },
+        Submission::Cleanup { step: 4 },
+        Submission::Free { tokens: &[1, 2, 1 << 40] },
+        Submission::Detach,
+        Submission::Publish { call: 6, version: 7, key, meta, payload: inline, more: true },
+        Submission::Commit,
+        Submission::Withdraw { key },
+        Submission::OpenPlan { plan: 1, peer: 0, keys: 2 },
+        Submission::PlanKeys { plan: 1, keys },
+        Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: false, fail_if_gone: false },
+        Submission::Pull { call: 8, plan: 1, min_version: 7, timeout_ms: 100, views: true, fail_if_gone: true },
+        Submission::Rows { call: 3, peer: 1, min_version: 2, timeout_ms: 100, rows, views: false, fail_if_gone: true },
+        Submission::ClosePlan { plan: 1 },
+        Submission::PlanPlace { call: 9, plan: 1, index: 1, span },
+        Submission::Push { call: 9, peer: 0, timeout_ms: 1, queue: "gradients", meta, payload: arena },
+        Submission::OpenQueue { queue: 1, tensors_max: 8, bytes_max: 1 << 20, name: "gradients" },
+        Submission::Grant { queue: 1, tensors: 4, bytes: 1 << 16 },
+        Submission::CloseQueue { queue: 1 },
+        Submission::Elsewhere { peer: Some(1), sent: MOVED, received: MOVED },
+        Submission::Elsewhere { peer: None, sent: MOVED, received: MOVED },
+        Submission::PublishedAgain { published: MOVED, copied_bytes: 7, left: MOVED },
     ];
     let mut record = Record::new();
-    let seed = |(start, submission): ([u8; 2], Submission<'_>)| {
+    let seed = |submission: Submission<'_>| {
         submission.encode(&mut record).expect("within the limits");
-        input_of(start, &record)
+        input_of(&record)
     };
     submissions.into_iter().map(seed).collect()
 }
@@ -224,30 +201,30 @@ pub(super) fn completion_seeds() -> Vec<Vec<u8>> {
     let inline = AcceptedAt::Inline(&[7; 8]);
     let calls = list("", meta, &[7; 8]);
     let completions = [
-        ([1, 0], Completion::Sent { calls: &[1, 2, 3] }),
-        ([2, 0], Completion::ArrivedAlone { call: 1, meta, bytes: &[7; 8] }),
-        ([17, 0], Completion::Arrived { calls: calls.as_list() }),
-        ([2, 1], Completion::Received { call: 1, meta, payload: ReceivedAt::Destination { len: 8 } }),
-        ([2, 2], Completion::Received { call: 1, meta, payload: ReceivedAt::Area { span, token: 9 } }),
-        ([3, 1], Completion::Failed { call: 2, memory_back: true, error: error.clone() }),
-        ([3, 0], Completion::Failed { call: 2, memory_back: false, error: late.into() }),
-        ([4, 0], Completion::Returned { calls: &[4] }),
-        ([5, 0], Completion::Published { calls: &[] }),
-        ([6, 0], Completion::Board { plan: 1, span, token: 5 }),
-        ([7, 0], Completion::Placed { plan: 1, index: 0, meta, span, token: 6 }),
-        ([15, 0], Completion::Viewed { plan: 1, index: 0, meta, arena: 1 << 60, span, token: 6 }),
-        ([16, 0], Completion::ArenaGone { arena: 1 << 60 }),
-        ([8, 0], Completion::Reshaped { plan: 1, index: 1, meta }),
-        ([9, 0], Completion::Missed { plan: 1, index: 1, error: error.clone() }),
-        ([10, 0], Completion::Pulled { call: 3 }),
-        ([11, 0], Completion::Accepted { queue: 1, from: "worker0:2222", meta, payload: inline }),
-        ([12, 0], Completion::Unopened { queue: 1, error }),
-        ([14, 0], Completion::QueueClosed { queue: 1 }),
+        Completion::Sent { calls: &[1, 2, 3] },
+        Completion::ArrivedAlone { call: 1, meta, bytes: &[7; 8] },
+        Completion::Arrived { calls: calls.as_list() },
+        Completion::Received { call: 1, meta, payload: ReceivedAt::Destination { len: 8 } },
+        Completion::Received { call: 1, meta, payload: ReceivedAt::Area { span, token: 9 } },
+        Completion::Failed { call: 2, memory_back: true, error: error.clone() },
+        Completion::Failed { call: 2, memory_back: false, error: late.into() },
+        Completion::Returned { calls: &[4] },
+        Completion::Published { calls: &[] },
+        Completion::Board { plan: 1, span, token: 5 },
+        Completion::Placed { plan: 1, index: 0, meta, span, token: 6 },
+        Completion::Viewed { plan: 1, index: 0, meta, arena: 1 << 60, span, token: 6 },
+        Completion::ArenaGone { arena: 1 << 60 },
+        Completion::Reshaped { plan: 1, index: 1, meta },
+        Completion::Missed { plan: 1, index: 1, error: error.clone() },
+        Completion::Pulled { call: 3 },
+        Completion::Accepted { queue: 1, from: "worker0:2222", meta, payload: inline },
+        Completion::Unopened { queue: 1, error },
+        Completion::QueueClosed { queue: 1 },
     ];
     let mut record = Record::new();
-    let seed = |(start, completion): ([u8; 2], Completion<'_>)| {
+    let seed = |completion: Completion<'_>| {
         completion.encode(&mut record).expect("within the limits");
-        input_of(start, &record)
+        input_of(&record)
     };
     completions.into_iter().map(seed).collect()
 }

@@ -35,8 +35,8 @@ impl RingMemory for &Heap {
 }
 
 /// The commit word that a writer stores at `position` for a record of `words` words.
-fn commit_word(position: usize, words: u64, kind: u8, flags: u8) -> u64 {
-    ((position / SLOTS) as u64 + 1) << 32 | words << 16 | u64::from(kind) << 8 | u64::from(flags)
+fn commit_word(position: usize, words: u64, kind: u8) -> u64 {
+    ((position / SLOTS) as u64 + 1) << 32 | words << 16 | u64::from(kind)
 }
 
 /// Two rings: an honest side reads one and writes the other; the other side of each does what the input says.
@@ -59,7 +59,7 @@ pub(super) fn run(input: &[u8]) {
             1 => {
                 let position = script.below(POSITIONS);
                 let words = script.below(RECORD_WORDS_MAX + 100) as u64;
-                let word = commit_word(position, words, script.byte(), script.byte());
+                let word = commit_word(position, words, script.byte());
                 (&incoming).slot(position as u64)[0].store(word, Ordering::Release);
             }
             2 => {

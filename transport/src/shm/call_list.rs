@@ -159,7 +159,7 @@ impl<'a> CallList<'a> {
     /// Reads the list in a record, which may hold anything.
     #[inline]
     pub(super) fn read(fixed: ListFixed, sections: &mut Sections<'a>) -> Result<Self, Malformed> {
-        let heads: &[Head] = sections.numbers("calls", fixed.count.into(), NUMBERS_PER_RECORD)?;
+        let heads: &[Head] = sections.numbers("calls", fixed.count, NUMBERS_PER_RECORD)?;
         let data = sections.bytes("data of calls", fixed.data_bytes, CALL_LIST_BYTES_MAX)?;
         // Arrivals have no keys, so no text needs to be checked.
         let keys = match fixed.key_bytes {

@@ -1,13 +1,8 @@
-//! Conversion between a record's words and fields: a fixed part first, then variable-length bytes. Works only in private
-//! memory; every length is checked against the record's.
+//! The bytes of a record, written and read from front to back. Works only in private memory; every length is checked against the record's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{
-    limits::{FIXED_BYTES_MAX, RECORD_WORDS_MAX},
-    record::Record,
-    text::padded_text,
-};
+use super::{codec::head_bytes, limits::RECORD_WORDS_MAX, record::Record, text::padded_text};
 
 /// A range of the arena or of a receive area, not yet checked against its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable)]
@@ -36,84 +31,66 @@ pub struct Malformed {
     pub what: &'static str,
 }
 
-impl From<TooLong> for Malformed {
-    fn from(field: TooLong) -> Self {
-        Self { what: field.what }
-    }
-}
-
-/// Checks a field's length against its limit, which fits into 16 bits, as limits.rs asserts.
-#[inline]
-pub(super) fn at_most(what: &'static str, len: usize, limit: usize) -> Result<u16, TooLong> {
-    debug_assert!(limit <= usize::from(u16::MAX), "a length would lose its upper bits in a record");
-    if len <= limit { Ok(len as u16) } else { Err(TooLong { what, len, limit }) }
-}
-
 /// The beginning of a text that fits into `limit` bytes, cut between two characters.
 pub(super) fn cut(text: &str, limit: usize) -> &str {
     &text[..text.floor_char_boundary(limit)]
 }
 
-/// Bytes that pad a fixed part to whole words: written as zeros, ignored when read.
-pub(super) type Unused<const BYTES: usize> = [u8; BYTES];
-
-/// Structs with the same layout in a record as in memory: the fixed parts of records.
-macro_rules! fixed_parts {
-    ($($(#[$meta:meta])* struct $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
-        $(#[$meta])*
-        #[derive(Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
-        #[repr(C)]
-        #[allow(dead_code, reason = "the other side may be the only one that names a field")]
-        pub(super) struct $name {
-            $(pub(super) $field: $type),*
-        }
-    )*};
-}
-pub(super) use fixed_parts;
-
-fixed_parts! {
-    /// For records that carry only a number, and for numbers that fill a word.
-    struct Number { number: u32, unused: Unused<4> }
-}
-
-impl Number {
-    #[inline]
-    pub(super) fn new(number: u32) -> Self {
-        Self { number, unused: [0; 4] }
-    }
-}
-
 impl Record {
-    /// Makes this a record of a fixed part and bytes. Each field must have been checked against its limit; limits.rs asserts
-    /// that all of them together fit.
+    /// The head, and a reader of the sections behind it.
     #[inline]
-    pub(super) fn fill<F: IntoBytes + Immutable>(&mut self, kind: u8, flags: u8, fixed: F, sections: &[&[u8]]) {
-        const { assert!(size_of::<F>() <= FIXED_BYTES_MAX && size_of::<F>().is_multiple_of(8)) };
-        let bytes: usize = sections.iter().map(|section| section.len()).sum();
-        let len = size_of::<F>() / 8 + bytes.div_ceil(8);
-        let words = &mut self.words[..len];
-        // The padding of this record must not reveal earlier contents.
-        if let Some(last) = words.last_mut() {
-            *last = 0;
+    pub(super) fn head<H: FromBytes>(&self) -> Result<(H, Sections<'_>), Malformed> {
+        let bytes = self.words[..self.len + 1].as_bytes();
+        match (H::read_from_prefix(bytes), bytes.get(const { head_bytes::<H>() }..)) {
+            (Ok((head, _)), Some(rest)) if rest.len() >= WORD => Ok((head, Sections { rest })),
+            _ => Err(TOO_SHORT),
         }
-        let (target, mut rest) = words.as_mut_bytes().split_at_mut(size_of::<F>());
-        target.copy_from_slice(fixed.as_bytes());
-        for section in sections {
-            let (target, after) = rest.split_at_mut(section.len());
-            target.copy_from_slice(section);
-            rest = after;
-        }
-        debug_assert!(len <= RECORD_WORDS_MAX, "a record that no ring takes");
-        self.become_record(kind, flags, len);
-    }
-
-    /// The fixed part, and a reader of the bytes behind it.
-    #[inline]
-    pub(super) fn parts<F: FromBytes>(&self) -> Result<(F, Sections<'_>), Malformed> {
-        let mut sections = Sections { rest: self.words[..self.len + 1].as_bytes() };
-        Ok((sections.fixed()?, sections))
     }
 }
+
+/// Writes a record from front to back, but its head last. Limits.rs asserts that all fields of a record together fit.
+pub(super) struct Sink<'r> {
+    record: &'r mut Record,
+    /// Bytes so far.
+    len: usize,
+}
+
+impl<'r> Sink<'r> {
+    #[inline]
+    pub(super) fn new(record: &'r mut Record, head_bytes: usize) -> Self {
+        Sink { record, len: head_bytes }
+    }
+
+    #[inline]
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        let end = self.len + bytes.len();
+        self.record.words.as_mut_bytes()[self.len..end].copy_from_slice(bytes);
+        self.len = end;
+    }
+
+    /// Writes the head; the record is complete.
+    #[inline]
+    pub(super) fn end<H: IntoBytes + Immutable>(mut self, kind: u8, head: &H) {
+        let len = self.len.div_ceil(WORD);
+        debug_assert!(len <= RECORD_WORDS_MAX, "a record that no ring takes");
+        self.record.words.as_mut_bytes()[..size_of::<H>()].copy_from_slice(head.as_bytes());
+        // Padding must not reveal earlier contents.
+        self.pad(size_of::<H>());
+        self.pad(self.len);
+        self.record.become_record(kind, len);
+    }
+
+    /// Clears the bytes from here to the end of the word.
+    #[inline]
+    fn pad(&mut self, from: usize) {
+        if !from.is_multiple_of(WORD) {
+            // The first bytes of a word are its low ones, as limits.rs asserts.
+            self.record.words[from / WORD] &= (1 << (from % WORD * 8)) - 1;
+        }
+    }
+}
+
+const TOO_SHORT: Malformed = Malformed { what: "a record is too short for its kind" };
 
 /// The bytes of a record, taken from front to back.
 pub(super) struct Sections<'a> {
@@ -124,7 +101,7 @@ pub(super) struct Sections<'a> {
 const WORD: usize = size_of::<u64>();
 
 impl<'a> Sections<'a> {
-    /// The next fields of a fixed part.
+    /// The next fields of fixed size.
     #[inline]
     pub(super) fn fixed<F: FromBytes>(&mut self) -> Result<F, Malformed> {
         const { assert!(size_of::<F>().is_multiple_of(8)) };
@@ -133,7 +110,7 @@ impl<'a> Sections<'a> {
                 self.rest = rest;
                 Ok(fixed)
             }
-            _ => Err(Malformed { what: "a record is too short for its kind" }),
+            _ => Err(TOO_SHORT),
         }
     }
 
@@ -146,8 +123,7 @@ impl<'a> Sections<'a> {
         limit: usize,
     ) -> Result<&'a [u8], Malformed> {
         let len = len.into();
-        at_most(what, len, limit)?;
-        match self.rest.split_at_checked(len) {
+        match self.rest.split_at_checked(len).filter(|_| len <= limit) {
             Some((section, rest)) if rest.len() >= WORD => {
                 self.rest = rest;
                 Ok(section)
@@ -166,13 +142,11 @@ impl<'a> Sections<'a> {
 
     /// The next `count` numbers; only numbers may come before them.
     #[inline]
-    pub(super) fn numbers<N>(&mut self, what: &'static str, count: u64, limit: usize) -> Result<&'a [N], Malformed>
+    pub(super) fn numbers<N>(&mut self, what: &'static str, count: u16, limit: usize) -> Result<&'a [N], Malformed>
     where
         N: FromBytes + Immutable,
     {
-        let count = usize::try_from(count).map_err(|_| Malformed { what })?;
-        // The count is checked against its limit first, so the product cannot overflow.
-        at_most(what, count, limit)?;
+        let count = usize::from(count);
         let bytes = self.bytes(what, count * size_of::<N>(), limit * size_of::<N>())?;
         <[N]>::ref_from_bytes(bytes).map_err(|_| Malformed { what })
     }

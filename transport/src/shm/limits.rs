@@ -139,7 +139,8 @@ const _: () = {
     assert!(KEY_BYTES_MAX + META_BYTES_MAX <= u16::MAX as usize);
     assert!(NAME_BYTES_MAX <= u16::MAX as usize);
     assert!(REASON_BYTES_MAX <= u16::MAX as usize);
-    assert!(INLINE_BYTES_MAX <= u16::MAX as usize);
+    // A section's length has 15 bits in its head.
+    assert!(KEY_BYTES_MAX < 1 << 15 && META_BYTES_MAX < 1 << 15 && INLINE_BYTES_MAX < 1 << 15);
     // What a store has packed is sent in frames.
     assert!(INLINE_BYTES_MAX <= INLINE_PAYLOAD_BYTES);
     assert!(KEY_LIST_BYTES_MAX <= u16::MAX as usize);
@@ -152,4 +153,5 @@ const _: () = {
     assert!(FIXED_BYTES_MAX + NAMED_ROWS_BYTES_MAX <= RECORD_WORDS_MAX * 8);
     assert!(NAME_BYTES_MAX <= KEY_BYTES_MAX);
     assert!(NUMBERS_PER_RECORD < RECORD_WORDS_MAX);
+    assert!(cfg!(target_endian = "little"));
 };

@@ -29,6 +29,8 @@ mod bell;
 #[cfg(not(loom))]
 mod call_list;
 #[cfg(not(loom))]
+mod codec;
+#[cfg(not(loom))]
 mod completion;
 #[cfg(not(loom))]
 mod descriptors;
@@ -63,13 +65,14 @@ pub use self::direct::{
 pub use self::{
     bell::{ClientBell, ClientEar, Doorbell, Woken},
     call_list::{CallList, CallListBuf, SmallCall},
-    completion::{AcceptedAt, BOARD_BYTES_PER_KEY, Completion, ReceivedAt},
+    codec::{AcceptedAt, PayloadAt, ReceivedAt},
+    completion::{BOARD_BYTES_PER_KEY, Completion},
     error::ShmError,
     fields::{Malformed, Span, TooLong},
     key_list::KeyList,
     mapping::{OutOfRange, ReadOnlyMemory, Ring, SharedMemory},
     segment::{ClientEnd, DaemonEnd, segment_bytes},
-    submission::{Moved, NO_TIMEOUT, PayloadAt, Submission},
+    submission::{Moved, NO_TIMEOUT, Submission},
 };
 pub use self::{
     record::Record,

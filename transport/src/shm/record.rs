@@ -4,12 +4,10 @@ use super::limits::RECORD_WORDS_MAX;
 
 /// The content of one ring record, in memory that the other side cannot change; 7 KiB, allocated once and reused.
 ///
-/// The ring gives it a kind, a byte of flags and up to [`RECORD_WORDS_MAX`] words, which `Submission` and `Completion`
-/// interpret.
+/// It has a kind and up to [`RECORD_WORDS_MAX`] words, which `Submission` and `Completion` interpret.
 #[derive(Clone)]
 pub struct Record {
     pub(super) kind: u8,
-    pub(super) flags: u8,
     pub(super) len: usize,
     /// The content, followed by a word of zeros.
     pub(super) words: Box<[u64; RECORD_WORDS_MAX + 1]>,
@@ -17,11 +15,12 @@ pub struct Record {
 
 impl Record {
     pub fn new() -> Self {
-        Self { kind: 0, flags: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX + 1]) }
+        Self { kind: 0, len: 0, words: Box::new([0; RECORD_WORDS_MAX + 1]) }
     }
 
-    pub fn kind_and_flags(&self) -> (u8, u8) {
-        (self.kind, self.flags)
+    #[inline]
+    pub fn kind(&self) -> u8 {
+        self.kind
     }
 
     #[inline]
@@ -29,30 +28,30 @@ impl Record {
         &self.words[..self.len]
     }
 
-    /// Sets kind, flags and content without any checks of their meaning.
+    /// Sets kind and content without any checks of their meaning.
     ///
     /// # Panics
     /// With more than [`RECORD_WORDS_MAX`] words.
-    pub fn set(&mut self, kind: u8, flags: u8, content: &[u64]) {
+    pub fn set(&mut self, kind: u8, content: &[u64]) {
         assert!(content.len() <= RECORD_WORDS_MAX, "a record of {} words", content.len());
         self.words[..content.len()].copy_from_slice(content);
-        self.become_record(kind, flags, content.len());
+        self.become_record(kind, content.len());
     }
 
     /// Makes the first `len` words the content of a record.
     #[inline]
-    pub(super) fn become_record(&mut self, kind: u8, flags: u8, len: usize) {
+    pub(super) fn become_record(&mut self, kind: u8, len: usize) {
         self.words[len] = 0;
-        (self.kind, self.flags, self.len) = (kind, flags, len);
+        (self.kind, self.len) = (kind, len);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 impl Record {
-    /// Kind, flags and every byte of content as they are in memory.
+    /// The kind and every byte of content as they are in memory.
     pub(super) fn hex(&self) -> String {
         let content = self.content().iter().flat_map(|word| word.to_ne_bytes()).map(|byte| format!("{byte:02x}"));
-        format!("{} {} {}", self.kind, self.flags, content.collect::<String>())
+        format!("{} {}", self.kind, content.collect::<String>())
     }
 }
 
@@ -64,10 +63,6 @@ impl Default for Record {
 
 impl std::fmt::Debug for Record {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Record")
-            .field("kind", &self.kind)
-            .field("flags", &self.flags)
-            .field("words", &self.len)
-            .finish_non_exhaustive()
+        f.debug_struct("Record").field("kind", &self.kind).field("words", &self.len).finish_non_exhaustive()
     }
 }

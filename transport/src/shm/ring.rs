@@ -3,8 +3,7 @@
 //!
 //! A slot has 16 words. Word 0 is the *commit word* and nothing else is ever written there; the others carry content. A record
 //! takes as many consecutive slots as its words need, wrapping around the end. The writer stores the content and then, in the
-//! first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words, the kind and the
-//! flags. Stale contents of a slot therefore cannot be mistaken for a new record, and the reader learns of a small record from
+//! first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words and the kind. Stale contents of a slot therefore cannot be mistaken for a new record, and the reader learns of a small record from
 //! the same cache line that holds it.
 //!
 //! The reader publishes its position in one word, the *head*, so that the writer knows which slots are free. Positions only
@@ -50,13 +49,10 @@ pub enum PushError {
     Broken(#[from] Broken),
 }
 
-/// The commit word: lap in the high half, then words, kind and flags.
+/// The commit word: lap in the high half, then words and kind.
 #[inline]
 fn commit_word<M: RingMemory>(position: u64, record: &Record) -> u64 {
-    u64::from(lap::<M>(position)) << 32
-        | (record.len as u64) << 16
-        | u64::from(record.kind) << 8
-        | u64::from(record.flags)
+    u64::from(lap::<M>(position)) << 32 | (record.len as u64) << 16 | u64::from(record.kind)
 }
 
 /// The lap of a position; never 0, since fresh memory is 0.
@@ -188,7 +184,7 @@ impl<M: RingMemory> Reader<M> {
         for (position, part) in (self.position..).zip(into.words[..len].chunks_mut(CONTENT_WORDS)) {
             load(&self.memory.slot(position)[1..], part);
         }
-        into.become_record((commit >> 8) as u8, commit as u8, len);
+        into.become_record(commit as u8, len);
         self.position += slots;
         if self.position - self.published >= M::SLOTS as u64 / 4 {
             self.publish();

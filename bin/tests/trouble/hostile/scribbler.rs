@@ -81,7 +81,7 @@ impl Scribbler {
     fn write_nonsense(&mut self, villain: &mut Raw) {
         let len = self.below(40);
         let words: Vec<u64> = (0..len).map(|_| self.number()).collect();
-        let _ = villain.write_words(self.below(20) as u8, self.below(3) as u8, &words);
+        let _ = villain.write_words(self.below(30) as u8, &words);
     }
 
     /// Reads some answers, and remembers the tokens that it may give back.

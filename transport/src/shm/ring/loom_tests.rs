@@ -15,7 +15,7 @@ fn all_arrive<const N: usize>(lens: &'static [usize], preemptions: usize) {
         let thread = thread::spawn(move || {
             let mut record = Record::new();
             for (index, len) in lens.iter().enumerate() {
-                record.set(index as u8, 7, &vec![index as u64 + 1; *len]);
+                record.set(index as u8, &vec![index as u64 + 1; *len]);
                 while let Err(error) = writer.push(&record) {
                     assert_eq!(error, PushError::Full);
                     thread::yield_now();
@@ -30,7 +30,7 @@ fn all_arrive<const N: usize>(lens: &'static [usize], preemptions: usize) {
                 reader.publish();
                 thread::yield_now();
             }
-            assert_eq!((record.kind, record.flags), (index as u8, 7));
+            assert_eq!(record.kind, index as u8);
             assert_eq!(record.content(), vec![index as u64 + 1; *len]);
         }
         thread.join().unwrap();
@@ -69,7 +69,7 @@ fn loom_a_slot_is_written_anew_only_after_it_was_read() {
             let cells = Arc::clone(&cells);
             move || {
                 let mut record = Record::new();
-                record.set(1, 0, &[1]);
+                record.set(1, &[1]);
                 for index in 0..RECORDS {
                     while writer.free_slots().unwrap() == 0 {
                         thread::yield_now();

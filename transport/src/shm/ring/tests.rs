@@ -21,13 +21,13 @@ fn ends<const N: usize>() -> (Heap<N>, Writer<Heap<N>>, Reader<Heap<N>>) {
 fn record(kind: u8, len: usize) -> Record {
     let mut record = Record::new();
     let content: Vec<u64> = (0..len as u64).map(|word| u64::from(kind) << 32 | word).collect();
-    record.set(kind, !kind, &content);
+    record.set(kind, &content);
     record
 }
 
-fn popped<const N: usize>(reader: &mut Reader<Heap<N>>) -> Option<(u8, u8, Vec<u64>)> {
+fn popped<const N: usize>(reader: &mut Reader<Heap<N>>) -> Option<(u8, Vec<u64>)> {
     let mut record = Record::new();
-    reader.pop(&mut record).unwrap().then(|| (record.kind, record.flags, record.content().to_vec()))
+    reader.pop(&mut record).unwrap().then(|| (record.kind, record.content().to_vec()))
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn records_of_every_length_arrive_in_order() {
         assert!(reader.is_empty());
         writer.push(&sent).unwrap();
         assert!(!reader.is_empty());
-        assert_eq!(popped(&mut reader), Some((sent.kind, sent.flags, sent.content().to_vec())));
+        assert_eq!(popped(&mut reader), Some((sent.kind, sent.content().to_vec())));
         reader.publish();
     }
     assert_eq!(popped(&mut reader), None);
@@ -167,7 +167,7 @@ fn two_threads_exchange_records_of_all_lengths() {
                 thread::yield_now();
             }
             let sent = record(index as u8, len);
-            assert_eq!((into.kind, into.flags, into.content()), (sent.kind, sent.flags, sent.content()));
+            assert_eq!((into.kind, into.content()), (sent.kind, sent.content()));
         }
     });
 }

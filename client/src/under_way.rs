@@ -182,12 +182,11 @@ impl<K: Kind> UnderWay<K> {
                 Ok(taken) => K::outcome(taken),
                 Err(error) => Err(error.into()),
             },
-            CallState::OverChannel(over) => match over.try_outcome().transpose()? {
-                Ok(Ended::Here(outcome)) => outcome,
-                Ok(Ended::Moved(call)) => {
+            CallState::OverChannel(over) => match over.try_outcome()? {
+                Ended::Here(outcome) => outcome,
+                Ended::Moved(call) => {
                     return self.moves(call).map_or_else(|error| Some(Err(error)), |()| self.try_outcome());
                 }
-                Err(error) => Err(error.into()),
             },
             CallState::InProcess(call) => look(call)?,
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),
@@ -217,12 +216,11 @@ impl<K: Kind> UnderWay<K> {
                 }
             }
             CallState::OverChannel(over) => match std::task::ready!(over.poll(context.waker(), true)) {
-                Ok(Ended::Here(outcome)) => outcome,
-                Ok(Ended::Moved(call)) => match self.moves(call) {
+                Ended::Here(outcome) => outcome,
+                Ended::Moved(call) => match self.moves(call) {
                     Ok(()) => return self.poll_by(poll, context),
                     Err(error) => Err(error),
                 },
-                Err(error) => Err(error.into()),
             },
             CallState::InProcess(call) => std::task::ready!(Pin::new(call).poll(context)),
             CallState::Ended(error) => Err(*error.take().expect(TOLD)),

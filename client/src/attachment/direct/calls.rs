@@ -26,6 +26,9 @@ pub(crate) enum Ended<T> {
     Moved(u32),
 }
 
+/// What was taken of a call over a channel.
+pub(crate) type Taken<C> = Ended<Result<<C as OverChannel>::Value, <C as OverChannel>::Error>>;
+
 /// A call over a channel, as a waiting thread sees it.
 pub(crate) trait Awaited {
     fn channel(&self) -> &Arc<Channel>;
@@ -66,7 +69,7 @@ pub(crate) trait OverChannel: Awaited + Sized {
 
     /// [`take`](Self::take), if the call has ended.
     #[inline]
-    fn take_if_ended(&self, inner: &mut Inner) -> Option<Ended<Result<Self::Value, Self::Error>>> {
+    fn take_if_ended(&self, inner: &mut Inner) -> Option<Taken<Self>> {
         Some(match self.end(inner)? {
             Ended::Here(end) => Ended::Here(self.take(inner, end)),
             Ended::Moved(call) => {
@@ -78,7 +81,7 @@ pub(crate) trait OverChannel: Awaited + Sized {
 
     /// Takes in what has arrived, and takes the outcome if the call has ended.
     #[inline]
-    fn look(&mut self) -> Option<Ended<Result<Self::Value, Self::Error>>> {
+    fn look(&mut self) -> Option<Taken<Self>> {
         let channel = self.channel();
         let mut inner = channel.lock();
         if channel.has_record() {
@@ -93,15 +96,19 @@ pub(crate) trait OverChannel: Awaited + Sized {
         taken
     }
 
-    /// [`look`](Self::look), in a process that may be forked.
-    ///
-    /// # Errors
-    /// InvalidArgument in a forked child.
-    fn try_outcome(&mut self) -> Result<Option<Ended<Result<Self::Value, Self::Error>>>, Error> {
-        if self.channel().is_forked() {
-            self.owner()?.check_fork()?;
+    /// [`look`](Self::look), in a process that may be forked: a child's outcome is InvalidArgument.
+    fn try_outcome(&mut self) -> Option<Taken<Self>> {
+        match self.check_fork() {
+            Ok(()) => self.look(),
+            Err(error) => Some(Ended::Here(Err(error.into()))),
         }
-        Ok(self.look())
+    }
+
+    /// # Errors
+    /// InvalidArgument in a forked child, Unavailable if the attachment is gone there.
+    #[inline]
+    fn check_fork(&self) -> Result<(), Error> {
+        if self.channel().is_forked() { self.owner()?.check_fork() } else { Ok(()) }
     }
 
     /// Waits for the end of the call; `moved` waits for a call at the daemon.
@@ -113,9 +120,7 @@ pub(crate) trait OverChannel: Awaited + Sized {
         &mut self,
         moved: impl FnOnce(&Attachment, u32) -> Result<Self::Value, Self::Error>,
     ) -> Result<Self::Value, Self::Error> {
-        if self.channel().is_forked() {
-            self.owner()?.check_fork()?;
-        }
+        self.check_fork()?;
         loop {
             let channel = self.channel();
             let mut inner = channel.lock();
@@ -147,15 +152,9 @@ pub(crate) trait OverChannel: Awaited + Sized {
     }
 
     /// The outcome, or has `waker` woken when the call has ended. `is_awaited` unless somebody polls for it anyway.
-    fn poll(
-        &mut self,
-        waker: &Waker,
-        is_awaited: bool,
-    ) -> Poll<Result<Ended<Result<Self::Value, Self::Error>>, Error>> {
-        match self.try_outcome() {
-            Err(error) => return Poll::Ready(Err(error)),
-            Ok(Some(ended)) => return Poll::Ready(Ok(ended)),
-            Ok(None) => {}
+    fn poll(&mut self, waker: &Waker, is_awaited: bool) -> Poll<Taken<Self>> {
+        if let Some(taken) = self.try_outcome() {
+            return Poll::Ready(taken);
         }
         let channel = self.channel();
         let mut inner = channel.lock();
@@ -169,12 +168,12 @@ pub(crate) trait OverChannel: Awaited + Sized {
         // Dropping a waker may run code of its owner.
         drop(before);
         if let Some(taken) = taken {
-            return Poll::Ready(Ok(taken));
+            return Poll::Ready(taken);
         }
         let watched = self.owner().and_then(|owner| owner.watch_channel(self.deadline(), is_awaited));
         match watched {
             Ok(()) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
+            Err(error) => Poll::Ready(Ended::Here(Err(error.into()))),
         }
     }
 }

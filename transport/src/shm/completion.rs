@@ -19,12 +19,12 @@ records! {
     /// Before `Pulled`, records report what changed: `Board`, `Placed` and `Viewed` (locations), `Reshaped`, `Missed`. Versions
     /// are on the board. The client may read the plan's tensors and versions between pulls.
     pub enum Completion<'a> as "completion" {
-        /// Sends whose consumers have their tensors; at most [`NUMBERS_PER_RECORD`].
+        /// Sends whose consumers have their tensors; at most [`NUMBERS_PER_RECORD`](super::limits::NUMBERS_PER_RECORD).
         Sent = 1 { ; calls: &'a [u32] = CALLS },
         /// A small tensor without a destination arrived, with few others in its turn: cheaper than a list of one.
         ArrivedAlone = 18 {
             call: u32;
-            /// At most [`INLINE_BYTES_MAX`].
+            /// At most [`INLINE_BYTES_MAX`](super::limits::INLINE_BYTES_MAX).
             bytes: &'a [u8] = INLINE,
             meta: &'a [u8] = META,
         },
@@ -36,13 +36,13 @@ records! {
             call: u32,
             /// False if the shard may still read the payload or write the destination.
             memory_back: bool;
-            /// The error, as an embedded engine would report it; its reason is cut to [`REASON_BYTES_MAX`].
+            /// The error, as an embedded engine would report it; its reason is cut to [`REASON_BYTES_MAX`](crate::limits::REASON_BYTES_MAX).
             error: Error = REASON,
         },
-        /// The client gets back the memory of failed calls and of publications; at most [`NUMBERS_PER_RECORD`].
+        /// The client gets back the memory of failed calls and of publications; at most [`NUMBERS_PER_RECORD`](super::limits::NUMBERS_PER_RECORD).
         Returned = 4 { ; calls: &'a [u32] = CALLS },
         /// Tensors in the arena are in the shard's store, where peers can read them, or were pushed; at most
-        /// [`NUMBERS_PER_RECORD`].
+        /// [`NUMBERS_PER_RECORD`](super::limits::NUMBERS_PER_RECORD).
         Published = 5 { ; calls: &'a [u32] = CALLS },
         /// Where the versions of a plan's tensors are: in the receive area, [`BOARD_BYTES_PER_KEY`] each.
         Board = 6 { plan: u32, span: Span, token: u64 },

@@ -3,8 +3,9 @@
 //!
 //! A slot has 16 words. Word 0 is the *commit word* and nothing else is ever written there; the others carry content. A record
 //! takes as many consecutive slots as its words need, wrapping around the end. The writer stores the content and then, in the
-//! first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words and the kind. Stale contents of a slot therefore cannot be mistaken for a new record, and the reader learns of a small record from
-//! the same cache line that holds it.
+//! first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words and the kind. Stale
+//! contents of a slot therefore cannot be mistaken for a new record, and the reader learns of a small record from the same cache
+//! line that holds it.
 //!
 //! The reader publishes its position in one word, the *head*, so that the writer knows which slots are free. Positions only
 //! grow, and each side keeps its own copy: an invalid head or length is detected, not followed.

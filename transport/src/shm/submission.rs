@@ -178,12 +178,12 @@ records! {
         /// Ends every call of a step, here and at the peers.
         Abort = 5 {
             step: i64;
-            /// Why; cut to [`REASON_BYTES_MAX`].
+            /// Why; cut to [`REASON_BYTES_MAX`](crate::limits::REASON_BYTES_MAX).
             reason: &'a str = REASON,
         },
         /// Frees what is left of a step.
         Cleanup = 6 { step: i64 },
-        /// Returns blocks of the receive area; at most [`NUMBERS_PER_RECORD`].
+        /// Returns blocks of the receive area; at most [`NUMBERS_PER_RECORD`](super::limits::NUMBERS_PER_RECORD).
         Free = 7 {
             ;
             /// The tokens that came with the tensors.

@@ -155,7 +155,7 @@ impl<K: Kind> UnderWay<K> {
             if !Arc::ptr_eq(over.channel(), channel) {
                 return false;
             }
-            // What has moved is waited for alone.
+            // A call that has moved to the daemon is waited for on its own.
             let Some(Ended::Here(end)) = over.end(inner) else { return false };
             outcomes.push(over.take(inner, end));
             over.was_told();

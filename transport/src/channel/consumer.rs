@@ -68,8 +68,8 @@ pub(super) struct Consumer<M, D> {
     earliest: u64,
     /// Recvs that have failed because they do not accept a tensor of their name.
     pub(super) misfits: Vec<u32>,
-    pub(super) tensors: u64,
-    pub(super) bytes: u64,
+    /// Tensors and bytes received.
+    pub(super) moved: (u64, u64),
 }
 
 impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
@@ -87,8 +87,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
             told: 0,
             earliest: u64::MAX,
             misfits: Vec::new(),
-            tensors: 0,
-            bytes: 0,
+            moved: (0, 0),
         }
     }
 
@@ -357,7 +356,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
                 slot.content.load(record, shape);
                 slot.state = State::Done;
                 self.has_settled(number);
-                (self.tensors, self.bytes) = (self.tensors + 1, self.bytes + shape.payload as u64);
+                self.moved = (self.moved.0 + 1, self.moved.1 + shape.payload as u64);
                 return Ok((acknowledged, Arrival::Matched(at)));
             }
         }
@@ -470,7 +469,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
     /// Counts the tensor of a slot as received.
     fn count(&mut self, at: u32) {
         let bytes = self.slots.get(at).content.payload().len() as u64;
-        (self.tensors, self.bytes) = (self.tensors + 1, self.bytes + bytes);
+        self.moved = (self.moved.0 + 1, self.moved.1 + bytes);
     }
 
     /// A tensor is settled as it arrives.

@@ -875,7 +875,7 @@ impl<M: ChannelMemory, D: Accepts> Half<M, D> {
 
     /// Tensors and bytes sent, and received.
     pub fn moved(&self) -> [(u64, u64); 2] {
-        [(self.tx.tensors, self.tx.bytes), (self.rx.tensors, self.rx.bytes)]
+        [self.tx.moved, self.rx.moved]
     }
 
     /// Tensors that are not settled, and of them those that are held; then recvs that wait, and unexpected tensors.

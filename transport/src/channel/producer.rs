@@ -116,8 +116,8 @@ pub(super) struct Producer<M> {
     /// Nothing is in `rare` that a send must look at.
     is_plain: bool,
     rare: Box<Rare>,
-    pub(super) tensors: u64,
-    pub(super) bytes: u64,
+    /// Tensors and bytes sent.
+    pub(super) moved: (u64, u64),
     /// How urgently the peer is to be woken for what was written since the half was asked last.
     pub(super) ring: Ring,
 }
@@ -140,8 +140,7 @@ impl<M: ChannelMemory> Producer<M> {
             earliest: u64::MAX,
             is_plain: true,
             rare: Box::default(),
-            tensors: 0,
-            bytes: 0,
+            moved: (0, 0),
             ring: Ring::No,
         }
     }
@@ -224,7 +223,7 @@ impl<M: ChannelMemory> Producer<M> {
         self.writer.commit(words, Header::tensor(words, of.shape));
         self.next += 1;
         self.earliest = self.earliest.min(of.deadline);
-        (self.tensors, self.bytes) = (self.tensors + 1, self.bytes + tensor.payload.len() as u64);
+        self.moved = (self.moved.0 + 1, self.moved.1 + tensor.payload.len() as u64);
         self.ring = self.ring.max(Ring::Written);
     }
 

@@ -100,7 +100,7 @@ pub(super) struct Held {
     bytes: usize,
     /// Recvs of the consumer that wait for tensors that may be held.
     asked: HashSet<Named>,
-    /// The consumer was told that tensors are held, and not yet that no more are.
+    /// True from the `Held` record that the consumer gets to its `Resumed`.
     is_active: bool,
     /// Tensors that were ever held, which numbers their handles.
     count: u64,
@@ -181,7 +181,7 @@ impl Held {
         self.is_active && self.asked.remove(&(step, key.into()))
     }
 
-    /// No tensor is held any more, and none is asked for.
+    /// All held tensors were sent.
     pub(super) fn end(&mut self) {
         self.is_active = false;
         self.order.clear();

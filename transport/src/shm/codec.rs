@@ -145,7 +145,7 @@ impl<'a> Section<'a> for &'a str {
     }
 }
 
-/// Numbers, of which the 16 bits say how many; only in front of other sections.
+/// Numbers; the 16 bits are their count. They come in front of other sections.
 macro_rules! numbers {
     ($($number:ty),*) => {$(
         impl<'a> Section<'a> for &'a [$number] {

@@ -82,7 +82,7 @@ mod by_hand {
 }
 
 /// Sets the time on this thread to so many milliseconds, or back to the system's.
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn set_by_hand(milliseconds: Option<u64>) {
     by_hand::NOW.set(milliseconds.map(Tick));
 }

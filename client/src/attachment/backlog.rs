@@ -221,8 +221,7 @@ impl Link {
     }
 
     /// Ends calls that time out while they wait, and forgets those that are not wanted any more.
-    fn expire(&mut self, calls: &mut Calls, after: &mut Aftermath) {
-        let now = Tick::now();
+    fn expire(&mut self, now: Tick, calls: &mut Calls, after: &mut Aftermath) {
         let Link { waiting, segments, incoming: stored, .. } = self;
         for segment in segments {
             segment.waiting.retain(|each| {
@@ -232,17 +231,21 @@ impl Link {
                 if calls.queued(call).is_some_and(|deadline| deadline < now) {
                     calls.end_untold(call, late(&submission), after);
                 }
-                let wanted = calls.queued(call).is_some();
-                if !wanted {
-                    waiting.less(each.bytes());
-                    calls.not_queued(call);
+                match calls.queued(call) {
+                    Some(deadline) => calls.is_queued_until(deadline),
+                    None => {
+                        waiting.less(each.bytes());
+                        calls.not_queued(call);
+                    }
                 }
-                wanted
+                calls.queued(call).is_some()
             });
         }
         for Unplaced { call, purpose, name, timeout_ms, .. } in &waiting.unplaced {
-            if calls.queued(*call).is_some_and(|deadline| deadline < now) {
-                calls.end_untold(*call, purpose.late(name, *timeout_ms), after);
+            match calls.queued(*call) {
+                Some(deadline) if deadline < now => calls.end_untold(*call, purpose.late(name, *timeout_ms), after),
+                Some(deadline) => calls.is_queued_until(deadline),
+                None => {}
             }
         }
         waiting.prune(calls, after);
@@ -314,11 +317,11 @@ impl Held<'_> {
         }
     }
 
-    /// Ends calls that have waited too long.
-    pub(super) fn expire_backlog(&mut self) {
-        if self.has_backlog() {
-            let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
-            link.expire(calls, aftermath);
+    /// Ends calls that have waited here until their deadline.
+    pub(super) fn expire_backlog(&mut self, now: Tick) {
+        let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
+        if calls.may_expire(now) {
+            link.expire(now, calls, aftermath);
         }
     }
 
@@ -529,9 +532,16 @@ impl Attachment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sealane_transport::{Code, SendOptions};
+
     use crate::{
-        attachment::{rig::Rig, submit::With},
+        attachment::{
+            rig::{AREA_BYTES, Rig},
+            submit::{To, With},
+        },
+        clock,
         limits::CALL_INDEX_BITS,
+        under_way::{Handle, Sending},
     };
 
     #[test]
@@ -562,6 +572,30 @@ mod tests {
         assert_eq!(told.pop().unwrap(), "recv last");
         assert!(told.iter().all(|told| told == "recv wanted"));
         assert_eq!(held.calls.held(), told.len() + 1, "what was dropped has no slot any more");
+    }
+
+    #[test]
+    fn call_that_waits_for_the_arena_ends_at_its_deadline_and_the_next_goes_on() {
+        clock::set_by_hand(Some(1_000));
+        let rig = Rig::with_backlog("task", Some(Backlog::default()));
+        let attachment = rig.attachment.clone();
+        let _rest = attachment.allocate(AREA_BYTES as usize).unwrap();
+        let send = |key: &str, timeout_ms| {
+            let tensor = Tensor::from_elements(&[4096], &[7_u8; 4096]).unwrap();
+            let to = To { peer: "peer", purpose: Purpose::Send { step: 1 } };
+            let options = SendOptions { timeout: Some(Duration::from_millis(timeout_ms)) };
+            Sending::of(&attachment, attachment.send(to, key, tensor, &options))
+        };
+        let (mut short, mut long) = (send("short", 35), send("long", 500));
+        for now in [1_020, 1_036] {
+            clock::set_by_hand(Some(now));
+            attachment.lock().sweep();
+        }
+        assert_eq!(short.try_outcome().unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+        assert!(long.try_outcome().is_none());
+        clock::set_by_hand(Some(1_501));
+        attachment.lock().sweep();
+        assert_eq!(long.try_outcome().unwrap().unwrap_err().code(), Code::DeadlineExceeded);
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub(crate) struct Calls {
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
     published: Vec<(u32, bool)>,
+    /// The earliest deadline of a call that waits in this process for room, or earlier.
+    queued_until: Option<Tick>,
 }
 
 /// How a recv ended. As long as an outcome: a longer value would be moved by calls of memcpy.
@@ -175,7 +177,20 @@ impl Calls {
     pub(super) fn waits(&mut self, call: u32) {
         if let Some(slot) = self.slot(call) {
             slot.daemon = Daemon::Queued;
+            let deadline = slot.deadline;
+            self.is_queued_until(deadline);
         }
+    }
+
+    /// Notes the deadline of a call that waits in this process for room.
+    pub(super) fn is_queued_until(&mut self, deadline: Tick) {
+        self.queued_until = Some(self.queued_until.map_or(deadline, |until| until.min(deadline)));
+    }
+
+    /// True if a call that waits in this process for room may be past its deadline. Then the caller looks at all of them, and notes
+    /// anew [until when](Self::is_queued_until) they wait.
+    pub(super) fn may_expire(&mut self, now: Tick) -> bool {
+        self.queued_until.take_if(|until| *until < now).is_some()
     }
 
     /// Deadline of a call that waits in this process for room; `None` if it does not, or is not wanted any more.

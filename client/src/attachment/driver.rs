@@ -264,14 +264,15 @@ impl Held<'_> {
         state.aftermath.wakers.extend(state.driver.waker());
     }
 
-    /// From time to time ends calls awaited by futures that the daemon should have ended long ago.
+    /// Ends calls that wait in this process at their deadlines and, from time to time, calls awaited by futures that the daemon should have
+    /// ended long ago.
     pub(super) fn sweep(&mut self) {
         let now = Tick::now();
+        self.expire_backlog(now);
         if self.driver.sweep.is_some_and(|sweep| now < sweep) {
             return;
         }
         self.driver.sweep = Some(now.after(SWEEP_INTERVAL));
-        self.expire_backlog();
         self.tell_elsewhere(false);
         let error = self.silent();
         let state = &mut **self;

@@ -87,8 +87,8 @@ proptest! {
     }
 }
 
-/// They once found recvs that waited although their tensor had just come, and tensors of a key in the wrong order.
-const FOUND: [u64; 5] = [1355, 5232, 6782, 8273, 11_226];
+/// They once found recvs that waited although their tensor had come, and tensors of a key in the wrong order.
+const FOUND: [u64; 10] = [1355, 5232, 6782, 8273, 11_226, 500_166, 904_564, 915_161, 916_520, 921_561];
 
 #[test]
 fn seeds_that_have_found_something_find_nothing_more() {

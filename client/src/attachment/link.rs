@@ -440,6 +440,11 @@ impl Link {
         Ok(())
     }
 
+    /// True if no answer of the daemon waits to be [taken in](Self::drain).
+    pub(super) fn has_taken_answers(&self) -> bool {
+        self.segments.iter().all(|segment| segment.end.completions.is_empty())
+    }
+
     /// Announces that this side sleeps, and looks once more; false if there is something to do after all.
     /// Unless it sleeps lightly, it is not woken for released sends and known publications.
     pub(super) fn may_sleep(&mut self, sleep: Sleep) -> bool {
@@ -449,8 +454,7 @@ impl Link {
             Sleep::Deep | Sleep::Idle => sleeps.for_each(SleepFlag::announce_deep),
         }
         self.direct.announce(sleep);
-        let quiet =
-            self.segments.iter().all(|segment| segment.end.completions.is_empty()) && self.direct.is_quiet(sleep);
+        let quiet = self.has_taken_answers() && self.direct.is_quiet(sleep);
         if !quiet {
             self.awake();
         }

@@ -2,9 +2,13 @@
 
 use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
 
-use sealane_transport::shm::{
-    ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, Submission,
-    attach::{Attached, RequiredJob, Welcome},
+use sealane_transport::{
+    Error, TensorMeta,
+    shm::{
+        ClientEnd, Completion, DaemonEnd, Doorbell, Record, SharedMemory, Submission,
+        attach::{Attached, RequiredJob, Welcome},
+    },
+    tensor::DType,
 };
 
 use super::Attachment;
@@ -75,6 +79,32 @@ impl Rig {
         }
         self.daemon.submissions.publish();
         told
+    }
+
+    /// The recvs that the daemon was told of since the last call, by their numbers. Drops all other submissions.
+    pub(super) fn recvs(&mut self) -> Vec<u32> {
+        let (mut record, mut recvs) = (Record::new(), Vec::new());
+        while self.daemon.submissions.pop(&mut record).unwrap() {
+            if let Submission::Recv { call, .. } = Submission::decode(&record).unwrap() {
+                recvs.push(call);
+            }
+        }
+        self.daemon.submissions.publish();
+        recvs
+    }
+
+    /// The daemon delivers a tensor of so many bytes.
+    pub(super) fn delivers(&mut self, call: u32, bytes: &[u8]) {
+        let (mut record, meta) = (Record::new(), TensorMeta::new(DType::U8, &[bytes.len() as u64]).unwrap());
+        Completion::ArrivedAlone { call, meta: meta.as_wire(), bytes }.encode(&mut record).unwrap();
+        self.daemon.completions.push(&record).unwrap();
+    }
+
+    /// The daemon has given up a recv, as it was told to.
+    pub(super) fn gives_up(&mut self, call: u32) {
+        let (mut record, error) = (Record::new(), Error::unavailable("daemon", "the recv was cancelled"));
+        Completion::Failed { call, memory_back: true, error }.encode(&mut record).unwrap();
+        self.daemon.completions.push(&record).unwrap();
     }
 
     /// Returns how many calls the daemon was told to cancel since the last call. Drops all other submissions.

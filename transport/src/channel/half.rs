@@ -26,7 +26,13 @@ pub struct News {
 impl News {
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.asks.is_empty() && self.arrived.is_empty()
+        self.wakers.is_empty() && self.is_served()
+    }
+
+    /// True if there is nothing to ask for, and nothing has arrived.
+    #[inline]
+    pub fn is_served(&self) -> bool {
+        self.asks.is_empty() && self.arrived.is_empty()
     }
 }
 

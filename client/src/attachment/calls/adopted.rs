@@ -16,9 +16,12 @@ use crate::limits::CALL_INDEX_BITS;
 pub(super) type Adopted = (u32, u32);
 
 impl Calls {
-    /// Notes that a channel has adopted a recv.
+    /// Notes that a channel has adopted a recv, which it leaves at once if that has its outcome.
     pub(in crate::attachment) fn adopt(&mut self, call: u32, lane: u32, slot: u32) {
-        match self.own_slot(call).filter(|slot| slot.caller == Caller::Waiting && slot.daemon.is_open()) {
+        let waits = |slot: &&mut Slot| {
+            slot.caller == Caller::Waiting && slot.daemon.is_open() && slot.tensor.is_none() && slot.failure.is_none()
+        };
+        match self.own_slot(call).filter(waits) {
             Some(at) => at.adopted = Some((lane, slot)),
             None => self.left.push((lane, slot, call, false)),
         }

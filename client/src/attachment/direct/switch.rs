@@ -93,12 +93,15 @@ impl Link {
         }
     }
 
-    /// Does what a channel asks for: see `News`.
+    /// Does what a channel asks for, as far as that is possible now: see `News`.
     fn serve_news(&mut self, inner: &mut Inner, calls: &mut Calls, after: &mut Aftermath) {
         let mut asks = std::mem::take(&mut inner.half.news.asks);
         asks.retain(|slot| !self.ask(*slot, inner, calls, after));
         inner.half.news.asks.extend(asks);
-        while let Some(slot) = inner.half.news.arrived.pop() {
+        // What the daemon has delivered comes first: the producer may have heard of that before it sent what arrived here.
+        while self.has_taken_answers()
+            && let Some(slot) = inner.half.news.arrived.pop()
+        {
             let call = inner.half.arrived_for(slot);
             let content = inner.half.content(slot);
             let is_used = calls.serve(call, content.meta(), content.payload(), after);
@@ -293,7 +296,7 @@ impl Link {
             }
             self.serve_news(&mut inner, calls, after);
             inner.keep_given_up(calls, after);
-            let owes = !is_reclaimed || !unsent.is_empty() || !inner.half.news.asks.is_empty();
+            let owes = !is_reclaimed || !unsent.is_empty() || !inner.half.news.is_served();
             channel.finish_held(inner, &mut after.wakers);
             if let Some(lane) = self.direct.retired.get_mut(place) {
                 (lane.unsent, lane.owes) = (unsent, owes);

@@ -149,6 +149,44 @@ fn recvs_are_asked_for_until_older_sends_are_over() {
     assert!(sending.try_outcome().is_some());
 }
 
+/// The producer may have heard of the daemon's delivery before it sent the other.
+#[test]
+fn tensor_that_the_daemon_has_delivered_goes_before_one_that_arrives_over_the_channel() {
+    let mut two = Two::opened();
+    let _before = two.send("before", 8);
+    two.settle();
+    let (mut first, mut second) = (two.recv("w"), two.recv("w"));
+    let asked = two.receiver.recvs();
+    two.receiver.delivers(asked[0], &[1; 8]);
+    let _later = two.send("w", 8);
+    // The channel is read by somebody who does not look at what the daemon has answered.
+    two.receiver.attachment.lock().look_after_lanes(Tick::now());
+    two.look();
+    assert_eq!(first.try_outcome().unwrap().unwrap().bytes(), [1; 8]);
+    assert!(second.try_outcome().is_none(), "the daemon has not given it up yet");
+    assert_eq!(two.receiver.cancelled(), 1);
+}
+
+#[test]
+fn announced_tensor_is_still_to_be_asked_for_when_its_recv_has_got_another() {
+    let mut two = Two::new();
+    let mut first = two.recv("w");
+    {
+        let mut held = two.receiver.attachment.lock();
+        let State { calls, aftermath, .. } = &mut *held;
+        let given_up = Tensor::from_elements(&[8], &[1_u8; 8]).unwrap();
+        calls.keep_given_up((SENDER, 1, "w"), given_up, aftermath);
+    }
+    let _announced = two.send("w", LARGE);
+    two.look();
+    let asked = two.receiver.recvs();
+    two.receiver.gives_up(asked[0]);
+    two.look();
+    assert_eq!(first.try_outcome().unwrap().unwrap().bytes(), [1; 8]);
+    let _second = two.recv("w");
+    assert_eq!(two.receiver.recvs().len(), 1);
+}
+
 #[test]
 fn next_lane_is_blind_to_sends_announced_before() {
     let mut two = Two::new();

@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use sealane_transport::shm::limits::{LANE_RING_BYTES, QUEUE_CREDIT_TENSORS_MAX, SLOTS};
+use sealane_transport::shm::limits::{LANE_RING_BYTES, QUEUE_CREDIT_TENSORS_MAX};
 
 /// How much longer than its deadline a call waits for the daemon's answer: the daemon ends calls at their deadlines, so one
 /// that is silent for this long hangs.
@@ -188,9 +188,9 @@ pub(crate) const PUSHERS_MAX: usize = 4096;
 /// Submissions between two looks at the answers while nobody waits, so that callers who only send get memory back.
 pub(crate) const SUBMISSIONS_PER_LOOK: u32 = 64;
 
-/// Most completions taken from a ring in one pass: once round, so that a daemon faster than this process cannot keep a
+/// Most completions taken from a ring in one pass: about once round, so that a daemon faster than this process cannot keep a
 /// thread for itself.
-pub(crate) const COMPLETIONS_PER_LOOK: usize = SLOTS;
+pub(crate) const COMPLETIONS_PER_LOOK: usize = 1024;
 
 /// Polls of the rings between two looks at the clock while spinning.
 pub(crate) const SPINS_PER_CLOCK: u32 = 32;
@@ -328,7 +328,6 @@ pub(crate) const STREAM_ACCEPTORS_MAX: usize = 1024;
 const _: () = {
     assert!(CALLS_MAX <= 1 << 31);
     assert!(ACCEPT_WINDOW_TENSORS <= QUEUE_CREDIT_TENSORS_MAX as usize);
-    assert!(SUBMISSIONS_PER_LOOK as usize <= SLOTS);
     assert!(SPINS_SKIPPED_MAX.is_power_of_two());
     // Whatever is pushed in one tensor is also accepted.
     assert!(PUSHED_ROWS_BYTES / size_of::<u64>() <= ROWS_PER_CALL_MAX);

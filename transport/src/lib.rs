@@ -51,6 +51,7 @@ pub mod payload;
 pub mod provider;
 #[cfg(not(loom))]
 pub mod pull_buffer;
+mod ring;
 #[cfg(not(loom))]
 pub mod row_ids;
 #[cfg(all(feature = "network", not(loom)))]

@@ -9,7 +9,7 @@ use std::thread;
 
 use sealane::{Code, Task};
 use sealane_transport::shm::attach::Attach;
-use sealane_transport::shm::limits::{NUMBERS_PER_RECORD, QUEUES_MAX, RECORD_WORDS_MAX, SLOT_WORDS, SLOTS};
+use sealane_transport::shm::limits::{NUMBERS_PER_RECORD, QUEUE_CREDIT_TENSORS_MAX, QUEUES_MAX, TRUNK_WORDS};
 use sealane_transport::shm::{KeyList, Moved, NO_TIMEOUT, PayloadAt, Span, Submission, segment_bytes};
 
 use self::scribbler::Scribbler;
@@ -34,10 +34,10 @@ const FREE: u8 = 7;
 const DETACH: u8 = 8;
 const PLAN_KEYS: u8 = 12;
 const OPEN_QUEUE: u8 = 16;
-const UNKNOWN: u8 = u8::MAX;
+const UNKNOWN: u8 = 200;
 
-/// Bytes of the submission ring's slots, and of the header in front of them.
-const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
+/// Bytes of the submission ring, and of the header in front of it.
+const RING_BYTES: u64 = TRUNK_WORDS * 8;
 const HEADER_BYTES: u64 = segment_bytes(0) - 2 * RING_BYTES;
 
 /// The word of the header in which a client says how many answers it has read.
@@ -259,7 +259,7 @@ const MISCONDUCT: &[Misconduct] = &[
     ("queue 7 is not open", |villain| villain.write(&Submission::CloseQueue { queue: 7 }).unwrap()),
     ("more credit than allowed", |villain| {
         villain.write(&open_queue(1, 4)).unwrap();
-        (0..2).for_each(|_| villain.write(&grant(1, SLOTS as u32, 1)).unwrap());
+        (0..2).for_each(|_| villain.write(&grant(1, QUEUE_CREDIT_TENSORS_MAX, 1)).unwrap());
     }),
     ("more credit than allowed", |villain| {
         villain.write(&open_queue(1, u32::MAX)).unwrap();
@@ -276,11 +276,11 @@ const MISCONDUCT: &[Misconduct] = &[
             });
         }
     }),
-    ("longer than any may be", |villain| {
-        // The first record of the ring, in its first lap.
-        let commit = 1 << 32 | (RECORD_WORDS_MAX as u64 + 1) << 16;
-        let two_peers_further = 2 * SLOT_WORDS;
-        villain.memory()[HEADER_BYTES as usize / 8 + two_peers_further].store(commit, Ordering::Release);
+    ("none that a writer makes", |villain| {
+        // A header of one line that has more content, behind the records that name two peers.
+        let header = u64::from(RECV + 32) | 8 << 8 | 8 << 24;
+        let two_peers_further = 2 * 8;
+        villain.memory()[HEADER_BYTES as usize / 8 + two_peers_further].store(header, Ordering::Release);
     }),
     ("the reader's position is not among the records", |villain| {
         // As if answers were read that are not written yet. The daemon finds it when it looks for room.

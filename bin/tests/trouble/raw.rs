@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sealane_transport::shm::attach::{AttachError, Attached};
-use sealane_transport::shm::limits::SLOTS;
 use sealane_transport::shm::{
     ClientEar, ClientEnd, Completion, Doorbell, PushError, Record, SharedMemory, Submission, Woken, segment_bytes,
 };
@@ -41,7 +40,7 @@ impl Raw {
     /// Waits a while for the daemon to read what was written, which it may not want to.
     pub fn let_daemon_read(&mut self) {
         for _ in 0..YIELDS_MAX {
-            if self.end.submissions.free_slots().is_ok_and(|free| free < SLOTS as u64) {
+            if self.end.submissions.behind().is_some() {
                 thread::yield_now();
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use sealane::{Error, RecvOptions, SendOptions, Task, TensorMeta};
-use sealane_transport::shm::limits::SLOTS;
+use sealane_transport::shm::limits::TRUNK_WORDS;
 use sealane_transport::shm::{NO_TIMEOUT, PayloadAt, PushError, Submission};
 
 use crate::fixture::{PS, STUCK, WORKER};
@@ -68,7 +68,7 @@ fn many_calls_to_a_daemon_that_stands_still_end_together() {
     let tensors = |count| keys(count).map(|key| (key, tensor(1, 64)));
     let mut codes = BTreeSet::new();
     // More than the ring has room for; what comes then finds none at all.
-    for sending in task.send_all_with(PS, STEP, tensors(2 * SLOTS as u64 + MANY), SendOptions { timeout }) {
+    for sending in task.send_all_with(PS, STEP, tensors(TRUNK_WORDS / 8 + MANY), SendOptions { timeout }) {
         codes.insert(format!("send {:?}", sending.wait().unwrap_err().code()));
     }
     let wanted = keys(MANY).map(|key| (key, RecvOptions { timeout, ..RecvOptions::default() }));
@@ -177,7 +177,7 @@ fn a_recv_that_is_given_up_as_its_tensor_arrives_ends_once() {
         let key = call.to_string();
         ask(&mut consumer, call).unwrap();
         consumer.ring();
-        eventually("the daemon has read", || consumer.end.submissions.free_slots() == Ok(SLOTS as u64));
+        eventually("the daemon has read", || consumer.end.submissions.behind().is_none());
         let (meta, payload) = bytes_of_one(&meta);
         let send = Submission::Send { call, peer: 0, step: STEP, timeout_ms: NO_TIMEOUT, key: &key, meta, payload };
         producer.write(&send).unwrap();

@@ -273,7 +273,7 @@ fn more_than_may_wait_is_refused_at_once_and_takes_nothing_over() {
                 break message;
             }
         }
-        assert!(started <= 1024 + 500, "the bound is kept: a ring has 1024 slots");
+        assert!(started <= 2048 + 500, "the bound is kept: a ring has 2048 cache lines");
     };
     assert!(message.contains("client backlog_calls is full"), "{message}");
     assert!(started > 500);
@@ -419,7 +419,7 @@ fn a_call_that_waits_ends_at_its_deadline_or_with_its_step_or_when_it_is_given_u
 
     let held = daemon.hold();
     let (early, late, given_up) = (Ear::new(), Ear::new(), Ear::new());
-    (100..2100).for_each(|step| worker.recv_within(PS, step, "early", SEALANE_NO_TIMEOUT, &early));
+    (100..4100).for_each(|step| worker.recv_within(PS, step, "early", SEALANE_NO_TIMEOUT, &early));
     worker.recv_within(PS, 1, "late", 1, &late);
     let call = worker.recv_call(PS, 2, "given up", &given_up);
     call.cancel();
@@ -429,9 +429,9 @@ fn a_call_that_waits_ends_at_its_deadline_or_with_its_step_or_when_it_is_given_u
     assert!(told.message.contains("'late'"), "{}", told.message);
     given_up.nothing();
     drop(held);
-    daemon.until("only what has time is under way", |daemon| daemon.under_way() == 2000 + 4);
+    daemon.until("only what has time is under way", |daemon| daemon.under_way() == 4000 + 4);
     worker.detach();
-    (0..2000).for_each(|_| assert_eq!(early.told().code, sealane_code::Cancelled));
+    (0..4000).for_each(|_| assert_eq!(early.told().code, sealane_code::Cancelled));
     drop(ps);
 }
 

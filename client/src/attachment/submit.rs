@@ -10,7 +10,7 @@ use std::{
 use sealane_transport::{
     Destination, Error, PullOptions, RecvOptions, SendOptions, Tensor, Unreceived,
     named_rows::{NamedRows, NamedRowsBuf},
-    shm::{NO_TIMEOUT, PayloadAt, Submission, limits::SLOTS},
+    shm::{NO_TIMEOUT, PayloadAt, Submission},
 };
 
 use super::{
@@ -431,10 +431,8 @@ impl Held<'_> {
             // The daemon may be waiting for room too, in the other ring.
             self.pump();
             if Instant::now() >= until {
-                let reason = format!(
-                    "its {SLOTS} slots have no room for this, and the daemon made none in time: wait for earlier calls \
-                     before making more, and see its log if it hangs"
-                );
+                let reason = "it has no room for this, and the daemon made none in time: wait for earlier calls before making \
+                              more, and see its log if it hangs";
                 return Err(Error::full("submission ring", reason));
             }
             tries += 1;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::channel::{
-    Accepts, ChannelMemory, HELD_MAX, Half, Outgoing, Posting, Recv, SLOTS_MAX, Seed, Sent, Steps, Why,
+    Accepts, ChannelMemory, HELD_MAX, Half, Outgoing, Posting, Recv, RingMemory, SLOTS_MAX, Seed, Sent, Steps, Why,
 };
 
 use super::assert_says;
@@ -30,7 +30,7 @@ impl Heap {
     }
 }
 
-impl ChannelMemory for Heap {
+impl RingMemory for Heap {
     const WORDS: u64 = WORDS as u64;
 
     fn word(&self, position: u64) -> &AtomicU64 {
@@ -45,7 +45,9 @@ impl ChannelMemory for Heap {
     fn read(&self) -> &AtomicU64 {
         &self.0.1[0]
     }
+}
 
+impl ChannelMemory for Heap {
     fn took(&self) -> &AtomicU64 {
         &self.0.1[1]
     }

@@ -17,11 +17,13 @@ use std::{
 use super::{
     Accepts, BrokenChannel, ChannelMemory, KEY_BYTES_MAX, Why,
     key::{Name, SHORT_BYTES, Seed},
-    record::{FIXED_WORDS, Header, Kind, Shape, bytes_of},
-    ring::Reader,
+    record::{FIXED_WORDS, Kind, Shape, bytes_of},
     slots::{Content, NONE, Slot, Slots, State},
     table::Table,
 };
+use crate::ring::{Header, Reader};
+
+const IMPOSSIBLE: BrokenChannel = BrokenChannel("a record has an impossible length");
 
 /// What an arrival means for the rest of the half.
 pub(super) enum Arrival {
@@ -335,7 +337,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
         {
             return Err(BrokenChannel("a tensor has impossible lengths"));
         }
-        let record = self.reader.record(words)?;
+        let record = self.reader.record(words).ok_or(IMPOSSIBLE)?;
         // From here on, each word of the record is loaded once.
         let (acknowledged, step) = (record[1].load(Ordering::Relaxed) as u32, record[2].load(Ordering::Relaxed) as i64);
         let number = self.arrived;
@@ -531,7 +533,11 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
     pub(super) fn tell(&mut self, took: u64) -> bool {
         let is_new = took != self.told;
         self.told = took;
-        self.reader.tell(is_new.then_some(took));
+        self.reader.tell();
+        if is_new {
+            // SEQ_CST: as for headers.
+            self.reader.memory.took().swap(took, Ordering::SeqCst);
+        }
         is_new
     }
 
@@ -541,7 +547,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
     /// Its length is impossible.
     pub(super) fn note(&self, header: Header) -> Result<(Kind, &[AtomicU64]), BrokenChannel> {
         let kind = header.kind().ok_or(BrokenChannel("a record has an unknown kind"))?;
-        let record = self.reader.record(header.words())?;
+        let record = self.reader.record(header.words()).ok_or(IMPOSSIBLE)?;
         let shape = header.shape();
         let least = FIXED_WORDS + shape.key.div_ceil(8);
         if kind != Kind::Pad && (record.len() < least || shape.key > KEY_BYTES_MAX) {
@@ -555,7 +561,7 @@ impl<M: ChannelMemory, D: Accepts> Consumer<M, D> {
     /// # Errors
     /// Its length is impossible.
     pub(super) fn acknowledged(&self, header: Header) -> Result<u32, BrokenChannel> {
-        let record = self.reader.record(header.words())?;
+        let record = self.reader.record(header.words()).ok_or(IMPOSSIBLE)?;
         Ok(record.get(1).ok_or(BrokenChannel("a tensor has impossible lengths"))?.load(Ordering::Relaxed) as u32)
     }
 

@@ -8,9 +8,10 @@ use super::{
     consumer::{Arrival, Consumer},
     key::Seed,
     producer::Producer,
-    record::{FIXED_WORDS, Header, Kind, bytes_of},
+    record::{FIXED_WORDS, Kind, bytes_of},
     slots::{Content, State},
 };
+use crate::ring::Header;
 
 /// What the caller of a half does after each call, without the half's lock where that runs others' code.
 #[derive(Debug, Default)]

@@ -26,7 +26,6 @@ mod loom_tests;
 #[cfg(not(loom))]
 mod producer;
 mod record;
-mod ring;
 #[cfg(not(loom))]
 mod slots;
 #[cfg(not(loom))]
@@ -39,7 +38,13 @@ mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use self::ring::{BrokenChannel, ChannelMemory};
+#[cfg(loom)]
+use loom::sync::atomic::AtomicU64;
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU64;
+
+pub use crate::ring::RingMemory;
+
 #[cfg(not(loom))]
 pub use self::{
     consumer::Posting,
@@ -52,6 +57,20 @@ pub use self::{
     stored::{HELD_BYTES_MAX, HELD_MAX, Unsettled},
 };
 use crate::limits::KEY_BYTES_MAX;
+
+/// Where one direction of a channel is: beside the ring, the reader has two more words on its line.
+pub trait ChannelMemory: RingMemory {
+    /// The number before which the reader has settled all tensors.
+    fn took(&self) -> &AtomicU64;
+
+    /// How many tensors the reader has returned.
+    fn returned(&self) -> &AtomicU64;
+}
+
+/// A peer broke the rules of its ring, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer broke the channel: {0}")]
+pub struct BrokenChannel(&'static str);
 
 /// Most bytes of a tensor that goes through a ring; larger ones are announced.
 pub const PAYLOAD_BYTES_MAX: usize = 512;

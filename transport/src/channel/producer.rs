@@ -15,11 +15,11 @@ use std::{
 
 use super::{
     BrokenChannel, ChannelMemory, Ring, SILENCE_MS, Why,
-    record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes},
-    ring::{Writer, index},
+    record::{FIXED_WORDS, Kind, Shape, store_bytes},
     slots::SLOTS_MAX,
     stored::{Copied, HELD, Held, Kept, Named, Of, Unsettled},
 };
+use crate::ring::{Header, Writer, index, lines};
 
 /// Most notes that wait for room: more than a peer that reads can cause, which is one for each slot.
 pub(super) const NOTES_MAX: usize = 2 * SLOTS_MAX;
@@ -497,7 +497,7 @@ impl<M: ChannelMemory> Producer<M> {
                 return false;
             }
             if pads {
-                self.writer.commit(padding, Header::note(Kind::Pad, padding, 0));
+                self.writer.pad();
             }
             // A note needs no credit, and leaves that of tensors as it is.
             let tail = self.writer.tail;

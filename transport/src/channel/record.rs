@@ -8,8 +8,7 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Words of a cache line. Records are whole lines, so that a small tensor touches no line of its neighbours.
-const LINE_WORDS: usize = 8;
+use crate::ring::{Header, PAD, lines};
 
 /// Words of a record in front of its key.
 pub(super) const FIXED_WORDS: usize = 3;
@@ -26,7 +25,7 @@ pub(super) enum Kind {
     /// A tensor of that step and key went another way, because it is large.
     Announce = 2,
     /// The rest of the lap is unused.
-    Pad = 3,
+    Pad = PAD,
     /// The tensors of the other direction in this range of numbers were taken, out of order.
     Took = 4,
     /// The tensor of the other direction with this number was not taken, and why.
@@ -54,7 +53,7 @@ impl Kind {
         Some(match number {
             1 => Kind::Tensor,
             2 => Kind::Announce,
-            3 => Kind::Pad,
+            PAD => Kind::Pad,
             4 => Kind::Took,
             5 => Kind::Returned,
             6 => Kind::Revoke,
@@ -70,43 +69,32 @@ impl Kind {
     }
 }
 
-/// The first word of a record: kind 8 bits, words of the record 16, bytes of the key 16, bytes of the payload 16, rank 8. 0 is no header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header(pub(super) u64);
-
+/// The rest of a header: bytes of the key 16, bytes of the payload 16, rank 8.
 impl Header {
     #[inline]
     pub(super) fn tensor(words: u64, shape: Shape) -> Header {
         let Shape { rank, key, payload } = shape;
-        Header(Kind::Tensor as u64 | words << 8 | (key as u64) << 24 | (payload as u64) << 40 | (rank as u64) << 56)
+        Header::new(Kind::Tensor as u8, words, key as u64 | (payload as u64) << 16 | (rank as u64) << 32)
     }
 
     /// The header of a record that has at most a key.
     pub(super) fn note(kind: Kind, words: u64, key: usize) -> Header {
-        Header(kind as u64 | words << 8 | (key as u64) << 24)
+        Header::new(kind as u8, words, key as u64)
     }
 
     #[inline]
     pub(super) fn is_tensor(self) -> bool {
-        self.0 as u8 == Kind::Tensor as u8
+        self.number() == Kind::Tensor as u8
     }
 
     pub(super) fn kind(self) -> Option<Kind> {
-        Kind::of(self.0 as u8)
-    }
-
-    #[inline]
-    pub(super) fn words(self) -> u64 {
-        self.0 >> 8 & 0xffff
+        Kind::of(self.number())
     }
 
     #[inline]
     pub(super) fn shape(self) -> Shape {
-        Shape {
-            rank: (self.0 >> 56) as usize,
-            key: (self.0 >> 24) as usize & 0xffff,
-            payload: (self.0 >> 40) as usize & 0xffff,
-        }
+        let rest = self.rest();
+        Shape { rank: (rest >> 32) as usize, key: rest as usize & 0xffff, payload: (rest >> 16) as usize & 0xffff }
     }
 }
 
@@ -144,12 +132,6 @@ impl Shape {
     }
 }
 
-/// Rounds up to whole cache lines.
-#[inline]
-pub(super) const fn lines(words: usize) -> u64 {
-    words.next_multiple_of(LINE_WORDS) as u64
-}
-
 /// The last, partial word of some bytes, padded with zeros; `bytes` must not be a multiple of 8 long.
 #[inline]
 fn last_word(bytes: &[u8]) -> u64 {
@@ -172,13 +154,16 @@ pub(super) fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     whole.iter().map(|word| u64::from_le_bytes(*word)).chain(last)
 }
 
-/// Stores bytes into the first words of `to`, padded with zeros.
+/// Stores bytes into the first words of `to`, padded with zeros; four words at a time, as [`store`](crate::ring::store).
 #[inline]
 pub(super) fn store_bytes(to: &[AtomicU64], bytes: &[u8]) {
     let (whole, rest) = bytes.as_chunks::<8>();
-    for (to, word) in to.iter().zip(whole) {
-        to.store(u64::from_le_bytes(*word), Relaxed);
+    let ((fours, ones), (from_fours, from_ones)) = (to[..whole.len()].as_chunks(), whole.as_chunks::<4>());
+    for (to, words) in fours.iter().zip(from_fours) {
+        let to: &[AtomicU64; 4] = to;
+        (0..4).for_each(|at| to[at].store(u64::from_le_bytes(words[at]), Relaxed));
     }
+    ones.iter().zip(from_ones).for_each(|(to, word)| to.store(u64::from_le_bytes(*word), Relaxed));
     if !rest.is_empty() {
         to[whole.len()].store(last_word(bytes), Relaxed);
     }

@@ -10,6 +10,7 @@ use std::{
 use zerocopy::IntoBytes;
 
 use super::{Why, key::Name, record::Shape};
+use crate::ring::load;
 
 /// Most recvs and unexpected tensors of a channel.
 pub const SLOTS_MAX: usize = 1 << 16;
@@ -38,7 +39,7 @@ impl Content {
         (self.meta_words, self.payload_bytes) = (1 + shape.rank as u16, shape.payload as u16);
         self.large = None;
         match self.own.get_mut(..words.len()) {
-            Some(own) => own.iter_mut().zip(words).for_each(|(own, word)| *own = word.load(Relaxed)),
+            Some(own) => load(words, own),
             None => self.large = Some(words.iter().map(|word| word.load(Relaxed)).collect()),
         }
     }

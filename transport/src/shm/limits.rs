@@ -7,30 +7,22 @@ use crate::limits::{
     SET_KEYS_MAX,
 };
 
-/// Slots of a ring: at 128 bytes each, 128 KiB, several of which fit into a core's second-level cache. This does not limit
-/// the tensors in flight, only records that the other side has not read yet.
-pub const SLOTS: usize = 1024;
+/// Words of a trunk in each direction: 128 KiB, several of which fit into a core's second-level cache. This does not limit the tensors in
+/// flight, only records that the other side has not read yet.
+pub const TRUNK_WORDS: u64 = 1 << 14;
 
 /// Most calls of a client that one shard of the daemon has not answered. A list of calls that would exceed it is refused as a whole by the
 /// client.
 pub const CALLS_PER_SHARD_MAX: usize = 1 << 14;
 
-/// Words of a slot: two cache lines, which the processor fetches as a pair.
-pub const SLOT_WORDS: usize = 16;
-
-/// Words of a slot that carry content; the first word is the commit word.
-pub const CONTENT_WORDS: usize = SLOT_WORDS - 1;
-
-/// Most slots of one record: the longest key, metadata and inline payload together need 57.
-pub const RECORD_SLOTS_MAX: usize = 60;
-
-pub const RECORD_WORDS_MAX: usize = RECORD_SLOTS_MAX * CONTENT_WORDS;
+/// Most words of a record's content: with its header 113 cache lines. The longest key, metadata and inline payload together need 850.
+pub const RECORD_WORDS_MAX: usize = 113 * 8 - 1;
 
 /// Most bytes of the fixed fields at the front of a record.
 pub const FIXED_BYTES_MAX: usize = 48;
 
 /// Largest payload that is put into the ring itself, in bytes. It costs a copy on each side, but no arena block, which
-/// would have to be found, and freed after the tensor's release. At this size a record takes about five slots.
+/// would have to be found, and freed after the tensor's release. At this size a record takes about ten cache lines.
 pub const INLINE_BYTES_MAX: usize = 512;
 
 /// Words of a channel's ring in each direction: 64 KiB. Its pages are allocated on first use, and a quiet channel stays in the first.
@@ -74,8 +66,8 @@ pub const QUEUES_MAX: usize = 1024;
 /// daemon's own memory.
 pub const QUEUED_TENSORS_MAX: usize = 1 << 20;
 
-/// Most tensors of one queue that a shard hands over before the client has taken any: the number of slots of a ring.
-pub const QUEUE_CREDIT_TENSORS_MAX: u32 = SLOTS as u32;
+/// Most tensors of one queue that a shard hands over before the client has taken any: as many small ones as a trunk has room for.
+pub const QUEUE_CREDIT_TENSORS_MAX: u32 = 1024;
 
 /// Most bytes of these tensors. No window is meant to be that large: the limit keeps sums from overflowing.
 pub const QUEUE_CREDIT_BYTES_MAX: u64 = MEMORY_BYTES_MAX;
@@ -129,12 +121,12 @@ pub const PATIENCE_MAX: Duration = Duration::from_secs(86_400);
 pub const RINGS_PER_WAKING: usize = 1024;
 
 const _: () = {
-    assert!(SLOTS.is_power_of_two());
+    assert!(TRUNK_WORDS.is_power_of_two() && TRUNK_WORDS <= u16::MAX as u64);
     assert!(CHANNEL_WORDS.is_power_of_two() && CHANNEL_WORDS <= u16::MAX as u64);
     assert!(INLINE_BYTES_MAX == crate::channel::PAYLOAD_BYTES_MAX);
-    // The reader publishes its position every quarter, so no record may need the whole ring to be free.
-    assert!(RECORD_SLOTS_MAX <= SLOTS / 4);
-    // A record's length has 16 bits in the commit word, and so has the length of each of its fields.
+    // The reader tells its position every quarter, and a record does not wrap, so none may need the whole ring to be free.
+    assert!(RECORD_WORDS_MAX < TRUNK_WORDS as usize / 4);
+    // The length of each field of a record has 16 bits.
     assert!(RECORD_WORDS_MAX <= u16::MAX as usize);
     assert!(KEY_BYTES_MAX + META_BYTES_MAX <= u16::MAX as usize);
     assert!(NAME_BYTES_MAX <= u16::MAX as usize);

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fmt,
     os::fd::{AsRawFd, OwnedFd},
     ptr::NonNull,
     sync::{
@@ -27,9 +26,9 @@ use sealane_runtime::{SleepFlag, VolatileSlice, VolatileSliceMut};
 use super::{
     error::ShmError,
     fields::Span,
-    limits::{MEMORY_BYTES_MAX, POPULATED_BYTES_MAX, SLOT_WORDS, SLOTS},
-    ring::RingMemory,
+    limits::{MEMORY_BYTES_MAX, POPULATED_BYTES_MAX},
 };
+use crate::channel::{ChannelMemory, RingMemory};
 
 /// Sizes and offsets of shared memory are multiples of this.
 pub(super) const PAGE: u64 = 4096;
@@ -282,39 +281,48 @@ impl Bytes {
     }
 }
 
-/// A ring of [`SLOTS`] slots in shared memory; keeps the memory mapped.
-pub struct Ring {
-    head: Words<1>,
-    slots: Words<SLOT_WORDS>,
+/// A ring of `WORDS` words in shared memory, a power of two; keeps the memory mapped.
+pub struct Ring<const WORDS: u64> {
+    words: Words<1>,
+    /// The words that the reader writes.
+    reader: Words<4>,
 }
 
-/// Bytes of a ring's slots.
-pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_WORDS * 8) as u64;
-
-impl Ring {
-    /// The ring whose head and slots are at these offsets.
-    pub(super) fn new(mapping: &Arc<Mapping>, head: u64, slots: u64) -> Self {
-        Self { head: Words::new(mapping, head, 1), slots: Words::new(mapping, slots, SLOTS) }
+impl<const WORDS: u64> Ring<WORDS> {
+    /// The ring whose words, and those of its reader, are at these offsets.
+    pub(super) fn new(mapping: &Arc<Mapping>, words: u64, reader: u64) -> Self {
+        Self { words: Words::new(mapping, words, WORDS as usize), reader: Words::new(mapping, reader, 1) }
     }
 }
 
-impl RingMemory for Ring {
-    const SLOTS: usize = SLOTS;
+impl<const N: u64> RingMemory for Ring<N> {
+    const WORDS: u64 = N;
 
     #[inline]
-    fn head(&self) -> &AtomicU64 {
-        &self.head.get(0)[0]
+    fn word(&self, position: u64) -> &AtomicU64 {
+        &self.words.get(position)[0]
     }
 
     #[inline]
-    fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS] {
-        self.slots.get(position)
+    fn words(&self, position: u64, count: u64) -> &[AtomicU64] {
+        self.words.get_many(position, count).as_flattened()
+    }
+
+    #[inline]
+    fn read(&self) -> &AtomicU64 {
+        &self.reader.get(0)[0]
     }
 }
 
-impl fmt::Debug for Ring {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").finish_non_exhaustive()
+impl<const N: u64> ChannelMemory for Ring<N> {
+    #[inline]
+    fn took(&self) -> &AtomicU64 {
+        &self.reader.get(0)[1]
+    }
+
+    #[inline]
+    fn returned(&self) -> &AtomicU64 {
+        &self.reader.get(0)[2]
     }
 }
 

@@ -1,8 +1,8 @@
 //! The memory shared by a client process and the daemon, and how a client attaches to it.
 //!
 //! A client attaches as one task. It gets one *arena*, from which it allocates and which the daemon reads and writes, and
-//! one *segment* per shard: a [`Submission`] ring, a [`Completion`] ring, and a receive *area*, from which the daemon
-//! allocates. A ring has one writer and one reader, each on one thread; while both are awake there are no system calls.
+//! one *segment* per shard: a *trunk*, which is a ring of [`Submission`]s and one of [`Completion`]s, and a receive *area*, from which the
+//! daemon allocates. A ring has one writer and one reader, each on one thread; while both are awake there are no system calls.
 //! Bounded by [`limits`] and the sizes agreed on when attaching. All of it is sealed `memfd` memory passed over a Unix
 //! socket: nothing has a name, so a killed process leaves nothing behind.
 //!

@@ -1,36 +1,20 @@
-//! A ring of records between one writer and one reader that do not trust each other; each on one thread, bounded by its
-//! slots, without locks, system calls or allocation.
+//! A client's trunk: the records of one direction, in a ring of words. Each end is on one thread, bounded by the ring, without locks,
+//! system calls or allocation.
 //!
-//! A slot has 16 words. Word 0 is the *commit word* and nothing else is ever written there; the others carry content. A record
-//! takes as many consecutive slots as its words need, wrapping around the end. The writer stores the content and then, in the
-//! first slot, the commit word: the lap (how often the writer has been round, from 1), the number of words and the kind. Stale
-//! contents of a slot therefore cannot be mistaken for a new record, and the reader learns of a small record from the same cache
-//! line that holds it.
-//!
-//! The reader publishes its position in one word, the *head*, so that the writer knows which slots are free. Positions only
-//! grow, and each side keeps its own copy: an invalid head or length is detected, not followed.
+//! The reader copies a record before it looks at it, and tells the writer how far it has read. Each side keeps its own position: an
+//! impossible one of the other side, or an impossible length, is noticed and not followed.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::Ordering;
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::{
-    limits::{CONTENT_WORDS, RECORD_WORDS_MAX, SLOT_WORDS},
-    record::Record,
-};
+use super::{limits::RECORD_WORDS_MAX, record::Record};
+pub use crate::ring::RingMemory;
+use crate::ring::{self, Header, PAD, index, lines, load, store};
 
-/// Where a ring is. The memory must be zero before its first use.
-pub trait RingMemory {
-    /// Number of slots of the ring, a power of two.
-    const SLOTS: usize;
-
-    /// The reader's position; on a cache line of its own.
-    fn head(&self) -> &AtomicU64;
-
-    /// The slot of a position, modulo [`SLOTS`](Self::SLOTS).
-    fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS];
-}
+/// Kinds below this are those of a channel's records; a trunk's are counted from here.
+const KINDS: u8 = 32;
 
 /// The other side wrote invalid data; the ring cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +26,7 @@ pub struct Broken {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    /// The reader has not freed enough slots yet; nothing was written.
+    /// The reader has not read enough yet; nothing was written.
     #[error("the ring is full")]
     Full,
     /// The reader cannot be trusted.
@@ -50,165 +34,157 @@ pub enum PushError {
     Broken(#[from] Broken),
 }
 
-/// The commit word: lap in the high half, then words and kind.
+/// Words of a record with so many words of content.
 #[inline]
-fn commit_word<M: RingMemory>(position: u64, record: &Record) -> u64 {
-    u64::from(lap::<M>(position)) << 32 | (record.len as u64) << 16 | u64::from(record.kind)
-}
-
-/// The lap of a position; never 0, since fresh memory is 0.
-#[inline]
-fn lap<M: RingMemory>(position: u64) -> u32 {
-    let round = position / M::SLOTS as u64;
-    // A division costs as much as copying a short record, and is needed only after four billion laps.
-    if round < u64::from(u32::MAX) { round as u32 + 1 } else { (round % u64::from(u32::MAX)) as u32 + 1 }
-}
-
-#[inline]
-fn slots_of(words: usize) -> u64 {
-    words.div_ceil(CONTENT_WORDS).max(1) as u64
-}
-
-/// Writes words, four at a time: the compiler unrolls no loop of unknown length over atomics.
-#[inline]
-fn store(words: &[AtomicU64], content: &[u64]) {
-    let ((fours, rest), (from_fours, from_rest)) = (words[..content.len()].as_chunks(), content.as_chunks::<4>());
-    for (words, values) in fours.iter().zip(from_fours) {
-        let words: &[AtomicU64; 4] = words;
-        (0..4).for_each(|at| words[at].store(values[at], Ordering::Relaxed));
-    }
-    rest.iter().zip(from_rest).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
-}
-
-/// Reads words, four at a time as in `store`.
-#[inline]
-pub(super) fn load(words: &[AtomicU64], into: &mut [u64]) {
-    let ((fours, rest), (into_fours, into_rest)) = (words[..into.len()].as_chunks(), into.as_chunks_mut::<4>());
-    for (words, values) in fours.iter().zip(into_fours) {
-        let words: &[AtomicU64; 4] = words;
-        (0..4).for_each(|at| values[at] = words[at].load(Ordering::Relaxed));
-    }
-    rest.iter().zip(into_rest).for_each(|(word, value)| *value = word.load(Ordering::Relaxed));
+fn words_of(content: usize) -> u64 {
+    lines(1 + content)
 }
 
 /// The end that writes records.
-#[derive(Debug)]
 pub struct Writer<M> {
-    memory: M,
-    /// Slots written so far.
-    tail: u64,
-    /// The head as last read.
-    head: u64,
+    ring: ring::Writer<M>,
 }
 
 impl<M: RingMemory> Writer<M> {
     /// The writing end of a ring that nobody has written to yet.
     pub fn new(memory: M) -> Self {
-        Self { memory, tail: 0, head: 0 }
+        Self { ring: ring::Writer::new(memory) }
     }
 
-    /// Writes a record; the reader sees all of it or nothing.
+    /// Writes a record; the reader sees all of it or nothing. Whoever wakes the reader has to look for its sleep after this.
     ///
     /// # Errors
-    /// [`PushError::Full`] while the reader has to free slots first, [`PushError::Broken`] if the reader's position is
-    /// impossible.
+    /// [`PushError::Full`] while the reader has to read first, [`PushError::Broken`] if the reader's position is impossible.
     #[inline]
     pub fn push(&mut self, record: &Record) -> Result<(), PushError> {
-        let slots = slots_of(record.len);
-        if self.tail - self.head + slots > M::SLOTS as u64 && self.free_slots()? < slots {
+        let words = words_of(record.len);
+        if !self.ring.fits(words) {
+            self.make_room(words)?;
+        }
+        store(&self.ring.record(words)[1..], record.content());
+        self.ring.commit_softly(words, Header::new(KINDS.wrapping_add(record.kind), words, record.len as u64));
+        Ok(())
+    }
+
+    /// Makes room for a record, in one piece.
+    #[cold]
+    fn make_room(&mut self, words: u64) -> Result<(), PushError> {
+        let read = self.read()?;
+        let pads = index::<M>(self.ring.tail) + words > M::WORDS;
+        let padding = if pads { M::WORDS - index::<M>(self.ring.tail) } else { 0 };
+        // The 0 behind a record has room, too.
+        if self.ring.tail + padding + words >= read + M::WORDS {
             return Err(PushError::Full);
         }
-        for (position, part) in (self.tail..).zip(record.content().chunks(CONTENT_WORDS)) {
-            store(&self.memory.slot(position)[1..], part);
+        if pads {
+            self.ring.pad();
         }
-        // COMMIT: Release here, Acquire in `pop`, so that a reader that sees the commit word sees the content.
-        self.memory.slot(self.tail)[0].store(commit_word::<M>(self.tail, record), Ordering::Release);
-        self.tail += slots;
+        self.ring.limit = read + M::WORDS;
         Ok(())
+    }
+
+    /// The reader's position.
+    ///
+    /// # Errors
+    /// [`Broken`] if the reader claims to have read what was not written, or to be further behind than the ring is long.
+    fn read(&self) -> Result<u64, Broken> {
+        // READ: Acquire here, Release in `tell`, so that the reader's loads are over before words are written anew.
+        let read = self.ring.memory.read().load(Ordering::Acquire);
+        match self.ring.tail.checked_sub(read) {
+            Some(unread) if unread <= M::WORDS => Ok(read),
+            _ => Err(Broken { what: "the reader's position is not among the records", found: read }),
+        }
     }
 
     /// The reader's position as it claims, if it has not read everything.
     pub fn behind(&self) -> Option<u64> {
-        let head = self.memory.head().load(Ordering::Relaxed);
-        (head != self.tail).then_some(head)
+        let read = self.ring.memory.read().load(Ordering::Relaxed);
+        (read != self.ring.tail).then_some(read)
     }
 
-    /// Number of slots that the reader has freed, read anew.
-    ///
-    /// # Errors
-    /// [`Broken`] if the reader claims to have read what was not written, or to be further behind than the ring is long.
-    pub fn free_slots(&mut self) -> Result<u64, Broken> {
-        // HEAD: Acquire here, Release in `publish`, so that the reader's loads are over before slots are written anew.
-        let head = self.memory.head().load(Ordering::Acquire);
-        match self.tail.checked_sub(head) {
-            Some(unread) if unread <= M::SLOTS as u64 => {
-                self.head = head;
-                Ok(M::SLOTS as u64 - unread)
-            }
-            _ => Err(Broken { what: "the reader's position is not among the records", found: head }),
-        }
+    /// True if at least half of the ring is free.
+    pub fn is_half_free(&self) -> bool {
+        self.read().is_ok_and(|read| self.ring.tail - read <= M::WORDS / 2)
     }
 }
 
 /// The end that reads records.
-#[derive(Debug)]
 pub struct Reader<M> {
-    memory: M,
-    /// Slots read so far.
-    position: u64,
-    /// The position that was published to the writer.
-    published: u64,
+    ring: ring::Reader<M>,
+    /// The position that the writer was told.
+    told: u64,
 }
 
 impl<M: RingMemory> Reader<M> {
     /// The reading end of a ring that nobody has read from yet.
     pub fn new(memory: M) -> Self {
-        Self { memory, position: 0, published: 0 }
+        Self { ring: ring::Reader::new(memory), told: 0 }
     }
 
-    /// Copies the next record; false if there is none. Publishes the freed slots to the writer every quarter of the ring.
+    /// Copies the next record; false if there is none. Tells the writer how far it has read every quarter of the ring.
     ///
     /// # Errors
-    /// [`Broken`] if the record claims to be longer than possible; `into` is then unchanged.
+    /// [`Broken`] if the record is none that a writer makes; `into` is then unchanged.
     #[inline]
     pub fn pop(&mut self, into: &mut Record) -> Result<bool, Broken> {
-        // COMMIT: see `push`.
-        let commit = self.memory.slot(self.position)[0].load(Ordering::Acquire);
-        if (commit >> 32) as u32 != lap::<M>(self.position) {
-            return Ok(false);
+        let Some(mut header) = self.ring.peek() else { return Ok(false) };
+        if header.number() == PAD {
+            match self.behind_pad(header)? {
+                Some(next) => header = next,
+                None => return Ok(false),
+            }
         }
-        let len = usize::from((commit >> 16) as u16);
-        let slots = slots_of(len);
-        if len > RECORD_WORDS_MAX || slots > M::SLOTS as u64 {
-            return Err(Broken { what: "a record is longer than any may be", found: len as u64 });
+        let (words, len) = (header.words(), header.rest() as usize);
+        if len > RECORD_WORDS_MAX || words_of(len) != words || header.number() < KINDS {
+            return Err(Broken { what: "a record is none that a writer makes", found: header.0 });
         }
-        for (position, part) in (self.position..).zip(into.words[..len].chunks_mut(CONTENT_WORDS)) {
-            load(&self.memory.slot(position)[1..], part);
-        }
-        into.become_record(commit as u8, len);
-        self.position += slots;
-        if self.position - self.published >= M::SLOTS as u64 / 4 {
+        let Some(record) = self.ring.record(words) else { return Err(BEYOND_THE_END) };
+        load(&record[1..], &mut into.words[..len]);
+        into.become_record(header.number() - KINDS, len);
+        self.ring.head += words;
+        if self.ring.head - self.told >= M::WORDS / 4 {
             self.publish();
         }
         Ok(true)
     }
 
+    /// The header of the record behind a pad, which is skipped.
+    #[cold]
+    fn behind_pad(&mut self, pad: Header) -> Result<Option<Header>, Broken> {
+        if index::<M>(self.ring.head) + pad.words() != M::WORDS {
+            return Err(BEYOND_THE_END);
+        }
+        self.ring.head += pad.words();
+        Ok(self.ring.peek())
+    }
+
     /// True if there is no record now; costs one load.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        // COMMIT: see `push`; a sleeper's last look must see what a poster wrote before it looked for sleepers.
-        let commit = self.memory.slot(self.position)[0].load(Ordering::Acquire);
-        (commit >> 32) as u32 != lap::<M>(self.position)
+        self.ring.peek().is_none()
     }
 
-    /// Tells the writer which slots are free again; call it once per drained batch.
+    /// Tells the writer how far this side has read; call it once per drained batch.
     #[inline]
     pub fn publish(&mut self) {
-        if self.published != self.position {
-            // HEAD: see `free_slots`.
-            self.memory.head().store(self.position, Ordering::Release);
-            self.published = self.position;
+        if self.told != self.ring.head {
+            self.ring.tell();
+            self.told = self.ring.head;
         }
+    }
+}
+
+const BEYOND_THE_END: Broken = Broken { what: "a record does not end where it has to", found: 0 };
+
+impl<M> std::fmt::Debug for Writer<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("tail", &self.ring.tail).finish_non_exhaustive()
+    }
+}
+
+impl<M> std::fmt::Debug for Reader<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("head", &self.ring.head).finish_non_exhaustive()
     }
 }
 

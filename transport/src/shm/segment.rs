@@ -1,7 +1,7 @@
 //! A segment: the memory shared by one client and one shard. The daemon's end belongs to the shard's thread, the client's
 //! end to any thread; bounded by its size.
 //!
-//! A page of header, the submission ring, the completion ring, the receive area. Words that one side writes while the other
+//! A page of header, the trunk's two directions (submissions, completions), the receive area. Words that one side writes while the other
 //! polls have separate cache lines.
 
 use std::{os::fd::OwnedFd, sync::Arc, sync::atomic::Ordering};
@@ -10,22 +10,26 @@ use sealane_runtime::SleepFlag;
 
 use super::{
     error::ShmError,
-    limits::{MEMORY_BYTES_MAX, SLOTS},
-    mapping::{Mapping, PAGE, RING_BYTES, Ring, SEGMENT, SharedMemory},
+    limits::{MEMORY_BYTES_MAX, TRUNK_WORDS},
+    mapping::{Mapping, PAGE, Ring, SEGMENT, SharedMemory},
     ring::{Reader, Writer},
 };
+
+/// One direction of a trunk.
+type Trunk = Ring<TRUNK_WORDS>;
 
 /// Offsets within a segment, in bytes.
 mod at {
     pub(super) const MAGIC: u64 = 0;
     pub(super) const LAYOUT: u64 = 8;
-    pub(super) const SUBMISSION_HEAD: u64 = LINE;
-    pub(super) const COMPLETION_HEAD: u64 = 2 * LINE;
+    /// The words of the reader of submissions.
+    pub(super) const SUBMISSIONS_READER: u64 = LINE;
+    pub(super) const COMPLETIONS_READER: u64 = 2 * LINE;
     pub(super) const DAEMON_SLEEP: u64 = 3 * LINE;
     pub(super) const CLIENT_SLEEP: u64 = 4 * LINE;
     pub(super) const SUBMISSIONS: u64 = super::PAGE;
-    pub(super) const COMPLETIONS: u64 = SUBMISSIONS + super::RING_BYTES;
-    pub(super) const AREA: u64 = COMPLETIONS + super::RING_BYTES;
+    pub(super) const COMPLETIONS: u64 = SUBMISSIONS + super::TRUNK_WORDS * 8;
+    pub(super) const AREA: u64 = COMPLETIONS + super::TRUNK_WORDS * 8;
 
     /// Two cache lines: the processor fetches them in pairs, so words closer than this disturb each other.
     const LINE: u64 = 128;
@@ -40,8 +44,8 @@ const _: () = {
 /// "sealane" and a zero, as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"sealane\0");
 
-/// Number of this layout, and of the slots of its rings.
-const LAYOUT: u64 = 1 << 32 | SLOTS as u64;
+/// Number of this layout, and of the words of a direction of its trunk.
+const LAYOUT: u64 = 2 << 32 | TRUNK_WORDS;
 
 /// The size of a segment whose receive area has `area_bytes` bytes; both are whole pages.
 pub const fn segment_bytes(area_bytes: u64) -> u64 {
@@ -52,9 +56,9 @@ pub const fn segment_bytes(area_bytes: u64) -> u64 {
 #[derive(Debug)]
 pub struct DaemonEnd {
     /// The client's requests.
-    pub submissions: Reader<Ring>,
+    pub submissions: Reader<Trunk>,
     /// The shard's answers.
-    pub completions: Writer<Ring>,
+    pub completions: Writer<Trunk>,
     area: SharedMemory,
     mapping: Arc<Mapping>,
 }
@@ -72,8 +76,8 @@ impl DaemonEnd {
         mapping.word(at::MAGIC).store(MAGIC, Ordering::Relaxed);
         mapping.word(at::LAYOUT).store(LAYOUT, Ordering::Relaxed);
         let end = Self {
-            submissions: Reader::new(Ring::new(&mapping, at::SUBMISSION_HEAD, at::SUBMISSIONS)),
-            completions: Writer::new(Ring::new(&mapping, at::COMPLETION_HEAD, at::COMPLETIONS)),
+            submissions: Reader::new(Ring::new(&mapping, at::SUBMISSIONS, at::SUBMISSIONS_READER)),
+            completions: Writer::new(Ring::new(&mapping, at::COMPLETIONS, at::COMPLETIONS_READER)),
             area: SharedMemory::part(&mapping, at::AREA),
             mapping,
         };
@@ -101,9 +105,9 @@ impl DaemonEnd {
 #[derive(Debug)]
 pub struct ClientEnd {
     /// The client's requests.
-    pub submissions: Writer<Ring>,
+    pub submissions: Writer<Trunk>,
     /// The shard's answers.
-    pub completions: Reader<Ring>,
+    pub completions: Reader<Trunk>,
     area: SharedMemory,
     mapping: Arc<Mapping>,
 }
@@ -124,8 +128,8 @@ impl ClientEnd {
             }
         }
         Ok(Self {
-            submissions: Writer::new(Ring::new(&mapping, at::SUBMISSION_HEAD, at::SUBMISSIONS)),
-            completions: Reader::new(Ring::new(&mapping, at::COMPLETION_HEAD, at::COMPLETIONS)),
+            submissions: Writer::new(Ring::new(&mapping, at::SUBMISSIONS, at::SUBMISSIONS_READER)),
+            completions: Reader::new(Ring::new(&mapping, at::COMPLETIONS, at::COMPLETIONS_READER)),
             area: SharedMemory::part(&mapping, at::AREA),
             mapping,
         })

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::named_rows::NamedRowsBuf;
-use sealane_transport::shm::limits::SLOTS;
+use sealane_transport::shm::limits::TRUNK_WORDS;
 use sealane_transport::shm::{
     AcceptedAt, Completion, KeyList, Moved, NO_TIMEOUT, PayloadAt, ReceivedAt, Span, Submission,
 };
@@ -107,8 +107,8 @@ impl Scribbler {
     fn take_back_what_was_written(&mut self, villain: &Raw) {
         let memory = villain.memory();
         let word = self.below(80) as usize;
-        let moved =
-            memory[word].load(Ordering::Acquire).wrapping_add(self.below(SLOTS as u64)).wrapping_sub(SLOTS as u64 / 2);
+        let moved = memory[word].load(Ordering::Acquire).wrapping_add(self.below(TRUNK_WORDS));
+        let moved = moved.wrapping_sub(TRUNK_WORDS / 2);
         memory[word].store(moved, Ordering::Release);
     }
 

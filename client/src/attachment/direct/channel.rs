@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use sealane_runtime::{Buffer, Urgency};
 use sealane_transport::{
     Destination, Error, RecvOptions, RecvOutcome, Tensor, Unreceived,
-    channel::{ChannelMemory, Half, Outgoing, Posting, Refusal, Ring, Seed, Sent, Steps, Why},
+    channel::{Half, Outgoing, Posting, Refusal, Ring, RingMemory, Seed, Sent, Steps, Why},
     limits::KEY_BYTES_MAX,
     shm::{ClientBell, DirectLane, NO_TIMEOUT, Standing, Way},
     tensor::LastKind,

@@ -7,7 +7,7 @@ use std::{
 
 use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
-    channel::ChannelMemory,
+    channel::RingMemory,
     shm::{
         ClientBell, DirectLane, LaneKeeper, Record, Side, Submission, Woken, attach::GivenLane,
         limits::INLINE_BYTES_MAX,

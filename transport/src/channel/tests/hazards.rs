@@ -1,10 +1,12 @@
 //! Each hazard of the design, with a rule that keeps it harmless.
 
 use super::*;
-use crate::channel::{
-    producer::NOTES_MAX,
-    record::{FIXED_WORDS, Header, Kind, lines},
-    ring::Writer,
+use crate::{
+    channel::{
+        producer::NOTES_MAX,
+        record::{FIXED_WORDS, Kind},
+    },
+    ring::{Header, Writer, lines},
 };
 
 #[test]

@@ -3,9 +3,9 @@
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::*;
-use crate::channel::{
-    record::{FIXED_WORDS, Header, Kind, Shape, lines, store_bytes},
-    ring::Writer,
+use crate::{
+    channel::record::{FIXED_WORDS, Kind, Shape, store_bytes},
+    ring::{Header, Writer, lines},
 };
 
 /// A header that is nearly right.

@@ -39,7 +39,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon
 /// must have the same.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 /// Version of the conversation by which one daemon takes the place of another. It changes independently of [`VERSION`], so
 /// that a daemon can hand over to another release.

@@ -13,13 +13,10 @@ use std::{
 use sealane_runtime::SleepFlag;
 
 use super::BytesMemory;
-use crate::{
-    channel::ChannelMemory,
-    shm::{
-        error::ShmError,
-        limits::{CHANNEL_WORDS, LANE_RING_BYTES, LANE_RINGS},
-        mapping::{Bytes, Mapping, PAGE, SEGMENT, Words},
-    },
+use crate::shm::{
+    error::ShmError,
+    limits::{CHANNEL_WORDS, LANE_RING_BYTES, LANE_RINGS},
+    mapping::{Bytes, Mapping, PAGE, Ring, SEGMENT},
 };
 
 /// Offsets within a lane, in bytes. Words that one side writes while the other polls have cache lines of their own.
@@ -144,7 +141,7 @@ impl LaneKeeper {
 impl LaneKeeper {
     /// What a side sends.
     pub fn way(&self, sender: Side) -> Way {
-        Way::new(&self.mapping, sender)
+        way(&self.mapping, sender)
     }
 
     /// A word of the header; its number is taken modulo their number.
@@ -160,47 +157,10 @@ impl AsFd for LaneKeeper {
 }
 
 /// One direction of the channel in shared memory.
-pub struct Way {
-    ring: Words<1>,
-    reader: Words<4>,
-}
+pub type Way = Ring<CHANNEL_WORDS>;
 
-impl Way {
-    fn new(mapping: &Arc<Mapping>, writer: Side) -> Self {
-        Self {
-            ring: Words::new(mapping, at::ring(writer), CHANNEL_WORDS as usize),
-            reader: Words::new(mapping, at::reader(writer), 1),
-        }
-    }
-}
-
-impl ChannelMemory for Way {
-    const WORDS: u64 = CHANNEL_WORDS;
-
-    #[inline]
-    fn word(&self, position: u64) -> &AtomicU64 {
-        &self.ring.get(position)[0]
-    }
-
-    #[inline]
-    fn words(&self, position: u64, count: u64) -> &[AtomicU64] {
-        self.ring.get_many(position, count).as_flattened()
-    }
-
-    #[inline]
-    fn read(&self) -> &AtomicU64 {
-        &self.reader.get(0)[0]
-    }
-
-    #[inline]
-    fn took(&self) -> &AtomicU64 {
-        &self.reader.get(0)[1]
-    }
-
-    #[inline]
-    fn returned(&self) -> &AtomicU64 {
-        &self.reader.get(0)[2]
-    }
+fn way(mapping: &Arc<Mapping>, writer: Side) -> Way {
+    Ring::new(mapping, at::ring(writer), at::reader(writer))
 }
 
 /// One client's end of a lane. Open it only once: a second end would begin where the first did.
@@ -223,12 +183,12 @@ impl DirectLane {
 
     /// The direction of the channel that this side writes.
     pub fn outgoing(&self) -> Way {
-        Way::new(&self.mapping, self.side)
+        way(&self.mapping, self.side)
     }
 
     /// The direction of the channel that this side reads.
     pub fn incoming(&self) -> Way {
-        Way::new(&self.mapping, self.side.other())
+        way(&self.mapping, self.side.other())
     }
 
     /// This side reads from now on: the other may send. Has no effect once a side is gone.

@@ -5,30 +5,35 @@ use loom::sync::{Arc, atomic::AtomicU64};
 #[cfg(not(loom))]
 use std::sync::{Arc, atomic::AtomicU64};
 
-use crate::shm::{RingMemory, limits::SLOT_WORDS};
+use crate::shm::RingMemory;
 
-/// A ring of `N` slots; the clones share it.
+/// A ring of `N` words; the clones share it.
 #[derive(Clone)]
-pub(super) struct Heap<const N: usize> {
-    pub(super) head: Arc<AtomicU64>,
-    pub(super) slots: Arc<[[AtomicU64; SLOT_WORDS]; N]>,
+pub(super) struct Heap<const N: u64> {
+    pub(super) read: Arc<AtomicU64>,
+    pub(super) words: Arc<Vec<AtomicU64>>,
 }
 
-impl<const N: usize> Heap<N> {
+impl<const N: u64> Heap<N> {
     pub(super) fn new() -> Self {
-        let slot = |_| std::array::from_fn(|_| AtomicU64::new(0));
-        Self { head: Arc::new(AtomicU64::new(0)), slots: Arc::new(std::array::from_fn(slot)) }
+        let words = (0..N).map(|_| AtomicU64::new(0)).collect();
+        Self { read: Arc::new(AtomicU64::new(0)), words: Arc::new(words) }
     }
 }
 
-impl<const N: usize> RingMemory for Heap<N> {
-    const SLOTS: usize = N;
+impl<const N: u64> RingMemory for Heap<N> {
+    const WORDS: u64 = N;
 
-    fn head(&self) -> &AtomicU64 {
-        &self.head
+    fn word(&self, position: u64) -> &AtomicU64 {
+        &self.words[(position % N) as usize]
     }
 
-    fn slot(&self, position: u64) -> &[AtomicU64; SLOT_WORDS] {
-        &self.slots[position as usize % N]
+    fn words(&self, position: u64, count: u64) -> &[AtomicU64] {
+        let at = (position % N) as usize;
+        &self.words[at..at + count as usize]
+    }
+
+    fn read(&self) -> &AtomicU64 {
+        &self.read
     }
 }

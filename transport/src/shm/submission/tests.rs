@@ -9,7 +9,7 @@ use crate::{
         Record, Span,
         attach::VERSION,
         codec::damage,
-        limits::{CONTENT_WORDS, INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
+        limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, RECORD_WORDS_MAX},
     },
 };
 
@@ -140,20 +140,21 @@ fn each(look: &mut dyn FnMut(&Submission<'_>)) {
 const MOVED: Moved = Moved { tensors: u64::MAX, bytes: 7 };
 
 #[test]
-fn records_keep_their_layout_of_version_20() {
-    let mut lines = include_str!("version_20.txt").lines();
+fn records_keep_their_layout_of_version_21() {
+    let mut lines = include_str!("version_21.txt").lines();
     each(&mut |submission| assert_eq!(through(submission).hex(), lines.next().unwrap(), "{submission:?}"));
-    assert_eq!((lines.next(), VERSION), (None, 20));
+    assert_eq!((lines.next(), VERSION), (None, 21));
 }
 
 #[test]
-fn what_is_common_needs_one_slot() {
+fn what_is_common_needs_two_lines() {
+    const WORDS_OF_TWO_LINES: usize = 15;
     let key = "k".repeat(96);
     let small = through(&send(&key[..16], &[7; 16], PayloadAt::Inline(&[5; 64])));
-    assert_eq!(small.content().len(), CONTENT_WORDS);
-    assert!(through(&send(&key[..63], &[7; 16], PayloadAt::Arena(SPAN))).content().len() <= CONTENT_WORDS);
-    assert_eq!(through(&recv(&key, None)).content().len(), CONTENT_WORDS);
-    assert_eq!(through(&recv(&key[..80], Some(SPAN))).content().len(), CONTENT_WORDS);
+    assert_eq!(small.content().len(), WORDS_OF_TWO_LINES);
+    assert!(through(&send(&key[..63], &[7; 16], PayloadAt::Arena(SPAN))).content().len() <= WORDS_OF_TWO_LINES);
+    assert_eq!(through(&recv(&key, None)).content().len(), WORDS_OF_TWO_LINES);
+    assert_eq!(through(&recv(&key[..80], Some(SPAN))).content().len(), WORDS_OF_TWO_LINES);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_runtime::{Buffer, MemoryKind};
-use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD, SLOTS};
+use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD};
 use sealane_transport::shm::{AcceptedAt, CallListBuf, Completion, PushError, ReceivedAt, Record, SmallCall};
 use sealane_transport::{Error, Handle, Payload, Tensor, Unreceived};
 
@@ -230,7 +230,7 @@ impl Client {
     /// True if the client has read all that it was told, and none of its submissions is unread.
     pub(in crate::engine::clients) fn is_aware(&mut self) -> bool {
         // A client that has gone, or whose ring is broken, submits nothing more.
-        let has_unread = self.end.completions.free_slots().is_ok_and(|free| free < SLOTS as u64);
+        let has_unread = self.end.completions.behind().is_some();
         self.closed
             || self.arrived.is_empty() && self.backlog.is_empty() && !has_unread && self.end.submissions.is_empty()
     }
@@ -377,7 +377,7 @@ impl Client {
 
     /// True if the ring has room for reports that do not wake the client, until something else does.
     fn has_much_room(&mut self) -> bool {
-        !self.is_stuck() && self.end.completions.free_slots().is_ok_and(|free| free >= SLOTS as u64 / 2)
+        !self.is_stuck() && self.end.completions.is_half_free()
     }
 
     /// True if answers wait because the client does not read.

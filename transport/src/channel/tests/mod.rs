@@ -1,9 +1,11 @@
-//! Two halves over rings on the heap. `model` drives them in random orders, `orders` in all orders of few events.
+//! Two halves over rings on the heap. `model` drives them in random orders, `orders` in all orders of few events. `trunks` has a switch between
+//! the halves of several clients.
 
 mod hazards;
 mod hostile;
 mod model;
 mod orders;
+mod trunks;
 
 use std::sync::{
     Arc,
@@ -23,7 +25,7 @@ impl<const WORDS: u64> Heap<WORDS> {
     }
 }
 
-impl<const N: u64> ChannelMemory for Heap<N> {
+impl<const N: u64> RingMemory for Heap<N> {
     const WORDS: u64 = N;
 
     fn word(&self, position: u64) -> &AtomicU64 {
@@ -38,7 +40,9 @@ impl<const N: u64> ChannelMemory for Heap<N> {
     fn read(&self) -> &AtomicU64 {
         &self.0.1[0]
     }
+}
 
+impl<const N: u64> ChannelMemory for Heap<N> {
     fn took(&self) -> &AtomicU64 {
         &self.0.1[1]
     }

@@ -317,7 +317,7 @@ impl Held<'_> {
         }
     }
 
-    /// Ends calls that have waited here until their deadline.
+    /// Ends queued calls at their deadlines.
     pub(super) fn expire_backlog(&mut self, now: Tick) {
         let State { line: Line::Up(link), calls, aftermath, .. } = &mut **self else { return };
         if calls.may_expire(now) {

@@ -52,7 +52,7 @@ pub(crate) struct Calls {
     to_cancel: Vec<(u16, u32)>,
     /// Publications that have ended, and whether the daemon has refused them.
     published: Vec<(u32, bool)>,
-    /// The earliest deadline of a call that waits in this process for room, or earlier.
+    /// The earliest deadline of a queued call, or earlier.
     queued_until: Option<Tick>,
 }
 
@@ -182,13 +182,13 @@ impl Calls {
         }
     }
 
-    /// Notes the deadline of a call that waits in this process for room.
+    /// Records the deadline of a queued call.
     pub(super) fn is_queued_until(&mut self, deadline: Tick) {
         self.queued_until = Some(self.queued_until.map_or(deadline, |until| until.min(deadline)));
     }
 
-    /// True if a call that waits in this process for room may be past its deadline. Then the caller looks at all of them, and notes
-    /// anew [until when](Self::is_queued_until) they wait.
+    /// True if a queued call may have passed its deadline. The caller then checks every queued call, and reports the deadlines of those
+    /// that stay queued with [`is_queued_until`](Self::is_queued_until).
     pub(super) fn may_expire(&mut self, now: Tick) -> bool {
         self.queued_until.take_if(|until| *until < now).is_some()
     }

@@ -264,8 +264,7 @@ impl Held<'_> {
         state.aftermath.wakers.extend(state.driver.waker());
     }
 
-    /// Ends calls that wait in this process at their deadlines and, from time to time, calls awaited by futures that the daemon should have
-    /// ended long ago.
+    /// Ends queued calls at their deadlines and, once a second, awaited calls that the daemon should have ended long ago.
     pub(super) fn sweep(&mut self) {
         let now = Tick::now();
         self.expire_backlog(now);

@@ -81,7 +81,7 @@ impl Rig {
         told
     }
 
-    /// The recvs that the daemon was told of since the last call, by their numbers. Drops all other submissions.
+    /// The numbers of the recvs submitted since the last call. Other submissions are dropped.
     pub(super) fn recvs(&mut self) -> Vec<u32> {
         let (mut record, mut recvs) = (Record::new(), Vec::new());
         while self.daemon.submissions.pop(&mut record).unwrap() {
@@ -93,14 +93,14 @@ impl Rig {
         recvs
     }
 
-    /// The daemon delivers a tensor of so many bytes.
+    /// Delivers a tensor to a recv.
     pub(super) fn delivers(&mut self, call: u32, bytes: &[u8]) {
         let (mut record, meta) = (Record::new(), TensorMeta::new(DType::U8, &[bytes.len() as u64]).unwrap());
         Completion::ArrivedAlone { call, meta: meta.as_wire(), bytes }.encode(&mut record).unwrap();
         self.daemon.completions.push(&record).unwrap();
     }
 
-    /// The daemon has given up a recv, as it was told to.
+    /// Ends a cancelled recv.
     pub(super) fn gives_up(&mut self, call: u32) {
         let (mut record, error) = (Record::new(), Error::unavailable("daemon", "the recv was cancelled"));
         Completion::Failed { call, memory_back: true, error }.encode(&mut record).unwrap();

@@ -51,7 +51,7 @@ pub(super) fn run(input: &[u8]) {
         match script.below(7) {
             0 => (&incoming).word(script.below(WORDS) as u64).store(script.number(), Ordering::Relaxed),
             1 => {
-                // The header of a record of so many words, which may say another length.
+                // A header whose length may contradict its number of words.
                 let (position, len) = (LINE * script.below(WORDS / LINE), script.below(RECORD_WORDS_MAX + 100));
                 let words = (len + 1).next_multiple_of(LINE) + if script.below(4) > 0 { 0 } else { LINE };
                 let header = u64::from(script.byte()) | (words as u64) << 8 | (len as u64) << 24;

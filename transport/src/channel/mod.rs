@@ -58,7 +58,7 @@ pub use self::{
 };
 use crate::limits::KEY_BYTES_MAX;
 
-/// Where one direction of a channel is: beside the ring, the reader has two more words on its line.
+/// The memory of one direction of a channel: a ring, and two more words that its reader writes.
 pub trait ChannelMemory: RingMemory {
     /// The number before which the reader has settled all tensors.
     fn took(&self) -> &AtomicU64;

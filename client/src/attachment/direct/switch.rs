@@ -93,12 +93,13 @@ impl Link {
         }
     }
 
-    /// Does what a channel asks for, as far as that is possible now: see `News`.
+    /// Does what a channel asks for, as far as possible: see `News`.
     fn serve_news(&mut self, inner: &mut Inner, calls: &mut Calls, after: &mut Aftermath) {
         let mut asks = std::mem::take(&mut inner.half.news.asks);
         asks.retain(|slot| !self.ask(*slot, inner, calls, after));
         inner.half.news.asks.extend(asks);
-        // What the daemon has delivered comes first: the producer may have heard of that before it sent what arrived here.
+        // The daemon's answers come first: a producer may send over the channel because the daemon's delivery of an earlier tensor was
+        // acknowledged to it.
         while self.has_taken_answers()
             && let Some(slot) = inner.half.news.arrived.pop()
         {

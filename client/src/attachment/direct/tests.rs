@@ -149,7 +149,7 @@ fn recvs_are_asked_for_until_older_sends_are_over() {
     assert!(sending.try_outcome().is_some());
 }
 
-/// The producer may have heard of the daemon's delivery before it sent the other.
+/// The producer may send the second tensor because the daemon's delivery of the first was acknowledged.
 #[test]
 fn tensor_that_the_daemon_has_delivered_goes_before_one_that_arrives_over_the_channel() {
     let mut two = Two::opened();

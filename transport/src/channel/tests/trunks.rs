@@ -1,14 +1,13 @@
-//! A model of the switch: several clients, each with one trunk, and a channel between every two of them. The halves are the real ones. Each
-//! writes a ring of its client's own memory (its *port*), as if the peer read it; the client copies the records into its trunk, the switch
-//! copies them into the peer's, and the peer's client into the ring that the peer's half reads. The switch looks at no key.
+//! A model of the switch: several clients with one trunk each, and a channel between every two of them. The halves are the real ones. A half
+//! writes a ring in its own process (its *port*). The client copies the records from there into its trunk, the switch from trunk to trunk,
+//! and the peer's client into the ring that the peer's half reads. The switch never looks at a key.
 //!
 //! What the model shows:
-//! - A record is *delivered* once it is in the trunk of its consumer. The producer's client frees its place in the port only then. So what the
-//!   switch keeps of a pair, because its consumer does not read, is never more than a port: that is the pair's credit, and the sum over all
-//!   pairs of a consumer is known when they are opened.
-//! - The switch always reads all trunks, and a client that does not read stops its own pairs alone.
-//! - The reader's words (what is settled) are a record like others. At most one of a pair is on its way.
-//! - A client that writes anything at all into its trunk harms its own pairs alone.
+//! - A record is *delivered* when it is in the trunk of its consumer. Only then does the producer's client free its place in the port. So the
+//!   overflow of a pair never exceeds a port. That is the pair's credit, and a consumer's quota is known when its pairs are opened.
+//! - The switch always reads all trunks. A client that does not read stops only its own pairs.
+//! - What a consumer has settled travels as a record. At most one such record of a pair is in flight.
+//! - A client that writes garbage into its trunk harms only its own pairs.
 
 use std::collections::VecDeque;
 
@@ -111,7 +110,7 @@ struct Port {
     on_the_way: VecDeque<Option<u64>>,
     /// What the half reads.
     into: ring::Writer<Heap<PORT>>,
-    /// The reader's words as the producer was told, and whether that is on its way.
+    /// The reader's words in the last `SETTLED` record, and whether that record is in flight.
     told: [u64; 2],
     is_telling: bool,
 }

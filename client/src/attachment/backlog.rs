@@ -579,6 +579,8 @@ mod tests {
         clock::set_by_hand(Some(1_000));
         let rig = Rig::with_backlog("task", Some(Backlog::default()));
         let attachment = rig.attachment.clone();
+        // A driver would see the system's time.
+        attachment.lock().driver.is_the_caller();
         let _rest = attachment.allocate(AREA_BYTES as usize).unwrap();
         let send = |key: &str, timeout_ms| {
             let tensor = Tensor::from_elements(&[4096], &[7_u8; 4096]).unwrap();

@@ -34,7 +34,7 @@ pub enum PushError {
     Broken(#[from] Broken),
 }
 
-/// Words of a record with so many words of content.
+/// The length of a record, in words, from that of its content.
 #[inline]
 fn words_of(content: usize) -> u64 {
     lines(1 + content)
@@ -88,7 +88,7 @@ impl<M: RingMemory> Writer<M> {
     /// # Errors
     /// [`Broken`] if the reader claims to have read what was not written, or to be further behind than the ring is long.
     fn read(&self) -> Result<u64, Broken> {
-        // READ: Acquire here, Release in `tell`, so that the reader's loads are over before words are written anew.
+        // ACQUIRE: pairs with `tell`. The reader has loaded a record before its words are overwritten.
         let read = self.ring.memory.read().load(Ordering::Acquire);
         match self.ring.tail.checked_sub(read) {
             Some(unread) if unread <= M::WORDS => Ok(read),
@@ -102,6 +102,11 @@ impl<M: RingMemory> Writer<M> {
         (read != self.ring.tail).then_some(read)
     }
 
+    /// True if the reader has not read everything; false also if its position is impossible.
+    pub fn has_unread(&self) -> bool {
+        self.read().is_ok_and(|read| read != self.ring.tail)
+    }
+
     /// True if at least half of the ring is free.
     pub fn is_half_free(&self) -> bool {
         self.read().is_ok_and(|read| self.ring.tail - read <= M::WORDS / 2)
@@ -111,7 +116,7 @@ impl<M: RingMemory> Writer<M> {
 /// The end that reads records.
 pub struct Reader<M> {
     ring: ring::Reader<M>,
-    /// The position that the writer was told.
+    /// The last position published to the writer.
     told: u64,
 }
 

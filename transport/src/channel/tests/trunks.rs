@@ -318,7 +318,7 @@ impl World {
         &mut self.clients[of].ports[with].half
     }
 
-    /// All do all that they can, so many times, except clients that do nothing.
+    /// Lets the switch and every client except the `idle` ones take turns.
     fn rounds(&mut self, rounds: usize, idle: &[usize]) {
         for _ in 0..rounds {
             for client in (0..CLIENTS).filter(|client| !idle.contains(client)) {

@@ -51,8 +51,8 @@ fn loom_pad_goes_round() {
     all_arrive::<32>(&[1, 8, 8, 1], 3);
 }
 
-/// Relaxed loads of atomics cannot race, so the model would not miss the order of the reader's position. A plain cell beside each
-/// line, used as the line is, would.
+/// Loom reports no race between relaxed atomics. A plain cell beside each line makes it report a line that is overwritten before it was
+/// read.
 #[test]
 fn loom_word_is_written_anew_only_after_it_was_read() {
     const LINES: usize = 2;

@@ -61,7 +61,7 @@ fn full_ring_takes_nothing_until_the_reader_has_told() {
     assert_eq!(writer.push(&two_lines), Err(PushError::Full));
     writer.push(&record(2, 0)).unwrap();
     assert_eq!(writer.push(&record(2, 0)), Err(PushError::Full));
-    assert_eq!((writer.behind(), writer.is_half_free()), (Some(0), false));
+    assert_eq!((writer.behind(), writer.has_unread(), writer.is_half_free()), (Some(0), true, false));
     assert!(popped(&mut reader).is_some());
     // After a quarter of the ring the reader tells by itself.
     assert_eq!(writer.behind(), Some(2 * LINE));
@@ -69,7 +69,7 @@ fn full_ring_takes_nothing_until_the_reader_has_told() {
     writer.push(&record(2, 7)).unwrap();
     while popped(&mut reader).is_some() {}
     reader.publish();
-    assert_eq!((writer.behind(), writer.is_half_free()), (None, true));
+    assert_eq!((writer.behind(), writer.has_unread(), writer.is_half_free()), (None, false, true));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn position_that_cannot_be_breaks_the_ring() {
         memory.read.store(wrong, Ordering::Relaxed);
         let broken = Broken { what: "the reader's position is not among the records", found: wrong };
         assert_eq!(writer.push(&record(0, 0)), Err(PushError::Broken(broken)));
-        assert!(!writer.is_half_free());
+        assert!(!writer.is_half_free() && !writer.has_unread());
     }
     // A valid position further on: the writer continues.
     memory.read.store(24, Ordering::Relaxed);

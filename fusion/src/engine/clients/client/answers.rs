@@ -230,7 +230,7 @@ impl Client {
     /// True if the client has read all that it was told, and none of its submissions is unread.
     pub(in crate::engine::clients) fn is_aware(&mut self) -> bool {
         // A client that has gone, or whose ring is broken, submits nothing more.
-        let has_unread = self.end.completions.behind().is_some();
+        let has_unread = self.end.completions.has_unread();
         self.closed
             || self.arrived.is_empty() && self.backlog.is_empty() && !has_unread && self.end.submissions.is_empty()
     }

@@ -23,6 +23,10 @@ pub(super) struct Listening {
     pub(super) is_host: bool,
     /// Other clients know that, and ring only for urgent work.
     pub(super) is_idle: bool,
+    /// How often a caller has slept so far.
+    pub(super) naps: u64,
+    /// What [`naps`](Self::naps) was when the host looked.
+    naps_known: u64,
     /// A task of a runtime does.
     pub(super) runtime: bool,
     /// Makes that task check whether it still does.
@@ -37,6 +41,11 @@ pub(super) struct Listening {
 impl Listening {
     pub(super) fn is_there(&self) -> bool {
         self.thread || self.runtime
+    }
+
+    /// True if callers have slept since the last look: they listen better themselves, since a host would only wake them.
+    pub(super) fn is_for_callers(&mut self) -> bool {
+        std::mem::replace(&mut self.naps_known, self.naps) != self.naps
     }
 
     /// Nobody listens any more; returns whom to tell.

@@ -13,7 +13,7 @@ use sealane_transport::Error;
 use super::{Attachment, Held, Line, Take, wait::Waiter};
 use crate::{
     clock::Tick,
-    limits::{GRACE, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
+    limits::{GRACE, HOST_PAUSE, REATTACH_INTERVAL, REATTACH_PAUSE_MAX, SWEEP_INTERVAL},
 };
 
 /// The driver as callers see it.
@@ -187,14 +187,17 @@ impl Attachment {
                 thread::park_timeout(due);
                 continue;
             }
-            if held.has_nothing_to_drive() && held.has_channels() {
-                drop(self.sleep(held, Waiter::Host));
-                continue;
-            }
             if held.has_nothing_to_drive() {
+                let mut due = held.lanes_due(Waiter::Driver);
+                if held.has_channels() {
+                    if !held.listening.is_for_callers() {
+                        drop(self.sleep(held, Waiter::Host));
+                        continue;
+                    }
+                    due = Some(HOST_PAUSE);
+                }
                 held.driver.rests();
                 held.hand_over();
-                let due = held.lanes_due(Waiter::Driver);
                 drop(held);
                 match due {
                     Some(due) => thread::park_timeout(due),

@@ -231,6 +231,9 @@ impl Attachment {
             held.look_after_lanes(Tick::now());
         }
         held.expire(waiter);
+        if !matches!(waiter, Waiter::Driver | Waiter::Host) {
+            held.listening.naps += 1;
+        }
         match &held.line {
             Line::Up(_) if held.is_over(waiter) => held,
             Line::Up(_) if held.listening.thread => self.park(held, waiter),

@@ -351,3 +351,22 @@ fn what_a_channel_has_carried_is_counted_by_both_sides_when_it_ends() {
     two.sender.attachment.lock().pump();
     assert_eq!((moved(&mut two.sender), moved(&mut two.receiver)), ((1, 0), (0, 1)));
 }
+
+#[test]
+fn caller_that_sleeps_keeps_the_host_from_the_bell_for_a_moment() {
+    let two = Two::new();
+    let attachment = &two.receiver.attachment;
+    assert!(!attachment.lock().listening.is_for_callers());
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| two.recv("w").wait());
+        while !attachment.lock().listening.is_there() {
+            std::thread::yield_now();
+        }
+        let _sending = two.send("w", 8);
+        assert_eq!(received.join().unwrap().unwrap().bytes(), [7; 8]);
+    });
+    let mut held = attachment.lock();
+    assert!(!held.listening.is_there(), "nobody listens any more");
+    assert!(held.listening.is_for_callers(), "until the host has looked again");
+    assert!(!held.listening.is_for_callers());
+}

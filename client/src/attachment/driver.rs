@@ -140,6 +140,7 @@ impl Attachment {
         let mut pause = REATTACH_INTERVAL;
         loop {
             let mut held = self.spin(Waiter::Driver);
+            held.driver.idle = false;
             if !held.awaits_restart() {
                 held.end_expecting();
             }

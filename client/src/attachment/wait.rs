@@ -131,10 +131,12 @@ impl Attachment {
     /// Waits for the end of a call over a channel, or until the daemon is lost.
     pub(crate) fn wait_over_channel(&self, call: &dyn Awaited) {
         let waiter = Waiter::OverChannel(call);
-        let held = self.spin(waiter);
+        let mut held = self.spin(waiter);
         if !held.is_over(waiter) {
-            drop(self.sleep(held, waiter));
+            held = self.sleep(held, waiter);
         }
+        // Somebody must go on to listen, if only to answer other clients.
+        held.hand_over();
     }
 
     /// How a waiting thread polls before it sleeps, if the user has set it.

@@ -1,4 +1,4 @@
-//! Where a thread finds the channel to a peer without a lock: the last few that it used.
+//! Where a thread finds the channel to a peer without a lock: the last ones that it used.
 //!
 //! Limits: [`PLACES`] channels for each thread. A thread that does not call again keeps no channel alive.
 
@@ -13,7 +13,7 @@ use std::{
 use super::Channel;
 
 /// Channels that a thread remembers, a power of two.
-const PLACES: usize = 8;
+const PLACES: usize = 64;
 
 /// Numbers the states of all caches of this process, so that no state is mistaken for another attachment's.
 static STATES: AtomicU64 = AtomicU64::new(1);
@@ -74,10 +74,11 @@ impl ChannelCache {
     #[inline]
     fn place(peer: &str) -> usize {
         let peer = peer.as_bytes();
-        let word = |bytes: Option<&[u8; 8]>| bytes.map_or(peer.len() as u64, |bytes| u64::from_le_bytes(*bytes));
+        let all = || peer.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        let word = |bytes: Option<&[u8; 8]>| bytes.map_or_else(all, |bytes| u64::from_le_bytes(*bytes));
         let mixed = word(peer.first_chunk()).wrapping_mul(3) ^ word(peer.last_chunk());
         // Fibonacci hashing.
-        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize % PLACES
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PLACES.ilog2())) as usize % PLACES
     }
 
     /// The channel to a peer, found by `look` if this thread does not remember it.
@@ -115,5 +116,18 @@ impl ChannelCache {
             place.channel = found.as_ref().map(Arc::downgrade);
         });
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_differ_in_a_few_bytes_have_places_of_their_own() {
+        for names in [["a:1", "b:1"], ["ps0:2222", "ps1:2222"], ["10.0.0.1:2222", "10.0.0.2:2222"]] {
+            let [one, other] = names.map(ChannelCache::place);
+            assert_ne!(one, other, "{names:?}");
+        }
     }
 }

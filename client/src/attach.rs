@@ -256,7 +256,7 @@ pub(crate) fn map_arena(settings: &Settings, arena: u64, now: Instant) -> Result
     mapped.map_err(|error| told(settings, error))
 }
 
-/// Asks the daemon for the direct lane to the process that is attached as `peer`.
+/// Asks the daemon for the lane to the process that is attached as `peer`.
 pub(crate) fn lane(settings: &Settings, peer: &str, now: Instant) -> Result<GivenLane, Error> {
     let given = conversation::lane(&settings.socket, &settings.task, peer, now + LANE_TIMEOUT);
     given.map_err(|error| told(settings, error))

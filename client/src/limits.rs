@@ -18,7 +18,7 @@ pub(crate) const OTHERS_ARENAS_MAX: usize = 64;
 /// How long the daemon may take to hand over such an arena, usually a fraction of a millisecond. After this the tensor is copied.
 pub(crate) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Most direct lanes of this process: as many as its daemon grants.
+/// Most lanes of this process: as many as its daemon grants.
 pub(crate) const LANES_MAX: usize = 64;
 
 /// Most lanes that are gone and whose rings are still read. Beyond that, the streams of the oldest end.
@@ -69,7 +69,7 @@ pub(crate) const SOCKET_RETRY_MAX: Duration = Duration::from_secs(64);
 /// Polls of a ring before its reader waits as for all else: some 2 us, in which another process that spins has answered.
 pub(crate) const RING_SPINS: usize = 40;
 
-/// Small tensors exchanged with a task of this host before a direct lane to it is requested: the request costs as much as they do.
+/// Small tensors exchanged with a task of this host before a lane to it is requested: the request costs as much as they do.
 pub(crate) const DIRECT_AFTER: u32 = 64;
 
 /// Milliseconds before a task of this host that had no process is asked about again; doubled each time.

@@ -263,8 +263,8 @@ pub(crate) const LOOKUPS_MAX: usize = 1024;
 /// releases holds them until its lease expires.
 pub(crate) const CLIENTS_LEAVING_MAX: usize = 256;
 
-/// Direct lanes of one client, one for each other task of a host. Each is 2 MiB when fully used, and is polled with the rings.
-pub(crate) const DIRECT_LANES_MAX: usize = 64;
+/// Lanes of one client, one for each other task of a host. Each is 2 MiB when fully used, and is polled with the rings.
+pub(crate) const LANES_MAX: usize = 64;
 
 /// After this many turns without a client record the shard stops peeking at client rings between turns, some milliseconds;
 /// peeking delays sockets.
@@ -288,18 +288,8 @@ pub(crate) const CLIENT_CALLS_MAX: usize = CALLS_PER_SHARD_MAX;
 /// How often a full completion ring is retried: clients do not signal when they free space.
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);
 
-/// How long calls that were made together wait as a list, before they are entered one by one: long enough for a producer that sends as soon
-/// as it is asked, and so short that a call which the node would end at once ends hardly later.
-pub(crate) const LISTED_TIME_MAX: Duration = Duration::from_millis(1);
-
-/// Most lists that wait on one shard, which are searched one after the other; further calls are entered one by one at once.
-pub(crate) const LISTS_MAX: usize = 64;
-
-/// Most calls of these lists: so many may have to be entered within one turn.
-pub(crate) const LISTED_CALLS_MAX: usize = 4096;
-
-/// Calls of lists that have waited long enough, and are entered in one turn, about.
-pub(crate) const LISTED_CALLS_PER_TURN: usize = 512;
+/// How long a client may take to make room for what a client that has gone had written to it; the rest is dropped then.
+pub(crate) const LANE_END_MAX: Duration = Duration::from_secs(1);
 
 /// Kinds of links of one engine besides TCP at most: each has its own counters and latencies on every shard.
 pub const LINK_KINDS_MAX: usize = 2;

@@ -336,7 +336,7 @@ settings! {
             "Whether a client may map the arena of another client of the same user to view the tensors published there, and read rows of tables. It can then read that whole arena. `false`: tensors are always copied, and rows gathered by the daemon."),
         direct_lanes: bool => setting("daemon.direct_lanes", Nothing,
             Kind::Bool, Bool(true),
-            "Whether two clients of the same user on this host may send each other small tensors and the bytes of streams directly, past the daemon, and streams to tasks of other hosts may have TCP connections of their own. The daemon then only counts what passes. `false`: all of it goes by the daemon."),
+            "Whether two clients of the same user on this host may send each other small tensors and the bytes of streams directly, past the daemon, and streams to tasks of other hosts may have TCP connections of their own. The daemon then only counts what passes. `false`: all of it goes by the daemon, which copies the small tensors of two clients from the memory of one to that of the other."),
         drain_timeout: Duration => setting("daemon.drain_timeout_ms", Nothing,
             milliseconds(0), Number(DRAIN_TIMEOUT_MS),
             "How long a stopping daemon waits for calls in flight."),

@@ -69,7 +69,7 @@ pub(super) struct Link {
 
 pub(super) struct Segment {
     end: ClientEnd,
-    doorbell: Doorbell,
+    doorbell: Arc<Doorbell>,
     pub(super) area: Arc<Area>,
     /// Peers that the shard knows by number.
     peers: usize,
@@ -139,7 +139,7 @@ impl Link {
             let area = Arc::new(Area::new(end.area().clone(), mark.clone(), freed.clone()));
             Segment {
                 end,
-                doorbell,
+                doorbell: Arc::new(doorbell),
                 area,
                 peers: 0,
                 cancels: Vec::new(),
@@ -226,6 +226,11 @@ impl Link {
     /// The shard that serves the pair with a peer.
     fn serving(&self, task: &str, name: &str) -> u16 {
         lane::shard_of(lane::lane(task, name), self.segments.len()) as u16
+    }
+
+    /// Wakes the shard that serves the pair with a peer.
+    pub(super) fn doorbell(&self, task: &str, name: &str) -> Arc<Doorbell> {
+        self.segments[usize::from(self.serving(task, name))].doorbell.clone()
     }
 
     fn introduce(&mut self, segment: u16, name: &str) -> Result<Peer, Unsubmitted> {

@@ -17,10 +17,10 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::Error;
-use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, LaneEnd, Portion, metrics::ClientCounters};
+use sealane_fusion::{ClientId, EndpointMap, Engine, EngineSettings, Portion, metrics::ClientCounters};
 use sealane_runtime::Pin;
 use sealane_transport::shm::attach::{
-    Request, accept, credentials, give_connection, give_lane, listen, read_request, refuse, show_arena,
+    Request, accept, credentials, give_connection, listen, read_request, refuse, show_arena,
 };
 use tempfile::TempDir;
 
@@ -183,14 +183,10 @@ fn serve_one(engine: &Engine, portion: &Portion, socket: &Arc<OwnedFd>, end: &Un
             };
         }
         if let Some(Request::Lane { task, peer, .. }) = &request {
-            let given = engine.direct_lane(task, peer, credentials(socket).unwrap());
-            let given = given.and_then(|given| match portion.direct_lanes {
-                true => Ok(given),
-                false => Err(Error::PermissionDenied { reason: "they are off".into() }),
-            });
+            let given = engine.lane(task, peer, credentials(socket).unwrap(), portion.direct_lanes);
             // A client that has stopped waiting, or is gone, gets no answer.
             let _ = match given {
-                Ok(LaneEnd { lane, side, ear, bell }) => give_lane(socket, &lane, side, (&ear, &bell)),
+                Ok(end) => end.give(socket),
                 Err(error) => refuse(socket, &error),
             };
             return;

@@ -3,8 +3,7 @@
 //!
 //! Bounded by one client per task, and by the limits in `client.rs` for each.
 //!
-//! Clients share no exhaustible resource but the few [lists of calls](listed), which only make calls cheaper, and the published tensors, of
-//! which each leaves some to the others: each has its own 16,384 calls per shard, memory for the small tensors that travel in the ring,
+//! Clients share no exhaustible resource but the published tensors, of which each leaves some to the others: each has its own 16,384 calls per shard, memory for the small tensors that travel in the ring,
 //! number of waiting recvs, 256 records and 1 MiB of copies per turn, and a turn in the queue of copies. A client
 //! that breaks the protocol is disconnected; one that does not read its answers is not read from. A panic while a client is
 //! admitted, served or told of a drain disconnects that client and is counted; a panic while it is removed stops the engine, because the
@@ -20,16 +19,17 @@
 //! where large tensors lie in the arenas of other clients of the same user; a share of the tensor is kept until the client gives it back or
 //! has gone. When the publisher goes, views stay valid, because nothing writes to its arena any more.
 //!
-//! Two clients of one user may have a [direct lane](lanes), which carries small tensors without the shards.
+//! Two clients that exchange many small tensors get a [lane](lanes) for them: one of their own if they are of one user, else one each, between
+//! which the [switch] moves what they send.
 
 mod client;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod lanes;
-mod listed;
 mod memory;
 mod portion;
 mod report;
+mod switch;
 #[cfg(test)]
 mod tests;
 
@@ -44,7 +44,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Interest, JoinHandle, Shard, Source, panic_message};
 use sealane_transport::shm::attach::Credentials;
-use sealane_transport::shm::{ClientBell, DaemonEnd, Doorbell, Record, SharedMemory};
+use sealane_transport::shm::{ClientBell, DaemonEnd, DirectLane, Doorbell, Record, SharedMemory};
 use sealane_transport::{Arena, Error, Handle};
 
 use super::shard::{ShardEngine, Vital};
@@ -55,10 +55,10 @@ use crate::node::ClientOutcomes;
 use client::{Client, Who};
 pub use lanes::LaneEnd;
 use lanes::Lanes;
-use listed::Listed;
 use memory::Shown;
 pub use portion::Portion;
 use report::report;
+use switch::Switch;
 
 /// What the daemon shares with a client that attaches.
 #[derive(Debug)]
@@ -317,6 +317,8 @@ pub(super) enum Change {
     Drain,
     /// One client is told so.
     DrainOf(Handle),
+    /// Two clients have a lane each, of which this is the shard's side.
+    Connect([ClientId; 2], Box<[DirectLane; 2]>),
 }
 
 /// The source. It holds the engine as [`Vital`]: without it clients would wait forever.
@@ -332,8 +334,7 @@ pub(super) struct Clients {
     /// Dismissed clients that wait, each holding its socket open, until no link reads or writes their memory any more: until the peer is
     /// done, or its link ends.
     leaving: Vec<Client>,
-    /// Small calls that wait as lists.
-    listed: Listed,
+    switch: Switch,
     /// Outcomes not told yet; empty between turns, unless telling one panicked.
     outcomes: ClientOutcomes,
     /// The client being served, which is blamed for a panic.
@@ -352,7 +353,7 @@ impl Clients {
             clients: Arena::new(usize::MAX),
             handles: HashMap::new(),
             leaving: Vec::new(),
-            listed: Listed::default(),
+            switch: Switch::default(),
             outcomes: ClientOutcomes::default(),
             served: None,
             record: Record::new(),
@@ -379,6 +380,10 @@ impl Clients {
                     if let Some(client) = self.clients.get_mut(handle) {
                         client.announce_drain(&mut self.record);
                     }
+                }
+                Some(Change::Connect(pair, lanes)) => {
+                    let clients = pair.map(|id| self.handles.get(&id).copied().unwrap_or(Handle::NONE));
+                    self.switch.connect(clients, *lanes);
                 }
                 None => return count,
             }
@@ -423,9 +428,8 @@ impl Clients {
             tracing::debug!(%error, "a doorbell was not watched");
         }
         self.engine.interfaces().for_each(|interface| interface.remove_client(&client.memories()));
-        let listed = &mut self.listed;
+        self.switch.client_gone(handle);
         self.engine.with_node(|node, _| {
-            listed.enter(node, |_| true);
             client.leave(node);
             node.set_pool(client.task, None);
             node.forget_client(client.task, reason);
@@ -441,13 +445,10 @@ impl Clients {
     fn serve(&mut self, now: Instant) -> usize {
         self.served = None;
         // Pushes of other tasks end where there is room again; their outcomes are written with the rest.
-        let turn = AssertUnwindSafe(|| self.take_changes() + self.read(now) + self.hand_out() + self.write(now));
-        let mut work = catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic));
-        while let Some((client, panic)) = self.listed.next_failed() {
-            self.served = Some(client);
-            work += self.put_out(panic);
-        }
-        work
+        let turn = AssertUnwindSafe(|| {
+            self.take_changes() + self.switch(now) + self.read(now) + self.hand_out() + self.write(now)
+        });
+        catch_unwind(turn).unwrap_or_else(|panic| self.put_out(panic))
     }
 
     /// Serving a client has panicked: it loses its place.
@@ -464,13 +465,27 @@ impl Clients {
         1
     }
 
+    /// True if a client has written something.
+    fn has_come(&self) -> bool {
+        self.clients.iter().any(|(_, client)| client.has_submissions()) || self.switch.has_work()
+    }
+
+    /// Moves small tensors between clients.
+    fn switch(&mut self, now: Instant) -> usize {
+        let Self { switch, clients, .. } = self;
+        switch.turn(now, |client| {
+            if let Some(client) = clients.get(client) {
+                client.ring();
+            }
+        })
+    }
+
     fn read(&mut self, now: Instant) -> usize {
         let mut work = 0;
-        let Self { engine, clients, listed, served, record, .. } = self;
-        work += engine.borrow_node(|node| listed.enter_old(node, now));
+        let Self { engine, clients, served, record, .. } = self;
         for (handle, client) in clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
             *served = Some(handle);
-            work += engine.borrow_node(|node| client.read(node, now, record, listed));
+            work += engine.borrow_node(|node| client.read(node, now, record));
         }
         if work > 0 {
             // Requests to peers leave in the next turn.
@@ -508,8 +523,8 @@ impl Clients {
         if self.outcomes.is_empty() {
             self.engine.borrow_node(|node| node.swap_client_outcomes(&mut self.outcomes));
         }
-        let Self { clients, listed, outcomes, record, served, .. } = self;
-        report(clients, (listed, outcomes), (now, record), served)
+        let Self { clients, outcomes, record, served, .. } = self;
+        report(clients, outcomes, (now, record), served)
     }
 }
 
@@ -546,25 +561,28 @@ impl Source for Clients {
     fn has_work(&self) -> bool {
         !self.engine.client_changes.borrow().is_empty()
             || self.engine.borrow_node(|node| node.has_client_outcomes())
-            || self.clients.iter().any(|(_, client)| client.has_submissions())
+            || self.has_come()
     }
 
     fn peek(&self) -> Option<bool> {
         let is_of_use = self.idle_turns < PEEK_IDLE_TURNS && !self.clients.is_empty();
-        is_of_use.then(|| self.clients.iter().any(|(_, client)| client.has_submissions()))
+        is_of_use.then(|| self.has_come())
     }
 
     fn try_sleep(&mut self) -> bool {
         self.show();
-        self.clients.iter().all(|(_, client)| client.try_sleep()) && !self.has_work()
+        let may_sleep = self.clients.iter().all(|(_, client)| client.try_sleep()) && self.switch.try_sleep();
+        may_sleep && !self.has_work()
     }
 
     fn wake(&mut self) {
         self.clients.iter().for_each(|(_, client)| client.wake());
+        self.switch.wake();
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.clients.iter().filter_map(|(_, client)| client.next_look()).chain(self.listed.due()).min()
+        let looks = self.clients.iter().filter_map(|(_, client)| client.next_look());
+        looks.chain(self.switch.next_look(self.engine.shard.now())).min()
     }
 
     fn name(&self) -> &'static str {

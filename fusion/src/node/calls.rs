@@ -6,7 +6,6 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use sealane_runtime::Buffer;
-use sealane_transport::shm::limits::INLINE_BYTES_MAX;
 use sealane_transport::tensor::IntoTensor;
 use sealane_transport::{Destination, Error, Handle, Keys, PullBuffer, RecvOutcome, SendOutcome, Unreceived};
 
@@ -17,7 +16,6 @@ use super::exchange::{FusedRequest, ReceivedBatch, RecvRequest, ToPost};
 use super::pulls::{Producer, PullRequest, Pulls};
 use super::pushes::{Load, PushRequest};
 use super::row_requests::PullRowsRequest;
-use crate::metrics::Operation;
 use crate::queue::AcceptQueue;
 
 impl Node {
@@ -36,44 +34,6 @@ impl Node {
         let unreceived = Unreceived::returning(error, recv.destination);
         self.context.reporter.finish_recv(recv.waiter, Err(unreceived));
         None
-    }
-
-    /// Whether recvs of a client may wait outside as a list: the pair as the producer numbers it, if the producer is here and nothing would
-    /// end them now.
-    pub(crate) fn may_recv_listed(&self, pair: u32, step: i64) -> Option<u32> {
-        let Node { exchange, context, .. } = self;
-        let (local, producer_pair) = (context.pairs[pair].local, context.pairs[pair].mirror?);
-        let may = self.may_send_listed(producer_pair, step)
-            && !exchange.has_ended(local, pair, step)
-            && context.settings.session.tensor_bytes_max >= INLINE_BYTES_MAX as u64;
-        may.then_some(producer_pair)
-    }
-
-    /// Whether sends of a client may wait outside as a list, likewise.
-    pub(crate) fn may_send_listed(&self, pair: u32, step: i64) -> bool {
-        let Context { pairs, reporter, draining, .. } = &self.context;
-        // What is traced is traced one by one.
-        let is_plain = !draining && reporter.recorder.is_none() && pairs[pair].mirror.is_some();
-        is_plain && !self.exchange.has_ended(pairs[pair].local, pair, step)
-    }
-
-    /// True if a tensor of one of these keys, or a recv of it, waits in this node.
-    pub(crate) fn knows_any_of<'k>(&self, of: (u32, i64), keys: impl Iterator<Item = &'k str>) -> bool {
-        self.exchange.knows_any_of(of, keys)
-    }
-
-    /// The pair as its other task numbers it, if that is here.
-    pub(crate) fn mirror_of(&self, pair: u32) -> Option<u32> {
-        self.context.pairs[pair].mirror
-    }
-
-    /// Counts tensors that went between tasks of this node and were matched outside: since when they were wanted, and when they were sent.
-    pub(crate) fn count_listed(&mut self, (tensors, bytes): (u32, usize), wanted: Instant, sent: Instant) {
-        let reporter = &mut self.context.reporter;
-        reporter.count_sent(tensors, bytes);
-        reporter.count_received(tensors, bytes);
-        reporter.record_together(Operation::Recv, wanted, tensors);
-        reporter.record_together(Operation::Send, sent, tensors);
     }
 
     /// Requests many tensors of one step at once; they do not wait for the window. Returns the batch, which the future polls and closes.

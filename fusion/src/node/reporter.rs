@@ -58,14 +58,6 @@ impl Reporter {
         }
     }
 
-    /// Like [`record`](Self::record), for calls between tasks of this node that began together.
-    #[inline]
-    pub(super) fn record_together(&mut self, operation: Operation, since: Instant, count: u32) {
-        self.has_runs = true;
-        let to = (&self.metrics.latencies, Way::MEMORY, self.clock);
-        self.in_memory[operation as usize].ended_together(since, count, to);
-    }
-
     /// Records the calls that have ended since the last turn: called before the next turn, and before metrics are published.
     #[inline]
     pub(super) fn record_runs(&mut self) {

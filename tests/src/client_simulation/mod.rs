@@ -1,5 +1,5 @@
 //! Attached client processes on virtual time: two or three real [`Task`](sealane::Task)s, each on the shard of its node, two of them on one
-//! node, with direct lanes that come and go. They make random sends and recvs; calls, turns of a shard and turns of a client's driver
+//! node, with lanes that come and go, direct ones or ones of the switch. They make random sends and recvs; calls, turns of a shard and turns of a client's driver
 //! alternate. Tasks end steps, give calls up, die and come back, and a ledger knows what each call may report.
 //!
 //! One thread, no clock, and no waiting on sockets; everything that happens follows from the seed. A run is bounded by `ACTIONS`.
@@ -12,7 +12,6 @@ mod ends;
 mod killed;
 mod lanes;
 mod ledger;
-mod listed;
 mod seats;
 mod settle;
 mod world;
@@ -21,8 +20,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use killed::{Round, kill_anywhere};
-pub use listed::{Deed, Outcomes, outcomes};
+pub use lanes::LaneKind;
+pub(crate) use seats::TASKS;
 use world::World;
+pub(crate) use world::node;
 
 /// Totals of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Report {
     pub trace_hash: u64,
     /// Tensors that were received.
     pub delivered: usize,
-    /// At least so many of them came by a direct lane.
+    /// At least so many of them came by a lane.
     pub by_lane: u64,
     /// Recvs that were given up.
     pub cancelled: usize,
@@ -56,6 +57,7 @@ pub struct Report {
 pub struct Violation {
     /// The seed that reproduces it.
     pub seed: u64,
+    pub lanes: LaneKind,
     /// Which promise, and who broke it.
     pub what: String,
     /// The last lines of the trace before it, oldest first.
@@ -67,7 +69,7 @@ impl fmt::Display for Violation {
         for line in &self.recent {
             writeln!(out, "{line}")?;
         }
-        write!(out, "seed {}: {}", self.seed, self.what)
+        write!(out, "seed {}, {:?} lanes: {}", self.seed, self.lanes, self.what)
     }
 }
 
@@ -76,12 +78,13 @@ impl std::error::Error for Violation {}
 /// Trace lines that a violation shows.
 pub const TRACE_LINES: usize = 40;
 
-/// Runs one seed from start to end and checks every promise. A violation shows the last `lines` lines of the trace.
+/// Runs one seed from start to end, with lanes of one kind, and checks every promise. A violation shows the last `lines` lines of the trace.
+///
 /// # Errors
 /// The first broken promise; a panic of the code under test counts as one.
-pub fn simulate(seed: u64, lines: usize) -> Result<Report, Box<Violation>> {
-    let fails = |what, recent| Box::new(Violation { seed, what, recent });
-    let mut world = World::new(seed, lines).map_err(|what| fails(what, Vec::new()))?;
+pub fn simulate(seed: u64, lanes: LaneKind, lines: usize) -> Result<Report, Box<Violation>> {
+    let fails = |what, recent| Box::new(Violation { seed, lanes, what, recent });
+    let mut world = World::new(seed, lanes, lines).map_err(|what| fails(what, Vec::new()))?;
     let run = catch_unwind(AssertUnwindSafe(|| world.run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");

@@ -11,7 +11,7 @@ use sealane_transport::Handle;
 use super::world::World;
 
 /// Task names, by seat.
-pub(super) const TASKS: [&str; 3] = ["a:1", "b:1", "c:1"];
+pub(crate) const TASKS: [&str; 3] = ["a:1", "b:1", "c:1"];
 
 /// Turns after which no link uses the memory of a client that has gone.
 const TURNS_TO_LET_GO: usize = 8;
@@ -100,6 +100,8 @@ impl World {
         client.hands.hang_up();
         drop(client.task);
         self.lanes.end_of(seat);
+        let now = self.instant();
+        self.hosts[host].clients.end_lanes(client.handle, now);
         self.seats[seat].life += 1;
         self.seats[seat].aborted.clear();
         self.ledger.has_died(seat);

@@ -16,7 +16,7 @@ use sealane_transport::{Handle, SessionLimits};
 
 use super::Report;
 use super::actions::ACTIONS;
-use super::lanes::Lanes;
+use super::lanes::{LaneKind, Lanes};
 use super::ledger::Ledger;
 use super::seats::{Seat, TASKS};
 use crate::simulation::trace::Trace;
@@ -49,7 +49,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(seed: u64, lines: usize) -> Result<World, String> {
+    pub(super) fn new(seed: u64, lanes: LaneKind, lines: usize) -> Result<World, String> {
         let mut random = SmallRng::seed_from_u64(seed);
         // The host of each seat.
         let places: &[usize] = match random.random_range(0..10) {
@@ -69,7 +69,7 @@ impl World {
             now: 0,
             hosts,
             seats,
-            lanes: Lanes::new(has_lanes),
+            lanes: Lanes::new(has_lanes.then_some(lanes)),
             ledger: Ledger::default(),
             report: Report::default(),
             kept: Vec::new(),
@@ -141,7 +141,7 @@ impl World {
 }
 
 /// A node that serves the tasks placed on `host`.
-pub(super) fn node(host: usize, places: &[usize]) -> Result<Node, String> {
+pub(crate) fn node(host: usize, places: &[usize]) -> Result<Node, String> {
     let address = |host: usize| format!("10.0.0.{}:7000", host + 1);
     let lines = places.iter().zip(TASKS).map(|(place, task)| format!("{task}={}\n", address(*place)));
     let map = EndpointMap::parse(&lines.collect::<String>(), "simulated clients").map_err(|error| error.to_string())?;

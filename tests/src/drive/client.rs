@@ -1,26 +1,28 @@
-//! Steps of one client of a shard that sends to itself: records into the client's ring, turns of the shard, and records out of its ring,
-//! written by hand or through calls of the client library.
+//! Steps of clients: one that sends to itself, by records that are written by hand into its ring, turns of the shard, and records out of its
+//! ring; and two that use the calls of the client library.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
 
 use sealane::{Attach, Error, Receiving, RecvOptions, RecvOutcome, Sending, Task, Tensor};
-use sealane_fusion::fuzzing::Attachment;
+use sealane_fusion::fuzzing::{Attachment, Clients};
 use sealane_fusion::{DType, Fuse, TensorMeta};
-use sealane_transport::shm::attach::{Attached, GivenLane};
+use sealane_transport::shm::attach::{Attached, GivenLane, LaneBells};
 use sealane_transport::shm::{
     CallListBuf, ClientBell, Completion, DirectLane, LaneKeeper, NO_TIMEOUT, PayloadAt, Record, Side, SmallCall,
     Submission,
 };
 
 use super::keys;
+use crate::client_simulation::{self, LaneKind, TASKS};
 use crate::two_nodes::{PS, node};
 
 const MEMORY_BYTES: u64 = 1 << 20;
 /// The client, which is its own peer.
 const TASK: &str = "ps:1";
-/// The other client, where there are two.
-const OTHER: &str = "worker:1";
+/// Two clients of a shard.
+const SENDER: &str = TASKS[0];
+const RECEIVER: &str = TASKS[1];
 const BYTES: [u8; 64] = [7; 64];
 /// The client's number for its peer.
 const PEER: u16 = 0;
@@ -93,119 +95,85 @@ pub(super) fn exchanges(tensors: usize, steps: i64, together: bool) -> Result<()
     Ok(())
 }
 
-/// As `exchanges`, through calls of the client library, one for each tensor.
-pub(super) fn calls(tensors: usize, steps: i64) -> Result<(), String> {
-    let (mut library, mut receivings, mut sendings) = (Library::new()?, Vec::new(), Vec::new());
+/// Sends from one client to another, one call of the client library for each tensor.
+pub(super) fn calls(lanes: LaneKind, tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut two, mut receivings, mut sendings) = (TwoClients::new(lanes)?, Vec::new(), Vec::new());
     let keys = keys(tensors);
     for step in 0..steps {
         for key in &keys {
-            receivings.push(library.task.recv(TASK, step, key));
-            sendings.push(library.task.send(TASK, step, key, library.tensor.share()));
+            receivings.push(two.receiver.recv(SENDER, step, key));
+            sendings.push(two.sender.send(RECEIVER, step, key, two.tensor.share()));
         }
-        library.turn()?;
-        for (receiving, sending) in receivings.drain(..).zip(sendings.drain(..)) {
-            check(receiving.wait())?;
-            sending.wait().map_err(said)?;
-        }
+        two.turn();
+        receivings.drain(..).try_for_each(|receiving| check(receiving.wait()))?;
+        two.turn();
+        sendings.drain(..).try_for_each(|sending| sending.wait().map_err(said))?;
     }
     Ok(())
 }
 
-/// As `calls`, through calls for many tensors.
-pub(super) fn batches(tensors: usize, steps: i64) -> Result<(), String> {
-    let (mut library, keys) = (Library::new()?, keys(tensors));
+/// As `calls`, with calls for many tensors.
+pub(super) fn batches(lanes: LaneKind, tensors: usize, steps: i64) -> Result<(), String> {
+    let (mut two, keys) = (TwoClients::new(lanes)?, keys(tensors));
     for step in 0..steps {
-        let wanted = keys.iter().map(|key| (key, RecvOptions::default()));
-        let receivings = library.task.recv_all(TASK, step, wanted);
-        let sendings = library.task.send_all(TASK, step, keys.iter().map(|key| (key, library.tensor.share())));
-        library.turn()?;
+        let receivings = two.receiver.recv_all(SENDER, step, keys.iter().map(|key| (key, RecvOptions::default())));
+        let sendings = two.sender.send_all(RECEIVER, step, keys.iter().map(|key| (key, two.tensor.share())));
+        two.turn();
         Receiving::wait_all(receivings).into_iter().try_for_each(check)?;
+        two.turn();
         Sending::wait_all(sendings).into_iter().try_for_each(|outcome| outcome.map_err(said))?;
     }
     Ok(())
 }
 
-/// Two tasks of the client library, each attached to an idle shard, and a lane between them.
-pub(super) struct Neighbours {
-    _shards: [Attachment; 2],
+/// Two tasks of the client library, attached to one shard, with lanes between them.
+struct TwoClients {
+    shard: Clients,
+    lanes: LaneKind,
     sender: Task,
     receiver: Task,
-    tensor: Tensor,
-}
-
-impl Neighbours {
-    fn new() -> Result<Neighbours, String> {
-        let failed = |error: &dyn std::fmt::Display| error.to_string();
-        let ((one, to_one), (other, to_other)) = (attachment()?, attachment()?);
-        let sender = Attach::new(TASK).attach_to(to_one).map_err(said)?;
-        let receiver = Attach::new(OTHER).attach_to(to_other).map_err(said)?;
-        let keeper = LaneKeeper::create().map_err(|error| failed(&error))?;
-        let memory = keeper.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
-        for (task, peer, side) in [(&sender, OTHER, Side::First), (&receiver, TASK, Side::Second)] {
-            let lane = DirectLane::open(&memory, side).map_err(|error| failed(&error))?;
-            let (bell, ear) = ClientBell::between_clients().map_err(|error| failed(&error))?;
-            task.open_lane(peer, GivenLane { lane, ear, bell });
-        }
-        // Each finds the other's end open, and is told that no tensor goes another way.
-        for task in [&sender, &receiver, &sender] {
-            task.look_at_lanes();
-        }
-        let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
-        Ok(Neighbours { _shards: [one, other], sender, receiver, tensor })
-    }
-}
-
-/// Sends from one task to the other by a direct lane, one call for each tensor.
-pub(super) fn direct_calls(tensors: usize, steps: i64) -> Result<(), String> {
-    let (two, mut receivings, mut sendings) = (Neighbours::new()?, Vec::new(), Vec::new());
-    let keys = keys(tensors);
-    for step in 0..steps {
-        for key in &keys {
-            receivings.push(two.receiver.recv(TASK, step, key));
-            sendings.push(two.sender.send(OTHER, step, key, two.tensor.share()));
-        }
-        for (receiving, sending) in receivings.drain(..).zip(sendings.drain(..)) {
-            check(receiving.wait())?;
-            sending.wait().map_err(said)?;
-        }
-    }
-    Ok(())
-}
-
-/// As `direct_calls`, with calls for many tensors.
-pub(super) fn direct_batches(tensors: usize, steps: i64) -> Result<(), String> {
-    let (two, keys) = (Neighbours::new()?, keys(tensors));
-    for step in 0..steps {
-        let receivings = two.receiver.recv_all(TASK, step, keys.iter().map(|key| (key, RecvOptions::default())));
-        let sendings = two.sender.send_all(OTHER, step, keys.iter().map(|key| (key, two.tensor.share())));
-        Receiving::wait_all(receivings).into_iter().try_for_each(check)?;
-        Sending::wait_all(sendings).into_iter().try_for_each(|outcome| outcome.map_err(said))?;
-    }
-    Ok(())
-}
-
-/// A task of the client library, attached to the shard.
-struct Library {
-    shard: Attachment,
-    task: Task,
     tensor: Tensor,
     now: Instant,
 }
 
-impl Library {
-    fn new() -> Result<Library, String> {
-        let (shard, attached) = attachment()?;
-        let task = Attach::new(TASK).attach_to(attached).map_err(said)?;
+impl TwoClients {
+    fn new(lanes: LaneKind) -> Result<TwoClients, String> {
+        let failed = |error: &dyn std::fmt::Display| error.to_string();
+        let mut shard = Clients::new(client_simulation::node(0, &[0, 0])?);
+        let mut attach = |task| shard.attach(task, MEMORY_BYTES, MEMORY_BYTES).map_err(|error| failed(&error));
+        let ((one, to_one), (other, to_other)) = (attach(0)?, attach(1)?);
+        let sender = Attach::new(SENDER).attach_to(to_one).map_err(said)?;
+        let receiver = Attach::new(RECEIVER).attach_to(to_other).map_err(said)?;
+        let keepers = [LaneKeeper::create(), LaneKeeper::create()].map(|made| made.map_err(|error| failed(&error)));
+        let [keeper, others] = keepers;
+        let (keeper, others) = (keeper?, others?);
+        let is_direct = lanes == LaneKind::Direct;
+        let second = if is_direct { (&keeper, Side::Second) } else { (&others, Side::First) };
+        if !is_direct {
+            shard.connect([one, other], [&keeper, &others].map(|keeper| keeper.open(Side::Second)));
+        }
+        for (task, peer, (keeper, side)) in [(&sender, RECEIVER, (&keeper, Side::First)), (&receiver, SENDER, second)] {
+            let memory = keeper.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
+            let lane = DirectLane::open(&memory, side).map_err(|error| failed(&error))?;
+            let (bell, ear) = ClientBell::between_clients().map_err(|error| failed(&error))?;
+            task.open_lane(peer, GivenLane { lane, bells: is_direct.then_some(LaneBells { ear, bell }) });
+        }
         let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
-        Ok(Library { shard, task, tensor, now: Instant::now() })
+        let mut two = TwoClients { shard, lanes, sender, receiver, tensor, now: Instant::now() };
+        // Each finds the other's end open, and is told that no tensor goes another way.
+        for _ in 0..2 {
+            two.turn();
+            [&two.sender, &two.receiver].into_iter().for_each(Task::look_at_lanes);
+        }
+        two.turn();
+        two.sender.look_at_lanes();
+        Ok(two)
     }
 
-    /// A turn of the shard. Everything asked is in the ring and is carried out in this turn, so that no call waits.
-    fn turn(&mut self) -> Result<(), String> {
-        self.shard.turn(self.now);
-        match self.shard.under_way() {
-            0 => Ok(()),
-            calls => Err(format!("{calls} calls have not ended")),
+    /// A turn of the shard, if that is between the two.
+    fn turn(&mut self) {
+        if self.lanes == LaneKind::Switched {
+            self.shard.turn(self.now);
         }
     }
 }

@@ -9,6 +9,8 @@ mod wires;
 
 use wires::{Loop, Rdma, Tcp};
 
+use crate::client_simulation::LaneKind;
+
 /// One path through the code.
 pub struct Drive {
     /// Its name in the table of counts.
@@ -127,34 +129,39 @@ pub const DRIVES: &[Drive] = &[
     },
     Drive {
         name: "client-library",
-        about: "a send and its recv of a client's by the calls of its library, one at a time; the clock is a system call under valgrind alone",
+        about: "a send and its recv between two clients by the switch of their shard, by the calls of their libraries, one at a time",
         tensors: 1,
-        steps: client::calls,
+        steps: |tensors, steps| client::calls(LaneKind::Switched, tensors, steps),
     },
     Drive {
         name: "client-library-window",
-        about: "a send and its recv of a client's by the calls of its library, 64 at a time",
+        about: "the same, 64 at a time",
         tensors: 64,
-        steps: client::calls,
+        steps: |tensors, steps| client::calls(LaneKind::Switched, tensors, steps),
     },
     Drive {
         name: "client-library-batch",
-        about: "a send and its recv of a client's by the calls of its library for many tensors, 64 at a time",
+        about: "the same by their calls for many tensors, 64 at a time",
         tensors: 64,
-        steps: client::batches,
+        steps: |tensors, steps| client::batches(LaneKind::Switched, tensors, steps),
     },
     Drive {
         name: "direct",
         about: "a send and its recv between two clients by a direct lane, by the calls of their libraries, one at a time",
         tensors: 1,
-        steps: client::direct_calls,
+        steps: |tensors, steps| client::calls(LaneKind::Direct, tensors, steps),
     },
-    Drive { name: "direct-window", about: "the same, 64 at a time", tensors: 64, steps: client::direct_calls },
+    Drive {
+        name: "direct-window",
+        about: "the same, 64 at a time",
+        tensors: 64,
+        steps: |tensors, steps| client::calls(LaneKind::Direct, tensors, steps),
+    },
     Drive {
         name: "direct-batch",
         about: "the same by their calls for many tensors, 64 at a time",
         tensors: 64,
-        steps: client::direct_batches,
+        steps: |tensors, steps| client::batches(LaneKind::Direct, tensors, steps),
     },
 ];
 

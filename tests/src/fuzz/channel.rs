@@ -1,12 +1,14 @@
 //! A half of a channel whose peer writes anything into the shared rings, at any time. Between the forged words, a correct half writes the same
-//! ring, and another correct pair of halves shows that the victim's tensors have one fate each while the peer keeps the rules.
+//! ring, and another correct pair of halves shows that the victim's tensors have one fate each while the peer keeps the rules. Both also with
+//! splices between the two sides.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_transport::channel::{
-    Accepts, ChannelMemory, HELD_MAX, Half, Outgoing, Posting, Recv, RingMemory, SLOTS_MAX, Seed, Sent, Steps, Why,
+    Accepts, ChannelMemory, HELD_MAX, Half, Outgoing, Posting, Recv, RingMemory, SLOTS_MAX, Seed, Sent, Splice, Steps,
+    Why,
 };
 
 use super::assert_says;
@@ -178,26 +180,47 @@ fn header(script: &mut Script<'_>) -> u64 {
 
 pub(super) fn run(input: &[u8]) {
     let mut script = Script::new(input);
-    match script.yes() {
-        true => hostile(&mut script),
-        false => honest(&mut script),
+    match script.below(4) {
+        0 => honest(&mut script, false),
+        1 => hostile(&mut script, false),
+        2 => honest(&mut script, true),
+        _ => hostile(&mut script, true),
     }
 }
 
+/// The rings of two sides, each what it writes and what it reads, and the splices between them if they share none.
+fn rings(are_spliced: bool) -> ([[Heap; 2]; 2], Vec<Splice<Heap>>) {
+    let [one, other] = [(); 2].map(|()| [Heap::new(), Heap::new()]);
+    if !are_spliced {
+        return ([one.clone(), [one[1].clone(), one[0].clone()]], Vec::new());
+    }
+    let splices = vec![Splice::new(one[0].clone(), other[1].clone()), Splice::new(other[0].clone(), one[1].clone())];
+    ([one, other], splices)
+}
+
 /// Both sides keep the rules.
-fn honest(script: &mut Script<'_>) {
-    let rings = [Heap::new(), Heap::new()];
-    let mut tasks = [Task::new(&rings[0], &rings[1]), Task::new(&rings[1], &rings[0])];
+fn honest(script: &mut Script<'_>, are_spliced: bool) {
+    let (rings, mut splices) = rings(are_spliced);
+    let mut tasks = rings.each_ref().map(|[outgoing, incoming]| Task::new(outgoing, incoming));
+    let mut turn = |side: usize| {
+        if let Some(splice) = splices.get_mut(side) {
+            splice.turn().expect("a correct half breaks nothing");
+        }
+    };
     let mut id = 0;
     while !script.is_over() {
         let side = usize::from(script.yes());
         id += 1;
+        if are_spliced && script.yes() {
+            turn(side);
+        }
         match script.yes() {
             true => assert!(tasks[side].drain(), "a correct half breaks nothing"),
             false => tasks[side].act(script, 2 * id + side as u64),
         }
     }
     for _ in 0..LAST_ROUNDS {
+        (0..2).for_each(&mut turn);
         tasks.iter_mut().for_each(|task| assert!(task.drain(), "a correct half breaks nothing"));
     }
     for side in 0..2 {
@@ -214,27 +237,36 @@ fn honest(script: &mut Script<'_>) {
 }
 
 /// One side's ring, and the words that it should write for the other's, hold anything.
-fn hostile(script: &mut Script<'_>) {
-    let rings = [Heap::new(), Heap::new()];
-    let (mut victim, mut friend) = (Task::new(&rings[0], &rings[1]), Task::new(&rings[1], &rings[0]));
+fn hostile(script: &mut Script<'_>, are_spliced: bool) {
+    let ([own, forged], mut splices) = rings(are_spliced);
+    let (mut victim, mut friend) = (Task::new(&own[0], &own[1]), Task::new(&forged[0], &forged[1]));
     let mut id = 0;
     while !script.is_over() {
         id += 1;
         match script.below(6) {
             0 => {
-                let at = victim.half.head() + script.below(64) as u64;
+                let next = if are_spliced { forged[0].read().load(Ordering::Relaxed) } else { victim.half.head() };
+                let at = next.wrapping_add(script.below(64) as u64);
                 let word = if script.yes() { header(script) } else { script.number() };
-                rings[1].word(at).store(word, Ordering::Relaxed);
+                forged[0].word(at).store(word, Ordering::Relaxed);
             }
             1 => {
-                let word = [rings[0].read(), rings[0].took(), rings[0].returned()][script.below(3)];
+                let word = [forged[1].read(), forged[1].took(), forged[1].returned()][script.below(3)];
                 word.store(script.number(), Ordering::Relaxed);
             }
             2 => {
                 friend.half.clear();
                 friend.send(script, id);
             }
-            3 if !victim.drain() => break,
+            3 => {
+                let turned = splices.iter_mut().try_for_each(|splice| splice.turn().map(|_| ()));
+                if let Err(broken) = &turned {
+                    assert_says(broken);
+                }
+                if turned.is_err() || !victim.drain() {
+                    break;
+                }
+            }
             _ => victim.act(script, id),
         }
     }
@@ -252,6 +284,9 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     let drain = |side: u8| vec![side, 1];
     let honest = |parts: &[Vec<u8>]| [&[0][..], &parts.concat()].concat();
     let hostile = |parts: &[&[u8]]| [&[1][..], &parts.concat()].concat();
+    let turn_and_drain = |side: u8| vec![side, 1, 1];
+    let spliced = |parts: &[Vec<u8>]| [&[2][..], &parts.concat()].concat();
+    let spliced_act = |side: u8, what: &[u8]| [&[side, 1, 0], what].concat();
     // A name, the call, and what that needs: a size, a name and a deadline.
     let send = [1, 1, 0, 40, 1, 1, 200];
     let post = [1, 1, 3, 200];
@@ -260,6 +295,16 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
         honest(&[act(1, &send), act(1, &send), drain(0), act(0, &[0, 0, 10]), drain(1), act(0, &post)]),
         honest(&[act(1, &[0, 0, 10]), drain(0), act(0, &post), act(1, &[1, 1, 7]), drain(0), act(0, &[1, 1, 5, 0])]),
         honest(&[act(1, &send), act(1, &[0, 0, 6]), drain(0), drain(1), act(0, &[1, 0, 8, 7, 1]), drain(1)]),
+        spliced(&[
+            spliced_act(1, &[0, 0, 10]),
+            turn_and_drain(1),
+            turn_and_drain(0),
+            spliced_act(0, &post),
+            spliced_act(1, &send),
+            turn_and_drain(1),
+            turn_and_drain(0),
+        ]),
+        [&[3][..], &[2, 30, 1, 1], &[3], &[0, 0, 1, 1, 2, 5, 8, 1], &[3], &[1, 1, 9], &[3]].concat(),
         hostile(&[&[2, 30, 1, 1], &[3], &[0, 0, 1, 1, 2, 5, 8, 1], &[3], &[1, 1, 9], &[5, 1, 1, 0, 8, 1, 1, 9]]),
         hostile(&[&[5, 1, 1, 0, 8, 1, 1, 9], &[0, 0, 1, 4, 1, 0, 0, 0], &[3], &[1, 1, 240, 0], &[1, 0, 250, 3], &[3]]),
     ]

@@ -1,7 +1,8 @@
 //! Channels: the way of small tensors from one task to another.
 //!
 //! A channel is an ordered pair of tasks. Its small tensors are records in a ring, and the consumer's library matches them with recvs, in its
-//! [`Half`] of the channel. The other end of a ring belongs to the other task's process. What does not go through the ring goes through the
+//! [`Half`] of the channel. The other end of a ring belongs to the other task's process, or to the daemon's shard, which moves the records on
+//! to that process with a [`Splice`]. What does not go through the ring goes through the
 //! daemon, which this module calls the *switch*: large tensors, which are announced here; tensors sent before the channel existed; and calls
 //! in steps that may have ended.
 //!
@@ -29,6 +30,8 @@ mod record;
 #[cfg(not(loom))]
 mod slots;
 #[cfg(not(loom))]
+mod splice;
+#[cfg(not(loom))]
 mod steps;
 #[cfg(not(loom))]
 mod stored;
@@ -53,6 +56,7 @@ pub use self::{
     producer::{Outgoing, Sent},
     record::TENSOR_WORDS_MAX,
     slots::{Content, SLOTS_MAX},
+    splice::{Splice, Spliced},
     steps::{ENDED_STEPS_MAX, Steps},
     stored::{HELD_BYTES_MAX, HELD_MAX, Unsettled},
 };

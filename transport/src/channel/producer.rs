@@ -28,7 +28,17 @@ pub(super) const NOTES_MAX: usize = 2 * SLOTS_MAX;
 const JUST_NOW: u64 = u64::MAX;
 
 /// Words of a ring's first page, from which a quiet channel does not grow.
-const QUIET_WORDS: u64 = 448;
+pub(super) const QUIET_WORDS: u64 = 448;
+
+/// How urgently the reader of a record is to be woken.
+#[inline]
+pub(super) fn urgency(of: Kind) -> Ring {
+    match of {
+        Kind::Took => Ring::Settled,
+        Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear | Kind::Reopened => Ring::Written,
+        _ => Ring::Urgent,
+    }
+}
 
 /// A tensor to be sent: its metadata in wire form, and its payload.
 #[derive(Clone, Copy)]
@@ -344,11 +354,7 @@ impl<M: ChannelMemory> Producer<M> {
 
     fn commit_note(&mut self, words: u64, kind: Kind, key: usize) {
         self.writer.commit(words, Header::note(kind, words, key));
-        self.ring = self.ring.max(match kind {
-            Kind::Took => Ring::Settled,
-            Kind::Tensor | Kind::Pad | Kind::Resumed | Kind::Clear | Kind::Reopened => Ring::Written,
-            _ => Ring::Urgent,
-        });
+        self.ring = self.ring.max(urgency(kind));
     }
 
     /// Writes what found no room before, as far as there is room.

@@ -197,7 +197,7 @@ records! {
             sent: Moved,
             received: Moved,
         },
-        /// Reports tensors sent to or received from a peer by their direct lane since the last report. They are counted as if the
+        /// Reports tensors sent to or received from a peer by their lane since the last report. They are counted as if the
         /// shard had carried them.
         Direct = 24 { peer: u16, sent: Moved, received: Moved },
         /// Reports that what the client had published with the previous daemon is published here again; each tensor had a

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sealane_fusion::{Engine, LaneEnd, Portion};
+use sealane_fusion::{Engine, Portion};
 use sealane_transport::Error;
 use sealane_transport::job::describe;
 use sealane_transport::shm::attach::{self, Attach, Credentials, Request, RequestError};
@@ -500,14 +500,11 @@ impl Control {
     }
 
     fn give_lane(&mut self, number: u64, task: &str, peer: &str) -> Result<(), Error> {
-        if !self.portion.direct_lanes {
-            return Err(Error::PermissionDenied { reason: "daemon.direct_lanes is off".into() });
-        }
         let connection = self.connections.get_mut(number).expect("it asks");
-        let LaneEnd { lane, side, ear, bell } = self.engine.direct_lane(task, peer, connection.peer)?;
-        if let Err(error) = attach::give_lane(&connection.socket, &lane, side, (&ear, &bell)) {
+        let end = self.engine.lane(task, peer, connection.peer, self.portion.direct_lanes)?;
+        if let Err(error) = end.give(&connection.socket) {
             // A client without the lane sends through the daemon, and asks for another lane.
-            tracing::warn!(%error, task, peer, "a direct lane could not be given to a client");
+            tracing::warn!(%error, task, peer, "a lane could not be given to a client");
         }
         self.hang_up(number, "it was given a lane");
         Ok(())

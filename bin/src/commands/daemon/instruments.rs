@@ -133,7 +133,7 @@ impl Instruments {
             addresses: self.engine.addresses().iter().map(ToString::to_string).collect(),
             tasks: self.engine.tasks().iter().map(ToString::to_string).collect(),
             credentials: self.credentials(),
-            direct_lanes: self.engine.direct_lanes(),
+            direct_lanes: self.engine.lanes(true),
             shards: self.engine.figures().into_iter().map(Into::into).collect(),
         }
     }

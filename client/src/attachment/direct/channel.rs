@@ -16,7 +16,7 @@ use sealane_transport::{
     Destination, Error, RecvOptions, RecvOutcome, Tensor, Unreceived,
     channel::{Half, Outgoing, Posting, Refusal, Ring, RingMemory, Seed, Sent, Steps, Why},
     limits::KEY_BYTES_MAX,
-    shm::{ClientBell, DirectLane, NO_TIMEOUT, Standing, Way},
+    shm::{ClientBell, DirectLane, Doorbell, NO_TIMEOUT, Standing, Way},
     tensor::LastKind,
 };
 
@@ -35,8 +35,7 @@ pub(crate) struct Channel {
     pub(in crate::attachment) peer: Box<str>,
     inner: Lock<Inner>,
     pub(super) lane: DirectLane,
-    /// Rings for the other process.
-    pub(super) bell: ClientBell,
+    pub(super) bell: Bell,
     incoming: Way,
     /// Where the next record will be, for polls without the lock.
     head: AtomicU64,
@@ -47,6 +46,24 @@ pub(crate) struct Channel {
     default_timeout_ms: u32,
     mark: Arc<ForkMark>,
     attachment: Weak<Attachment>,
+}
+
+/// What wakes whoever reads the records of a channel.
+#[derive(Clone)]
+pub(super) enum Bell {
+    /// The peer's process.
+    Peer(ClientBell),
+    /// The shard that passes them on to it.
+    Shard(Arc<Doorbell>),
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        match self {
+            Bell::Peer(bell) => bell.ring(),
+            Bell::Shard(bell) => bell.ring(),
+        }
+    }
 }
 
 /// What the channel's lock protects.
@@ -90,7 +107,7 @@ pub(crate) enum SendEnd {
 impl Channel {
     pub(super) fn new(
         (task, peer, serial): (&str, Box<str>, u32),
-        (lane, bell): (DirectLane, ClientBell),
+        (lane, bell): (DirectLane, Bell),
         (ended, default_timeout_ms): (Steps, u32),
         (mark, attachment): (Arc<ForkMark>, Weak<Attachment>),
     ) -> Arc<Channel> {
@@ -205,6 +222,9 @@ impl Channel {
 
     /// Wakes the peer if it sleeps, however deeply.
     pub(super) fn poke(&self) {
+        if self.is_switched() {
+            self.lane.poke();
+        }
         self.ring(Ring::Urgent);
     }
 
@@ -412,6 +432,11 @@ impl Channel {
         while take(&mut inner) {}
         self.finish(inner);
         self.settle_debts();
+    }
+
+    /// True if a shard passes on what the two sides write.
+    pub(super) fn is_switched(&self) -> bool {
+        matches!(self.bell, Bell::Shard(_))
     }
 
     /// True if both sides read.

@@ -1,5 +1,6 @@
-//! Direct lanes: memory that two clients of one host and one user share. A lane carries their *channel*, by which small tensors go from one to
-//! the other without the daemon, and rings of bytes for streams (`rings.rs`), which may outlive the channel (`retired.rs`).
+//! Lanes: memory that two clients of one host share, or that each of them shares with the daemon's shard, which passes on what comes. A lane
+//! carries their *channel*, by which small tensors go from one to the other without calls at the daemon. One that the two share also has rings
+//! of bytes for streams (`rings.rs`), which may outlive the channel (`retired.rs`).
 //!
 //! A lane to a peer of this host is asked for after [enough](DIRECT_AFTER) calls to it. When both sides have opened their ends, small tensors
 //! go through the channel alone. Large ones go through the daemon and are announced in the channel, so that the consumer's half knows of
@@ -152,8 +153,9 @@ impl Lanes {
 
     /// Peers that read their ends of lanes.
     pub(super) fn peers(&self) -> Vec<String> {
-        let read = self.lanes.iter().flatten().filter(|lane| lane.channel.is_open());
-        read.map(|lane| lane.channel.peer.to_string()).collect()
+        let is_shared = |lane: &&Lane| lane.channel.is_open() && !lane.channel.is_switched();
+        let shared = self.lanes.iter().flatten().filter(is_shared);
+        shared.map(|lane| lane.channel.peer.to_string()).collect()
     }
 
     /// Tensors that came over channels and were not reported to the daemon.

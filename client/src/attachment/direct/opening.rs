@@ -5,11 +5,15 @@ use std::{
     time::Instant,
 };
 
-use sealane_transport::{Code, shm::attach::GivenLane};
+use sealane_transport::{
+    Code,
+    shm::attach::{GivenLane, LaneBells},
+};
 
 use super::{
     super::{Attachment, Held, Line, Link, State, calls::Calls, nudge::Others},
     Channel, Lane,
+    channel::Bell,
 };
 use crate::{
     attach,
@@ -146,7 +150,7 @@ impl super::Lanes {
             other => (DIRECT_RETRY, other.by_daemon()),
         };
         *neighbour = match code {
-            // The peer is another user's, or the daemon gives no lanes.
+            // This process is no longer the one that is attached as the task.
             Code::PermissionDenied => Neighbour::Never,
             _ => {
                 let not_before = Some(now.later(pause));
@@ -192,9 +196,15 @@ impl Link {
         calls: &mut Calls,
         (task, mark, attachment): (&str, Arc<ForkMark>, Weak<Attachment>),
     ) {
-        let GivenLane { lane, ear, bell } = given;
-        // It is the same for all lanes.
-        self.direct.ear.get_or_insert_with(|| Arc::new(Others::new(ear)));
+        let GivenLane { lane, bells } = given;
+        let bell = match bells {
+            Some(LaneBells { ear, bell }) => {
+                // It is the same for all lanes.
+                self.direct.ear.get_or_insert_with(|| Arc::new(Others::new(ear)));
+                Bell::Peer(bell)
+            }
+            None => Bell::Shard(self.doorbell(task, &peer)),
+        };
         let serial = self.direct.opened;
         self.direct.opened = serial.wrapping_add(1);
         let known = (self.direct.ended.clone(), self.default_timeout_ms);

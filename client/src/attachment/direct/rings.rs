@@ -14,12 +14,13 @@ use std::{
 
 use sealane_transport::{
     Error,
-    shm::{Broken, BytesReader, BytesWriter, ClientBell, DirectLane, LaneBytes, LaneNews, limits::LANE_RINGS},
+    shm::{Broken, BytesReader, BytesWriter, DirectLane, LaneBytes, LaneNews, limits::LANE_RINGS},
 };
 
 use super::{
     super::{Attachment, Held, Line, State, aftermath::Aftermath},
     Lane,
+    channel::Bell,
 };
 use crate::{
     clock::Tick,
@@ -124,7 +125,7 @@ impl Rings {
 struct Shared {
     peer: Box<str>,
     waiting: Arc<Waiting>,
-    bell: ClientBell,
+    bell: Bell,
     moved: Arc<MovedBytes>,
 }
 
@@ -275,7 +276,8 @@ impl Attachment {
     pub(crate) fn ring_to(&self, peer: &str, bytes: usize) -> Option<RingWriter> {
         let mut held = self.lock();
         let lane = held.lane_for_bytes(peer, bytes)?;
-        if !lane.channel.is_open() {
+        // A shard passes on records alone.
+        if !lane.channel.is_open() || lane.channel.is_switched() {
             return None;
         }
         let (ring, bytes) =

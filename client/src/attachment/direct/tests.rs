@@ -1,6 +1,9 @@
 use std::{
     os::fd::AsFd,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
     time::Duration,
 };
@@ -9,7 +12,8 @@ use sealane_transport::{
     RecvOptions, SendOptions, Tensor,
     channel::RingMemory,
     shm::{
-        ClientBell, DirectLane, LaneKeeper, Record, Side, Submission, Woken, attach::GivenLane,
+        ClientBell, DirectLane, LaneKeeper, Record, Side, Submission, Woken,
+        attach::{GivenLane, LaneBells},
         limits::INLINE_BYTES_MAX,
     },
 };
@@ -65,7 +69,7 @@ impl Two {
         ];
         for (rig, peer, side, ear, bell) in ends {
             let lane = DirectLane::open(&lane.as_fd().try_clone_to_owned().unwrap(), side).unwrap();
-            rig.attachment.open_lane(peer, GivenLane { lane, ear, bell });
+            rig.attachment.open_lane(peer, GivenLane { lane, bells: Some(LaneBells { ear, bell }) });
         }
         lane
     }
@@ -357,6 +361,14 @@ fn caller_that_sleeps_keeps_the_host_from_the_bell_for_a_moment() {
     let two = Two::new();
     let attachment = &two.receiver.attachment;
     assert!(!attachment.lock().listening.is_for_callers());
+    struct Woken(AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let host = Arc::new(Woken(AtomicBool::new(false)));
+    attachment.lock().parked.push((u64::MAX, host.clone().into()));
     std::thread::scope(|scope| {
         let received = scope.spawn(|| two.recv("w").wait());
         while !attachment.lock().listening.is_there() {
@@ -367,6 +379,7 @@ fn caller_that_sleeps_keeps_the_host_from_the_bell_for_a_moment() {
     });
     let mut held = attachment.lock();
     assert!(!held.listening.is_there(), "nobody listens any more");
+    assert!(host.0.load(Ordering::SeqCst), "the host, which had parked, may listen again");
     assert!(held.listening.is_for_callers(), "until the host has looked again");
     assert!(!held.listening.is_for_callers());
 }

@@ -139,7 +139,7 @@ impl Besieged {
     }
 
     fn tell(&self) {
-        self.lane.bell.ring();
+        self.lane.bells.as_ref().unwrap().bell.ring();
     }
 
     /// What the task has pushed to the hostile neighbour.

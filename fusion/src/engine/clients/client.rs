@@ -2,7 +2,6 @@
 //! client writes is checked; a client that violates the protocol is disconnected, which affects only itself.
 
 mod answers;
-mod listed;
 mod plans;
 mod publications;
 mod queues;
@@ -24,7 +23,6 @@ use sealane_transport::tensor::LastKind;
 use sealane_transport::{Destination, Error, Handle, Tensor, TensorMeta, Unreceived};
 
 use super::super::deadline;
-use super::listed::Listed;
 use super::memory::{ClientArena, ReceiveArea, Shown};
 use crate::limits::{CLIENT_BYTES_PER_TURN, CLIENT_CALLS_MAX, CLIENT_RECORDS_PER_TURN};
 use crate::metrics::{ClientCounters, ClientMetrics, Roll, SeqLock};
@@ -221,6 +219,11 @@ impl Client {
         self.end.own_sleep().awake();
     }
 
+    /// Wakes the client, which sleeps.
+    pub(super) fn ring(&self) {
+        self.bell.ring();
+    }
+
     /// True if nothing more is read.
     #[cfg(feature = "fuzzing")]
     pub(super) fn is_closed(&self) -> bool {
@@ -233,10 +236,8 @@ impl Client {
     }
 
     /// Reads a bounded batch of what the client submits; returns the number of records.
-    pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record, listed: &mut Listed) -> usize {
+    pub(super) fn read(&mut self, node: &mut Node, now: Instant, record: &mut Record) -> usize {
         let mut count = 0;
-        // Until the end of the turn only this client's records add tickets.
-        let mut of_others = self.note_tickets(listed, 0);
         let bytes_max = node.bytes_received() + CLIENT_BYTES_PER_TURN;
         self.swept = false;
         while count < CLIENT_RECORDS_PER_TURN
@@ -250,7 +251,7 @@ impl Client {
                 Ok(true) => match Submission::decode(record) {
                     Ok(submission) => {
                         count += submission.more_calls();
-                        self.carry_out(node, now, submission, listed)
+                        self.carry_out(node, now, submission)
                     }
                     Err(malformed) => Err(Misconduct(malformed.to_string())),
                 },
@@ -261,10 +262,6 @@ impl Client {
                 self.hang_up(&misconduct.0);
             }
             if let Some(call) = self.cancelled.take() {
-                if !listed.is_empty() {
-                    listed.enter(node, |list| list.client == self.handle);
-                }
-                of_others = self.note_tickets(listed, of_others);
                 self.cancel(node, call, record);
             }
             while let Some((call, error)) = self.refused.pop() {
@@ -297,24 +294,16 @@ impl Client {
         self.bell.take_leave();
     }
 
-    fn carry_out(
-        &mut self,
-        node: &mut Node,
-        now: Instant,
-        submission: Submission<'_>,
-        listed: &mut Listed,
-    ) -> Result<(), Misconduct> {
+    fn carry_out(&mut self, node: &mut Node, now: Instant, submission: Submission<'_>) -> Result<(), Misconduct> {
         #[cfg(test)]
         super::tests::fall_into_trap(&submission);
         match submission {
             Submission::Send { call, peer, step, timeout_ms, key, meta, payload } => {
                 let to = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
-                to.enter_listed(node, listed);
                 self.send(node, to, (call, key), meta, payload);
             }
             Submission::SendMany { peer, step, timeout_ms, calls } => {
                 let to = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
-                let calls = self.send_listed(node, now, to, calls, listed);
                 for SmallCall { call, key, meta, bytes } in calls.iter() {
                     self.send(node, to, (call, key), meta, PayloadAt::Inline(bytes));
                 }
@@ -322,17 +311,10 @@ impl Client {
             Submission::Recv { call, peer, step, timeout_ms, key, destination, fused, fail_if_gone } => {
                 let destination = destination.map(|place| self.recv_destination(call, place)).transpose()?;
                 let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
-                from.enter_listed(node, listed);
                 self.recv(node, now, from, (call, key), destination, (fused, fail_if_gone))?;
             }
             Submission::RecvMany { peer, step, timeout_ms, calls, fail_if_gone } => {
                 let from = Asked { peer, pair: &self.pair(node, peer)?, step, deadline: until(now, timeout_ms) };
-                let calls = if fail_if_gone {
-                    from.enter_listed(node, listed);
-                    calls
-                } else {
-                    self.recv_listed(node, now, from, calls, listed)?
-                };
                 for SmallCall { call, key, .. } in calls.iter() {
                     self.recv(node, now, from, (call, key), None, (true, fail_if_gone))?;
                 }
@@ -403,12 +385,10 @@ impl Client {
             // These look through everything that waits, and so end the client's turn.
             Submission::Abort { step, reason } => {
                 self.swept = true;
-                listed.enter(node, |list| list.of.step == step);
                 node.abort(self.task, step, reason);
             }
             Submission::Cleanup { step } => {
                 self.swept = true;
-                listed.enter(node, |list| list.of.step == step);
                 node.cleanup(self.task, step);
             }
             Submission::Elsewhere { peer, sent, received } => self.count_elsewhere(peer, sent, received)?,

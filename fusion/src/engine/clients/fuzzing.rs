@@ -3,20 +3,19 @@
 
 use std::cell::Cell;
 use std::os::unix::net::UnixStream;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sealane_transport::shm::attach::{Attached, VERSION, Welcome};
 use sealane_transport::shm::{
-    ClientBell, ClientEnd, DaemonEnd, Doorbell, Record, SharedMemory, ShmError, segment_bytes,
+    ClientBell, ClientEnd, DaemonEnd, DirectLane, Doorbell, Record, SharedMemory, ShmError, segment_bytes,
 };
 use sealane_transport::{Arena, Handle};
 
 use super::client::{Client, Who};
-use super::listed::Listed;
 use super::memory::Shown;
 use super::report::report;
+use super::switch::Switch;
 use crate::node::{ClientOutcomes, Node};
 
 /// Timeout of calls that give none, in milliseconds.
@@ -81,14 +80,14 @@ pub struct Clients {
     /// Number of clients attached so far.
     attached: u64,
     record: Record,
-    listed: Listed,
+    switch: Switch,
     outcomes: ClientOutcomes,
 }
 
 impl Clients {
     pub fn new(node: Node) -> Self {
-        let (record, listed, outcomes) = (Record::new(), Listed::default(), ClientOutcomes::default());
-        Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, listed, outcomes }
+        let (record, switch, outcomes) = (Record::new(), Switch::default(), ClientOutcomes::default());
+        Self { node, clients: Arena::new(usize::MAX), leaving: Vec::new(), attached: 0, record, switch, outcomes }
     }
 
     /// Attaches a client as task `task`; returns its handle, and its end.
@@ -115,20 +114,22 @@ impl Clients {
 
     pub fn turn(&mut self, now: Instant) {
         self.node.turn(now);
-        let Self { node, clients, record, listed, outcomes, .. } = self;
-        listed.enter_old(node, now);
+        let Self { node, clients, record, switch, outcomes, .. } = self;
+        switch.turn(now, |_| ());
         for (_, client) in clients.iter_mut().filter(|(_, client)| client.has_submissions()) {
-            client.read(node, now, record, listed);
+            client.read(node, now, record);
         }
         for (_, client) in clients.iter_mut().filter(|(_, client)| client.accepts()) {
             client.hand_out(node, record);
         }
         node.swap_client_outcomes(outcomes);
-        report(clients, (listed, outcomes), (now, record), &mut None);
-        if let Some((_, panic)) = listed.next_failed() {
-            resume_unwind(panic);
-        }
+        report(clients, outcomes, (now, record), &mut None);
         self.leaving.retain(|client| !client.has_let_go());
+    }
+
+    /// Connects two clients by lanes of which the shard has the other side. [`Handle::NONE`] stands for a client that has gone.
+    pub fn connect(&mut self, clients: [Handle; 2], lanes: [DirectLane; 2]) {
+        self.switch.connect(clients, lanes);
     }
 
     pub fn under_way(&self, client: Handle) -> usize {
@@ -153,10 +154,16 @@ impl Clients {
         self.leaving.len()
     }
 
+    /// The process of a client has ended: its lanes end, and its peers are told, as far as they read. The source of clients does this when it
+    /// dismisses the client.
+    pub fn end_lanes(&mut self, client: Handle, now: Instant) {
+        self.switch.client_gone(client);
+        self.switch.turn(now, |_| ());
+    }
+
     /// A client is gone; the node continues without it.
     pub fn dismiss(&mut self, client: Handle, reason: &str) {
         let Some(mut client) = self.clients.remove(client) else { return };
-        self.listed.enter(&mut self.node, |_| true);
         client.leave(&mut self.node);
         self.node.set_pool(client.task, None);
         self.node.forget_client(client.task, reason);

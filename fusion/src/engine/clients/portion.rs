@@ -33,7 +33,7 @@ pub struct Portion {
     pub tensor_bytes_max: u64,
     /// Clients of one user may view each other's published tensors in the arenas.
     pub views: bool,
-    /// Clients of one user may send each other small tensors through a lane of their own.
+    /// Clients of one user may send each other small tensors through memory that they share.
     pub direct_lanes: bool,
     /// The job of the daemon; sent to clients.
     pub job: Option<JobName>,
@@ -46,7 +46,7 @@ fn duplicate(arena: &OwnedFd) -> Result<OwnedFd, ShmError> {
 
 impl Portion {
     /// Makes both ends: one for [`Engine::admit`](crate::Engine::admit), one to be sent to the client at `socket`. `tasks` are the tasks of
-    /// this host, with which it may have direct lanes. Allocates no page of the arena: its client does that, and is charged for it.
+    /// this host, with which it may have lanes. Allocates no page of the arena: its client does that, and is charged for it.
     ///
     /// # Errors
     /// The system is out of memory or descriptors; everything created is freed again.
@@ -83,7 +83,7 @@ impl Portion {
             tensor_bytes_max: self.tensor_bytes_max,
             daemon_pid: std::process::id(),
             job: self.job.clone(),
-            neighbours: self.neighbours(&wish.task, tasks),
+            neighbours: Self::neighbours(&wish.task, tasks),
         };
         let bell = ClientBell::new(Arc::clone(socket));
         let (pid, uid) = (peer.pid, peer.uid);
@@ -91,9 +91,9 @@ impl Portion {
         Ok((ends, Welcoming::new(welcome, arena_fd, descriptors)))
     }
 
-    /// The tasks with which `task` may have direct lanes, as many as fit in a welcome.
-    fn neighbours(&self, task: &str, tasks: &[TaskName]) -> Vec<String> {
-        let mut room = if self.direct_lanes { NEIGHBOURS_BYTES_MAX } else { 0 };
+    /// The tasks with which `task` may have lanes, as many as fit in a welcome.
+    fn neighbours(task: &str, tasks: &[TaskName]) -> Vec<String> {
+        let mut room = NEIGHBOURS_BYTES_MAX;
         let others = tasks.iter().map(|name| name.as_str()).filter(|name| *name != task);
         let fits = |name: &&str| {
             let bytes = name.len() + JSON_BYTES;
@@ -122,12 +122,9 @@ mod tests {
     };
 
     #[test]
-    fn client_has_no_neighbours_without_direct_lanes() {
+    fn client_has_all_other_tasks_as_neighbours() {
         let tasks = ["a:1", "b:1"].map(|name| name.parse().unwrap());
-        for direct_lanes in [true, false] {
-            let portion = Portion { direct_lanes, ..PORTION };
-            assert_eq!(portion.neighbours("a:1", &tasks), if direct_lanes { vec!["b:1"] } else { vec![] });
-        }
+        assert_eq!(Portion::neighbours("a:1", &tasks), ["b:1"]);
     }
 
     #[test]

@@ -6,7 +6,6 @@ use sealane_transport::shm::Record;
 use sealane_transport::{Arena, Handle};
 
 use super::client::Client;
-use super::listed::{Listed, Matched};
 use crate::limits::FEW_OUTCOMES;
 use crate::node::{ClientCall, ClientOutcome, ClientOutcomes};
 
@@ -16,27 +15,10 @@ use crate::node::{ClientCall, ClientOutcome, ClientOutcomes};
 /// hears of a release may rely on it even if the daemon is killed a moment later. So all arrivals are written before any release.
 pub(super) fn report(
     clients: &mut Arena<Client>,
-    (listed, outcomes): (&mut Listed, &mut ClientOutcomes),
+    outcomes: &mut ClientOutcomes,
     (now, record): (Instant, &mut Record),
     served: &mut Option<Handle>,
 ) -> usize {
-    while let Some((of, ticket)) = listed.next_ticket() {
-        if let Some(client) = clients.get_mut(of.client) {
-            client.note_ticket_of(of, ticket);
-        }
-    }
-    while let Some(Matched { client: handle, peer, arrived }) = listed.next_matched() {
-        *served = Some(handle);
-        if let Some(client) = clients.get_mut(handle) {
-            client.tell_listed(peer, arrived, record);
-        }
-    }
-    while let Some((handle, calls)) = listed.next_sent() {
-        *served = Some(handle);
-        if let Some(client) = clients.get_mut(handle) {
-            client.sent_listed(&calls);
-        }
-    }
     let few = outcomes.len() <= FEW_OUTCOMES;
     while let Some((ClientCall { client: handle, call }, outcome)) = outcomes.take_next() {
         *served = Some(handle);

@@ -54,10 +54,6 @@ pub(super) fn fall_into_trap_of_process(pid: i32) {
     assert!(pid != TRAP_PID, "a trap of the tests'");
 }
 
-pub(super) fn fall_into_trap_of_key(key: &str) {
-    assert!(key != TRAP, "a trap of the tests'");
-}
-
 /// An engine with one shard that serves two tasks.
 fn engine() -> Engine {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -245,16 +241,6 @@ fn each_call_of_a_list_ends_by_itself() {
 }
 
 #[test]
-fn a_recv_of_a_list_can_be_given_up_after_another_call_has_ended_the_list() {
-    let (engine, meta) = (engine(), &TensorMeta::new(DType::U8, &[8]).unwrap());
-    let (_, mut process) = Process::attach(&engine, "ps:1");
-    let [recvs, _] = lists(100, 3, meta);
-    process.submit(&[recv_many(1, &recvs), recv(1, 0), Submission::Cancel { call: 102 }]);
-    assert!(process.next().unwrap().starts_with("Failed { call: 102, memory_back: true, "));
-    engine.stop().unwrap();
-}
-
-#[test]
 fn what_comes_for_a_client_that_does_not_read_comes_later_and_once() {
     const STEPS: u32 = 100;
     const CALLS: u32 = 64;
@@ -302,15 +288,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
     // Of a tensor that it sends to itself: the last outcome of the turn, and the first.
     let with_the_last_tensor = [send(6, 1, meta), recv(TRAP_CALL, 0), send(7, 0, meta)];
     let with_the_first_tensor = [recv(TRAP_CALL, 0), send(6, 0, meta), send(7, 1, meta)];
-    // Of calls that have waited as a list, in nobody's turn.
-    let mut recvs = CallListBuf::default();
-    assert!(
-        [TRAP, "w"].iter().zip(8..).all(|(key, call)| { recvs.push(SmallCall { call, key, meta: &[], bytes: &[] }) })
-    );
-    let (calls, timeout_ms, fail_if_gone) = (recvs.as_list(), NO_TIMEOUT, false);
-    let of_a_list = [send(6, 1, meta), Submission::RecvMany { peer: 1, step: 1, timeout_ms, calls, fail_if_gone }];
-    let traps: [&[_]; 5] =
-        [&while_it_is_read, &while_it_is_told, &with_the_last_tensor, &with_the_first_tensor, &of_a_list];
+    let traps: [&[_]; 4] = [&while_it_is_read, &while_it_is_told, &with_the_last_tensor, &with_the_first_tensor];
     for trap in traps {
         let engine = engine();
         let (id, mut failing) = Process::attach(&engine, "ps:1");
@@ -339,10 +317,7 @@ fn a_panic_costs_the_client_that_was_served_its_place_and_nobody_else_anything()
         neighbour.submit(&[recv(1, 0)]);
         assert!(is_served(&mut neighbour, 1, meta));
         failing.submit(trap);
-        // A list is entered some turns after the tensor was sent.
-        while let Some(told) = failing.next() {
-            assert_eq!(told, "Sent { calls: [6] }");
-        }
+        assert_eq!(failing.next(), None);
         // What arrived in that same turn, and everything later.
         let received = neighbour.next().unwrap();
         assert!(is_arrived(&received, 1), "{received}");
@@ -395,23 +370,30 @@ fn clients_come_and_go_no_faster_than_links_let_go_of_their_memory() {
 }
 
 #[test]
-fn a_lane_is_given_to_two_of_one_user_and_to_nobody_who_is_not_who_he_says() {
-    let engine = engine();
-    let [_one, _other] = [("ps:1", 1), ("worker:1", 2)].map(|(task, uid)| {
-        let (mut ends, process) = Process::ends(task, 7);
-        ends.uid = uid;
-        engine.admit(ends).unwrap();
-        process
-    });
-    let refused = |task, peer, pid, uid| engine.direct_lane(task, peer, Credentials { pid, uid }).unwrap_err().code();
-    for (pid, uid) in [(7, 1), (7, 2), (8, 1), (7, 0), (0, 0)] {
-        assert_eq!(refused("ps:1", "worker:1", pid, uid), Code::PermissionDenied, "{pid} {uid}");
-        assert_eq!(refused("worker:1", "ps:1", pid, uid), Code::PermissionDenied, "{pid} {uid}");
+fn a_lane_is_shared_by_two_of_one_user_and_given_to_nobody_who_is_not_who_he_says() {
+    for (other_uid, may_share) in [(1, true), (1, false), (2, true)] {
+        let engine = engine();
+        let _clients = [("ps:1", 1), ("worker:1", other_uid)].map(|(task, uid)| {
+            let (mut ends, process) = Process::ends(task, 7);
+            ends.uid = uid;
+            engine.admit(ends).unwrap();
+            process
+        });
+        let lane = |task, peer, (pid, uid)| engine.lane(task, peer, Credentials { pid, uid }, may_share);
+        let refused = |task, peer, asker| lane(task, peer, asker).unwrap_err().code();
+        for asker in [(7, 3), (8, 1), (7, 0), (0, 0)] {
+            assert_eq!(refused("ps:1", "worker:1", asker), Code::PermissionDenied, "{asker:?}");
+        }
+        assert_eq!(refused("ps:1", "ps:1", (7, 1)), Code::InvalidArgument);
+        assert_eq!(refused("ps:1", "nobody:1", (7, 1)), Code::NotFound);
+        let (own, others) =
+            (lane("ps:1", "worker:1", (7, 1)).unwrap(), lane("worker:1", "ps:1", (7, other_uid)).unwrap());
+        let is_direct = may_share && other_uid == 1;
+        assert_eq!([&own, &others].map(|end| end.bells.is_some()), [is_direct; 2]);
+        assert_eq!(Arc::ptr_eq(&own.lane, &others.lane), is_direct);
+        assert_eq!(engine.lanes(true).len(), usize::from(is_direct));
+        engine.stop().unwrap();
     }
-    assert_eq!(refused("ps:1", "ps:1", 7, 1), Code::InvalidArgument);
-    assert_eq!(refused("ps:1", "nobody:1", 7, 1), Code::NotFound);
-    assert_eq!(engine.direct_lanes(), Vec::<[String; 2]>::new());
-    engine.stop().unwrap();
 }
 
 #[test]

@@ -131,12 +131,6 @@ impl Exchange {
         self.ended.reason(local, pair, step).is_some()
     }
 
-    /// True if a tensor of one of these keys, or another recv of it, waits here.
-    pub(super) fn knows_any_of<'k>(&self, (pair, step): (u32, i64), mut keys: impl Iterator<Item = &'k str>) -> bool {
-        let waits = |key| self.table.waiting(self.table.slot(MatchKey { pair, step, key })).is_some();
-        self.table.pending_sends() + self.table.parked() > 0 && keys.any(waits)
-    }
-
     /// The error that ends a recv before it begins, if there is one.
     #[inline]
     pub(super) fn refusal(&self, recv: &RecvRequest<'_>, local: u16, is_draining: bool) -> Option<Error> {

@@ -1,11 +1,11 @@
-//! Two halves over rings on the heap. `model` drives them in random orders, `orders` in all orders of few events. `trunks` has a switch between
-//! the halves of several clients.
+//! Two halves over rings on the heap. `model` drives them in random orders, `orders` in all orders of few events. Both do so over
+//! one memory, and over splices between two.
 
 mod hazards;
 mod hostile;
 mod model;
 mod orders;
-mod trunks;
+mod spliced;
 
 use std::sync::{
     Arc,
@@ -22,6 +22,12 @@ impl<const WORDS: u64> Heap<WORDS> {
     pub(super) fn new() -> Self {
         let words = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
         Heap(Arc::new((words, [0; 3].map(AtomicU64::new))))
+    }
+}
+
+impl<const WORDS: u64> Default for Heap<WORDS> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -60,23 +66,54 @@ impl Accepts for u32 {
 
 pub(super) type Side<const WORDS: u64> = Half<Heap<WORDS>, u32>;
 
+/// What lies between two halves: nothing, as they share their rings, or a splice for each direction.
+pub(super) struct Between<const WORDS: u64>(Option<[Splice<Heap<WORDS>>; 2]>);
+
+impl<const WORDS: u64> Between<WORDS> {
+    /// Moves what one side has written, and the other settled.
+    pub(super) fn turn(&mut self, from: usize) -> Option<Spliced> {
+        self.0.as_mut().map(|splices| splices[from].turn().unwrap())
+    }
+
+    pub(super) fn turn_both(&mut self) {
+        (0..2).for_each(|from| _ = self.turn(from));
+    }
+}
+
 /// Two halves that see everything of each other: neither is blind.
 pub(super) fn pair<const WORDS: u64>() -> [Side<WORDS>; 2] {
-    let mut halves = blind_pair();
+    pair_with(false).0
+}
+
+/// [`pair`], over splices if asked for.
+pub(super) fn pair_with<const WORDS: u64>(is_spliced: bool) -> ([Side<WORDS>; 2], Between<WORDS>) {
+    let (mut halves, mut between) = if is_spliced { spliced_pair() } else { (blind_pair(), Between(None)) };
     for _ in 0..2 {
         halves.iter_mut().for_each(|half: &mut Side<WORDS>| {
             half.clear();
+            between.turn_both();
             half.drain().unwrap();
         });
     }
-    halves
+    between.turn_both();
+    (halves, between)
+}
+
+fn half<const WORDS: u64>(outgoing: &Heap<WORDS>, incoming: &Heap<WORDS>) -> Side<WORDS> {
+    Half::new(outgoing.clone(), incoming.clone(), Seed::random(), Steps::default())
 }
 
 /// Two halves as they are opened.
 pub(super) fn blind_pair<const WORDS: u64>() -> [Side<WORDS>; 2] {
-    let rings = [Heap::new(), Heap::new()];
-    let half = |own: usize| Half::new(rings[own].clone(), rings[1 - own].clone(), Seed::random(), Steps::default());
-    [half(0), half(1)]
+    let [one, other] = [Heap::new(), Heap::new()];
+    [half(&one, &other), half(&other, &one)]
+}
+
+fn spliced_pair<const WORDS: u64>() -> ([Side<WORDS>; 2], Between<WORDS>) {
+    let rings: [[Heap<WORDS>; 2]; 2] = Default::default();
+    let halves = rings.each_ref().map(|[outgoing, incoming]| half(outgoing, incoming));
+    let splice = |from: usize| Splice::new(rings[from][0].clone(), rings[1 - from][1].clone());
+    (halves, Between(Some([splice(0), splice(1)])))
 }
 
 /// Metadata of a vector of bytes.

@@ -36,6 +36,7 @@ struct Task {
 struct World {
     random: SmallRng,
     halves: [Side<1024>; 2],
+    between: Between<1024>,
     tasks: [Task; 2],
     /// Names of all tensors, and which side sent them.
     names: Vec<(usize, Name)>,
@@ -47,11 +48,13 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> World {
+    fn new(seed: u64, is_spliced: bool) -> World {
         let random = SmallRng::seed_from_u64(seed);
+        let (halves, between) = pair_with(is_spliced);
         World {
             random,
-            halves: pair(),
+            halves,
+            between,
             tasks: Default::default(),
             names: Vec::new(),
             received: HashMap::new(),
@@ -121,7 +124,7 @@ impl World {
                 half.check_invariants();
             }
             20 => self.switch_answers(side),
-            _ => {}
+            _ => _ = self.between.turn(side),
         }
         self.settle(side);
     }
@@ -201,6 +204,7 @@ impl World {
                         self.tasks[side].recvs.push((slot, name));
                     }
                 }
+                self.between.turn_both();
                 drain(&mut self.halves[side]);
                 self.settle(side);
                 // Nobody answers late: the deadlines of these sends have passed, and their consumer returns them.
@@ -226,8 +230,10 @@ impl World {
 #[test]
 fn random_orders_lose_and_repeat_nothing() {
     for seed in 0..120 {
-        let mut world = World::new(seed);
-        (0..2_000).for_each(|_| world.event());
-        world.finish();
+        for is_spliced in [false, true] {
+            let mut world = World::new(seed, is_spliced);
+            (0..2_000).for_each(|_| world.event());
+            world.finish();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! All orders of few events, over a ring of 32 words, in which one tensor of a short key takes 8.
+//! All orders of few events, over rings of 32 words, in which one tensor of a short key takes 8.
 
 use super::*;
 
@@ -16,6 +16,9 @@ enum Event {
     EndAtProducer,
     EndAtConsumer,
     ConsumerGoes,
+    /// The splice from the producer, or the one from the consumer, takes a turn.
+    Sends,
+    Answers,
 }
 
 use Event::*;
@@ -24,6 +27,7 @@ const KEY: &str = "w";
 
 struct World {
     halves: [Side<32>; 2],
+    between: Between<32>,
     sends: Vec<(u64, u64)>,
     recvs: Vec<u32>,
     received: Vec<u64>,
@@ -34,9 +38,11 @@ struct World {
 }
 
 impl World {
-    fn new() -> World {
+    fn new(is_spliced: bool) -> World {
+        let (halves, between) = pair_with(is_spliced);
         World {
-            halves: pair(),
+            halves,
+            between,
             sends: Vec::new(),
             recvs: Vec::new(),
             received: Vec::new(),
@@ -81,9 +87,17 @@ impl World {
             ConsumerGoes if !self.is_gone => {
                 consumer.close(Why::Closed);
                 self.is_gone = true;
+                // What it has told is passed on before its end.
+                for _ in 0..4 {
+                    self.between.turn(1);
+                    self.between.turn(0);
+                    drain(producer);
+                }
                 producer.close(Why::Gone);
                 self.reclaimed.extend(producer.reclaim().iter().map(|tensor| id_of(&tensor.payload)));
             }
+            Sends => _ = self.between.turn(0),
+            Answers => _ = self.between.turn(1),
             _ => {}
         }
         self.halves.iter().for_each(Half::check_invariants);
@@ -98,11 +112,16 @@ impl World {
         });
     }
 
+    /// Each side hears what the other has to say.
+    fn exchange(&mut self) {
+        [Sends, Arrives, Answers, Acknowledged].into_iter().for_each(|event| self.go(event));
+        self.between.turn_both();
+    }
+
     /// Every tensor has one fate, and both sides agree about it.
     fn check(mut self) {
         for _ in 0..4 {
-            self.go(Arrives);
-            self.go(Acknowledged);
+            self.exchange();
         }
         // What a cancelled recv had taken is the next one's.
         for key in [KEY, KEY, KEY, "v", "v"] {
@@ -111,8 +130,8 @@ impl World {
                 let recv = post(consumer, 1, key);
                 self.recvs.push(recv);
             }
-            self.go(Arrives);
-            self.go(Acknowledged);
+            self.exchange();
+            self.exchange();
         }
         let unique = |ids: &[u64]| {
             let mut sorted = ids.to_vec();
@@ -158,11 +177,15 @@ fn permute(events: &mut Vec<Event>, order: &mut Vec<Event>, each: &mut impl FnMu
 }
 
 fn all_orders(events: &[Event]) {
+    all_orders_with(events, false);
+}
+
+fn all_orders_with(events: &[Event], is_spliced: bool) {
     let mut events = events.to_vec();
     events.sort_unstable();
     permute(&mut events, &mut Vec::new(), &mut |order| {
         let outcome = std::panic::catch_unwind(|| {
-            let mut world = World::new();
+            let mut world = World::new(is_spliced);
             order.iter().for_each(|event| world.go(*event));
             world.check();
         });
@@ -200,4 +223,22 @@ fn consumer_that_goes_has_taken_or_leaves_each_tensor() {
 #[test]
 fn full_ring_holds_tensors_in_all_orders() {
     all_orders(&[Send, SendOther, SendOther, Send, SendOther, Post, Arrives, Arrives]);
+}
+
+#[test]
+fn splices_take_their_turns_in_all_orders() {
+    let orders: [&[Event]; 6] = [
+        &[Send, Send, Post, Post, Arrives, Sends, Answers, Acknowledged],
+        &[Send, Send, Post, Cancel, Arrives, Sends, Arrives],
+        &[Send, Post, Revoke, Revoke, Arrives, Sends, Answers, Acknowledged],
+        &[Send, Send, Post, EndAtProducer, Arrives, Sends, Answers],
+        &[Send, Send, Post, EndAtConsumer, Arrives, Sends, Answers],
+        &[Send, Send, Post, ConsumerGoes, Arrives, Sends, Answers, Acknowledged],
+    ];
+    orders.into_iter().for_each(|events| all_orders_with(events, true));
+}
+
+#[test]
+fn full_rings_hold_tensors_behind_splices_in_all_orders() {
+    all_orders_with(&[Send, SendOther, SendOther, SendOther, Post, Sends, Sends, Arrives], true);
 }

@@ -145,17 +145,24 @@ pub fn map_arena(path: &Path, arena: u64, deadline: Instant) -> Result<ReadOnlyM
     Ok(ReadOnlyMemory::open(&memory, bytes)?)
 }
 
-/// A client's end of a direct lane.
+/// A client's end of a lane.
 #[derive(Debug)]
 pub struct GivenLane {
     pub lane: DirectLane,
+    /// How the two clients wake each other; `None` if the other side of the lane belongs to the shard that serves the pair.
+    pub bells: Option<LaneBells>,
+}
+
+/// How two clients that share a lane wake each other.
+#[derive(Debug)]
+pub struct LaneBells {
     /// The ear for other clients that wake this one; all lanes of a client share it.
     pub ear: ClientEar,
     /// Wakes the other client.
     pub bell: ClientBell,
 }
 
-/// Asks the daemon at `path` for the direct lane between this process, attached as `task`, and the client attached as
+/// Asks the daemon at `path` for the lane between this process, attached as `task`, and the client attached as
 /// `peer`.
 ///
 /// # Errors
@@ -163,20 +170,21 @@ pub struct GivenLane {
 pub fn lane(path: &Path, task: &str, peer: &str, deadline: Instant) -> Result<GivenLane, AttachError> {
     let request = Request::Lane { version: VERSION, task: task.into(), peer: peer.into() };
     let mut talk = Conversation::begin(path, &request, deadline)?;
-    let (answer, mut descriptors) = talk.next()?;
-    let side = match answer {
-        Answer::Lane { first: true } => Side::First,
-        Answer::Lane { first: false } => Side::Second,
+    let (answer, descriptors) = talk.next()?;
+    let first = match answer {
+        Answer::Lane { first } => first,
         Answer::Refused(refused) => return Err(refusal(refused)),
         _ => return Err(AttachError::answer("it gives no lane")),
     };
-    let (Some(bell), Some(ear), Some(memory), None) =
-        (descriptors.pop(), descriptors.pop(), descriptors.pop(), descriptors.pop())
-    else {
-        return Err(AttachError::answer("a lane comes with three descriptors"));
+    let side = if first { Side::First } else { Side::Second };
+    let mut descriptors = descriptors.into_iter();
+    let (memory, bells, rest) = (descriptors.next(), descriptors.next().zip(descriptors.next()), descriptors.next());
+    let (Some(memory), None) = (memory, rest) else {
+        return Err(AttachError::answer("a lane comes with one descriptor or three"));
     };
-    let lane = DirectLane::open(&memory, side)?;
-    Ok(GivenLane { lane, ear: ClientEar::among_clients(ear), bell: ClientBell::new(Arc::new(bell)) })
+    let bells = bells
+        .map(|(ear, bell)| LaneBells { ear: ClientEar::among_clients(ear), bell: ClientBell::new(Arc::new(bell)) });
+    Ok(GivenLane { lane: DirectLane::open(&memory, side)?, bells })
 }
 
 /// Asks the daemon at `path` to connect to the host of `peer`, for one stream between that task and this process, attached

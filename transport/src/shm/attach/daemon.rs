@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    iter::once,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::FileExt,
@@ -242,7 +243,7 @@ pub fn show_arena(socket: &OwnedFd, arena: &OwnedFd, bytes: u64) -> Result<(), S
     descriptors::send(socket, &message, &[arena.as_raw_fd()]).map_err(ShmError::system("answering a client"))
 }
 
-/// Gives a client its end of a direct lane, with its own ear and the other client's bell.
+/// Gives a client its end of a lane; if the two clients share it, with its own ear and the other client's bell.
 ///
 /// # Errors
 /// [`ShmError::System`] if the client is gone or does not read.
@@ -250,10 +251,11 @@ pub fn give_lane(
     socket: &OwnedFd,
     lane: &LaneKeeper,
     side: Side,
-    (ear, bell): (&ClientEar, &ClientBell),
+    bells: Option<(&ClientEar, &ClientBell)>,
 ) -> Result<(), ShmError> {
     let message = encode(&Answer::Lane { first: side == Side::First });
-    let descriptors = [lane.as_fd(), ear.as_fd(), bell.as_fd()].map(|fd| fd.as_raw_fd());
+    let bells = bells.into_iter().flat_map(|(ear, bell)| [ear.as_fd(), bell.as_fd()]);
+    let descriptors: Vec<_> = once(lane.as_fd()).chain(bells).map(|fd| fd.as_raw_fd()).collect();
     descriptors::send(socket, &message, &descriptors).map_err(ShmError::system("answering a client"))
 }
 

@@ -28,7 +28,9 @@ use super::{failure::Failure, fields::Malformed};
 use crate::{error::Error, job::JobName};
 
 pub use self::{
-    client::{AttachError, Attached, GivenLane, attach, connect, connection, drain, lane, map_arena, measure, show},
+    client::{
+        AttachError, Attached, GivenLane, LaneBells, attach, connect, connection, drain, lane, map_arena, measure, show,
+    },
     daemon::{
         Credentials, RequestError, ShardDescriptors, Welcoming, accept, credentials, draining, give_connection,
         give_lane, listen, listen_again, read_request, refuse, refuse_for_job, show_arena, show_figures,
@@ -39,7 +41,7 @@ pub use self::{
 
 /// Version of the attach protocol, the rings' records and the segments' layout, which change together. Client and daemon
 /// must have the same.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 
 /// Version of the conversation by which one daemon takes the place of another. It changes independently of [`VERSION`], so
 /// that a daemon can hand over to another release.
@@ -120,7 +122,7 @@ pub struct Welcome {
     pub daemon_pid: u32,
     /// The daemon's job.
     pub job: Option<JobName>,
-    /// Tasks of this host with whose clients this one may have a direct lane.
+    /// Tasks of this host with whose clients this one may have a lane.
     pub neighbours: Vec<String>,
 }
 
@@ -140,7 +142,7 @@ pub enum Request {
         /// The arena's number, which nobody can guess.
         arena: u64,
     },
-    /// For the client's end of the direct lane between two clients of one user.
+    /// For the client's end of the lane to another client.
     Lane {
         /// The client's [`VERSION`].
         version: u32,
@@ -276,7 +278,7 @@ enum Answer {
     Arena {
         bytes: u64,
     },
-    /// Comes with a direct lane, the client's own ear and the other client's bell. Says which end of the lane is the client's.
+    /// Comes with a lane, and with the client's own ear and the other client's bell if the two share it. Says which end of the lane is the client's.
     Lane {
         first: bool,
     },

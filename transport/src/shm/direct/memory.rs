@@ -1,5 +1,5 @@
-//! The memory of a lane: a page of header, a ring of the channel in each direction, and rings of bytes. The daemon keeps it, and each of the
-//! two clients opens one end.
+//! The memory of a lane: a page of header, a ring of the channel in each direction, and rings of bytes. The daemon keeps it. Each of the
+//! two clients opens one end, or one client does and a shard has the other.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -39,6 +39,11 @@ mod at {
     /// Rings for which a side has reported news.
     pub(super) const fn news(side: Side) -> u64 {
         (6 + side as u64) * LINE
+    }
+
+    /// Whether a side wants the other woken, through a shard that moves the records between two lanes.
+    pub(super) const fn poke(side: Side) -> u64 {
+        news(side) + 8
     }
 
     pub(super) const NUMBER: u64 = 8 * LINE;
@@ -119,6 +124,11 @@ impl LaneKeeper {
         Ok(LaneKeeper { mapping, descriptor })
     }
 
+    /// The end of a side that no client has: a shard has it.
+    pub fn open(&self, side: Side) -> DirectLane {
+        DirectLane::over(self.mapping.clone(), side)
+    }
+
     /// The task of a side is gone. The caller must wake the other side.
     pub fn end(&self, gone: Side) {
         self.mapping.word(at::standing(gone)).store(GONE, Ordering::Release);
@@ -126,7 +136,7 @@ impl LaneKeeper {
 
     /// Both sides are to close their ends. The caller must wake both.
     pub fn abandon(&self) {
-        self.mapping.word(at::ABANDONED).store(1, Ordering::Release);
+        abandon(&self.mapping);
     }
 
     /// True if one side no longer uses the lane.
@@ -134,6 +144,10 @@ impl LaneKeeper {
         let standing = |side| self.mapping.word(at::standing(side)).load(Ordering::Relaxed);
         [Side::First, Side::Second].into_iter().any(|side| standing(side) > HERE)
     }
+}
+
+fn abandon(lane: &Mapping) {
+    lane.word(at::ABANDONED).store(1, Ordering::Release);
 }
 
 /// Access to all of a lane's memory, since either client may write anything to it.
@@ -176,9 +190,12 @@ impl DirectLane {
     /// # Errors
     /// [`ShmError::Unsealed`], [`ShmError::WrongSize`], or [`ShmError::System`] if it cannot be mapped.
     pub fn open(descriptor: &OwnedFd, side: Side) -> Result<DirectLane, ShmError> {
-        let mapping = Mapping::open(descriptor, at::END, SEGMENT)?;
+        Ok(Self::over(Mapping::open(descriptor, at::END, SEGMENT)?, side))
+    }
+
+    fn over(mapping: Arc<Mapping>, side: Side) -> DirectLane {
         let number = mapping.word(at::NUMBER).load(Ordering::Acquire);
-        Ok(DirectLane { mapping, side, number })
+        DirectLane { mapping, side, number }
     }
 
     /// The direction of the channel that this side writes.
@@ -211,6 +228,11 @@ impl DirectLane {
             own.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |standing| (standing != GONE).then_some(CLOSED));
     }
 
+    /// Both sides are to close their ends. The caller must wake both.
+    pub fn abandon(&self) {
+        abandon(&self.mapping);
+    }
+
     #[inline]
     pub fn other(&self) -> Standing {
         match self.mapping.word(at::standing(self.side.other())).load(Ordering::Acquire) {
@@ -231,6 +253,24 @@ impl DirectLane {
     #[inline]
     pub fn other_sleep(&self) -> &SleepFlag {
         self.mapping.sleep_flag(at::sleep(self.side.other()))
+    }
+
+    /// Asks the shard at the other side to wake the client behind it, however deeply that sleeps. The caller must wake the shard.
+    pub fn poke(&self) {
+        // SEQ_CST: see `SleepFlag::must_ring_for`.
+        self.mapping.word(at::poke(self.side)).swap(1, Ordering::SeqCst);
+    }
+
+    /// True if the other side has asked since the last call for the client behind this one to be woken.
+    #[inline]
+    pub fn take_poke(&self) -> bool {
+        let word = self.mapping.word(at::poke(self.side.other()));
+        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// True if [`take_poke`](Self::take_poke) would be; for a shard that has announced its sleep.
+    pub fn has_poke(&self) -> bool {
+        self.mapping.word(at::poke(self.side.other())).load(Ordering::SeqCst) != 0
     }
 
     /// Distinguishes this lane from others that the two clients have had.

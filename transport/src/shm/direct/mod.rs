@@ -1,6 +1,9 @@
-//! A direct lane: memory shared by two clients of one host and one user. It holds the two rings of their [channel](crate::channel), which
+//! A lane: memory shared by two clients of one host and one user. It holds the two rings of their [channel](crate::channel), which
 //! carries small tensors without the daemon, and [rings of bytes](BytesWriter) for streams. The daemon creates the lane, gives it to both
 //! clients, and ends it when one of them is gone.
+//!
+//! Two clients that must not share memory have a lane each, whose other side belongs to a shard: it moves the records of the channel from one
+//! lane to the other, and nobody uses the rings of bytes.
 //!
 //! A side that no longer uses the lane closes its end, after it has told which tensors it took. Only then does the other side send the rest
 //! through the daemon, so that no tensor is both taken and sent again.

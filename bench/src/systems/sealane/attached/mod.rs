@@ -22,7 +22,7 @@ use std::{process, thread};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sealane::{Attach, Polling, Task};
-use sealane_fusion::{Engine, LaneEnd, Portion};
+use sealane_fusion::{Engine, Portion};
 use sealane_transport::shm::attach::{self, Request, RequestError};
 
 use super::asking::{self, Batches};
@@ -111,12 +111,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
     let queued = if plan.fuse == Fuse::Push { 2 * room_bytes(&lanes(&plan)) } else { 0 };
     let area_bytes = AREA_BYTES + (room_bytes(&plan.step) + queued) as u64;
     if matches!(job.system, SystemName::Direct | SystemName::Stream | SystemName::GrpcConnector) {
-        thread::spawn(move || {
-            let Err(failure) = serve_clients(&engine, &clients, area_bytes);
-            // The consumer shows what is written here.
-            eprintln!("the daemon between the clients ended: {failure}");
-            process::exit(1);
-        });
+        serve_clients(engine, clients, (area_bytes, true));
         let ps = attach_as(PS, &job.plan, Some(job.meeting_place()?))?;
         return match job.system {
             SystemName::Stream => streams::serve_dialer(&job.plan, &ps),
@@ -125,28 +120,38 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
                 .map_err(BenchError::sealane("answer by a direct lane")),
         };
     }
-    let _attached = [admit_next(&engine, &clients, area_bytes)?, admit_next(&engine, &clients, area_bytes)?];
+    serve_clients(engine, clients, (area_bytes, false));
     until_ended()
 }
 
-/// Admits clients that may reach each other without the engine, and gives them what they need for it.
-pub(in super::super) fn serve_clients(
+/// Admits clients on a thread of its own, with this much memory for received tensors, and gives them what they ask for. Whether they may reach
+/// each other without the engine is the last argument.
+pub(in super::super) fn serve_clients(engine: Engine, listener: OwnedFd, portion: (u64, bool)) {
+    thread::spawn(move || {
+        let Err(failure) = serve_all(&engine, &listener, portion);
+        // The other process shows what is written here.
+        eprintln!("the daemon between the clients ended: {failure}");
+        process::exit(1);
+    });
+}
+
+fn serve_all(
     engine: &Engine,
     listener: &OwnedFd,
-    area_bytes: u64,
+    (area_bytes, past_the_engine): (u64, bool),
 ) -> Result<Infallible, BenchError> {
     let mut attached = Vec::new();
     loop {
         match next_request(listener)? {
             (socket, Request::Attach(wish)) => {
-                admit(engine, &socket, &wish, (area_bytes, true))?;
+                admit(engine, &socket, &wish, (area_bytes, past_the_engine))?;
                 attached.push(socket);
             }
             (socket, Request::Lane { task, peer, .. }) => {
                 let asker = attach::credentials(&socket).map_err(failed)?;
                 // It does not matter if the client no longer waits.
-                let _ = match engine.direct_lane(&task, &peer, asker) {
-                    Ok(LaneEnd { lane, side, ear, bell }) => attach::give_lane(&socket, &lane, side, (&ear, &bell)),
+                let _ = match engine.lane(&task, &peer, asker, past_the_engine) {
+                    Ok(end) => end.give(&socket),
                     Err(error) => attach::refuse(&socket, &error),
                 };
             }
@@ -159,18 +164,6 @@ pub(in super::super) fn serve_clients(
             }
             (_, request) => return Err(unexpected(&request)),
         }
-    }
-}
-
-/// Admits the next client, with this much memory for received tensors, and returns its socket, over which it is notified.
-pub(in super::super) fn admit_next(
-    engine: &Engine,
-    listener: &OwnedFd,
-    area_bytes: u64,
-) -> Result<Arc<OwnedFd>, BenchError> {
-    match next_request(listener)? {
-        (socket, Request::Attach(wish)) => admit(engine, &socket, &wish, (area_bytes, false)).map(|()| socket),
-        (_, request) => Err(unexpected(&request)),
     }
 }
 

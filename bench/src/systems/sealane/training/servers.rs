@@ -5,7 +5,6 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::thread;
 
 use sealane::{Attach, Table, Task};
 use sealane_fusion::{
@@ -15,7 +14,7 @@ use sealane_transport::shm::attach;
 use sealane_transport::verbs::Verbs;
 use tokio::sync::watch;
 
-use super::super::attached::{admit_next, serve_clients};
+use super::super::attached::serve_clients;
 use super::super::engine::{self, PATIENCE, QUEUE, listener, on_shard, ps_task};
 use super::super::peers;
 use super::super::producer::{AHEAD, Parameter, publish, send_ahead, told};
@@ -43,7 +42,7 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         return super::attached::serve(job, plan);
     }
     let training = training::of(plan);
-    let _engine_and_clients = if plan.link == Link::Shm {
+    let _engine_and_tables = if plan.link == Link::Shm {
         process::allow_open_files("--workers", training.size.workers, memory::OPEN_FILES)?;
         let engine = host_clients(job, plan)?;
         let door = attach::listen(job.meeting_place()?).map_err(BenchError::sealane("listen for clients"))?;
@@ -53,14 +52,14 @@ pub(in crate::systems) fn serve(job: &PeerJob) -> Result<(), BenchError> {
         }
         let tables = publish_tables(&engine, plan)?;
         announce(&[])?;
-        let admitted = (0..training.size.workers).map(|_| admit_next(&engine, &door, area_bytes));
-        (admitted.collect::<Result<Vec<_>, _>>()?, engine, tables)
+        serve_clients(engine, door, (area_bytes, false));
+        (None, tables)
     } else {
         process::allow_open_files("--workers x --ps", training.pairs(), 1)?;
         let (engine, tables, addresses) =
             host_peers(plan, job.hosts.producer, engine::verbs_settings(plan).map(|(verbs, _)| verbs))?;
         announce(&addresses.iter().map(SocketAddr::port).collect::<Vec<_>>())?;
-        (Vec::new(), engine, tables)
+        (Some(engine), tables)
     };
     until_ended()
 }
@@ -87,12 +86,7 @@ fn publish_tables(engine: &Engine, plan: &Plan) -> Result<Vec<Table>, BenchError
 
 /// Serves workers, with parameter servers that are clients like the workers, as training processes with tables are.
 fn serve_tables(job: &PeerJob, engine: Engine, door: OwnedFd, area_bytes: u64) -> Result<(), BenchError> {
-    thread::spawn(move || {
-        let Err(failure) = serve_clients(&engine, &door, area_bytes);
-        // The workers' process shows what is written here.
-        eprintln!("the daemon between the clients ended: {failure}");
-        std::process::exit(1);
-    });
+    serve_clients(engine, door, (area_bytes, true));
     let socket = job.meeting_place()?;
     let attach = |ps| Attach::new(&ps_task(ps)).socket(socket).arena_bytes(rows::room_for_part(&job.plan)).attach();
     let _tables = rows::publish(&job.plan, attach)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sealane_runtime::{Buffer, MemoryKind};
 use sealane_transport::shm::limits::{INLINE_BYTES_MAX, NUMBERS_PER_RECORD};
-use sealane_transport::shm::{AcceptedAt, CallListBuf, Completion, PushError, ReceivedAt, Record, SmallCall};
+use sealane_transport::shm::{AcceptedAt, Completion, PushError, ReceivedAt, Record, SmallCall};
 use sealane_transport::{Error, Handle, Payload, Tensor, Unreceived};
 
 use super::{Client, LENDS, News};
@@ -20,8 +20,6 @@ pub(super) enum Answer {
         call: u32,
         tensor: Tensor,
     },
-    /// Small tensors, of recvs that have waited as a list.
-    Arrived(CallListBuf),
     Failed {
         call: u32,
         error: Error,
@@ -260,7 +258,6 @@ impl Client {
                 };
                 Completion::Received { call: *call, meta: tensor.meta().as_wire(), payload }.encode(record)
             }
-            Answer::Arrived(calls) => Completion::Arrived { calls: calls.as_list() }.encode(record),
             Answer::Failed { call, error, memory_back } => {
                 Completion::Failed { call: *call, memory_back: *memory_back, error: error.clone() }.encode(record)
             }

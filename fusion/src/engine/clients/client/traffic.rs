@@ -96,7 +96,7 @@ impl Client {
         traffic.change(row).received(1, bytes as u64);
     }
 
-    /// Counts what went over a direct lane, as reported by the client.
+    /// Counts what went over a lane, as reported by the client.
     pub(super) fn count_direct(&mut self, peer: u16, sent: Moved, received: Moved) -> Result<(), Misconduct> {
         if usize::from(peer) >= self.peers.len() {
             return Err(Misconduct(format!("peer {peer} was not named")));

@@ -24,6 +24,7 @@ use crate::limits::{FILL, STALL_LIMIT};
 use crate::plan::{Bench, Fuse, Plan};
 use crate::system::Client;
 use crate::systems::client::{check_arrival, check_length, pass_gap};
+use crate::systems::sockets::Meeting;
 
 /// Batches of a window: while one is waited for, the daemon works on the others.
 pub(in super::super) const BATCHES: usize = 4;
@@ -80,9 +81,16 @@ pub(super) struct Clients {
     /// For steps: the plan that pulls them, or what the next one sends.
     plan: Option<PullPlan>,
     tensors: Vec<(String, Tensor)>,
+    /// The daemon's socket, where the clients ask for their lanes.
+    _meeting: Option<Meeting>,
 }
 
 impl Clients {
+    /// Keeps the daemon's socket.
+    pub(super) fn with(self, meeting: Meeting) -> Self {
+        Self { _meeting: Some(meeting), ..self }
+    }
+
     /// Takes the two tasks, and allocates memory for the tensors.
     pub(super) fn new(plan: &Plan, ps: Task, worker: Task) -> Result<Self, Error> {
         let (is_step, is_push) = (plan.bench == Bench::Fuse, plan.fuse == Fuse::Push);
@@ -102,8 +110,20 @@ impl Clients {
         room.tensors_max = room.tensors_max.max(plan.window);
         room.bytes_max = room.bytes_max.max(plan.window * plan.size_bytes);
         let queue = is_push.then(|| worker.acceptor(QUEUE, room));
-        let mut clients =
-            Self { ps, worker, slots, idle, under_way, fused, queue, came: 0, step: 0, plan: None, tensors };
+        let mut clients = Self {
+            ps,
+            worker,
+            slots,
+            idle,
+            under_way,
+            fused,
+            queue,
+            came: 0,
+            step: 0,
+            plan: None,
+            tensors,
+            _meeting: None,
+        };
         if is_step && plan.fuse == Fuse::Plan {
             clients.ps.publish_many(0, clients.tensors()?).wait()?;
             let keys = clients.slots.iter().map(|slot| slot.key.as_str());

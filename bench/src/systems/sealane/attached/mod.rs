@@ -43,7 +43,8 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
     let job = PeerJob { meeting_place: Some(meeting.socket()), ..job.clone() };
     let plan = streams::rested(&job);
     System::with_peer(&job, program, |_| {
-        let attach = |task, plan: &Plan| attach_as(task, plan, Some(&meeting.socket()));
+        let socket = meeting.socket();
+        let attach = |task, plan: &Plan| attach_as(task, plan, Some(&socket));
         if job.system == SystemName::Direct {
             return direct::system(&job.plan, attach(WORKER, &job.plan)?);
         }
@@ -54,8 +55,8 @@ pub(in crate::systems) fn start(job: &PeerJob, program: &PeerProgram) -> Result<
             return grpc::over_stream(&job, &attach(WORKER, &job.plan)?);
         }
         let (ps, worker) = (attach(PS, &plan)?, attach(WORKER, &plan)?);
-        let client = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
-        Ok(System::new(NAME, variant(&plan), &plan, client))
+        let clients = Clients::new(&plan, ps, worker).map_err(BenchError::sealane("attach"))?;
+        Ok(System::new(NAME, variant(&plan), &plan, clients.with(meeting)))
     })
 }
 

@@ -84,7 +84,7 @@ pub(crate) const DIRECT_LOOK: Duration = ELSEWHERE_INTERVAL;
 /// Milliseconds between two attempts to send through the daemon what a channel has left, or to ask it for what its recvs wait for.
 pub(crate) const LANES_LOOK: u64 = 4;
 
-/// How long other clients wait at most for an answer of this process while its callers sleep often, and listen for themselves.
+/// Longest time that other clients wait for an answer of this process while its callers sleep often and listen for themselves.
 pub(crate) const HOST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Sends to a peer through the daemon between two checks which of them are over.

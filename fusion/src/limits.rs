@@ -288,8 +288,11 @@ pub(crate) const CLIENT_CALLS_MAX: usize = CALLS_PER_SHARD_MAX;
 /// How often a full completion ring is retried: clients do not signal when they free space.
 pub(crate) const CLIENT_BACKLOG_LOOK: Duration = Duration::from_millis(2);
 
-/// How long a client may take to make room for what a client that has gone had written to it; the rest is dropped then.
+/// How long a client may take to make room for what a client that has gone had written to it, or to close a lane that was replaced.
 pub(crate) const LANE_END_MAX: Duration = Duration::from_secs(1);
+
+/// Most lanes of a pair of clients that were replaced and are not closed yet. Beyond that, the oldest end at once.
+pub(crate) const FORMER_LANES_MAX: usize = 4;
 
 /// Kinds of links of one engine besides TCP at most: each has its own counters and latencies on every shard.
 pub const LINK_KINDS_MAX: usize = 2;

@@ -43,7 +43,7 @@ impl Listening {
         self.thread || self.runtime
     }
 
-    /// True if callers have slept since the last look: they listen better themselves, since a host would only wake them.
+    /// True if callers have slept since the last look. Then they listen themselves: a host that listens for them has to wake them.
     pub(super) fn is_for_callers(&mut self) -> bool {
         std::mem::replace(&mut self.naps_known, self.naps) != self.naps
     }

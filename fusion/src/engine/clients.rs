@@ -383,7 +383,7 @@ impl Clients {
                 }
                 Some(Change::Connect(pair, lanes)) => {
                     let clients = pair.map(|id| self.handles.get(&id).copied().unwrap_or(Handle::NONE));
-                    self.switch.connect(clients, *lanes);
+                    self.switch.connect(clients, *lanes, self.engine.shard.now());
                 }
                 None => return count,
             }

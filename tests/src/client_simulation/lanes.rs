@@ -101,7 +101,8 @@ impl World {
         if let [one, other] = &*keepers {
             let handles = pair.map(|seat| self.seats[seat].client.as_ref().expect("both are there").handle);
             let host = self.seats[pair[0]].host;
-            self.hosts[host].clients.connect(handles, [one.open(Side::Second), other.open(Side::Second)]);
+            let (lanes, now) = ([one, other].map(|keeper| keeper.open(Side::Second)), self.instant());
+            self.hosts[host].clients.connect(handles, lanes, now);
         }
         self.lanes.lanes.push(Lane { pair, keepers, given: [false; 2] });
         Ok(())

@@ -150,7 +150,8 @@ impl TwoClients {
         let is_direct = lanes == LaneKind::Direct;
         let second = if is_direct { (&keeper, Side::Second) } else { (&others, Side::First) };
         if !is_direct {
-            shard.connect([one, other], [&keeper, &others].map(|keeper| keeper.open(Side::Second)));
+            let lanes = [&keeper, &others].map(|keeper| keeper.open(Side::Second));
+            shard.connect([one, other], lanes, Instant::now());
         }
         for (task, peer, (keeper, side)) in [(&sender, RECEIVER, (&keeper, Side::First)), (&receiver, SENDER, second)] {
             let memory = keeper.as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;

@@ -1,8 +1,8 @@
-//! One direction of a channel whose two ends share no memory: records move from one end's ring into the other's, and what the reader settles
-//! goes back. Looks at lengths, and at kinds for how urgent they are; never at names. The halves check everything else.
+//! One direction of a channel between two processes that share no memory: moves records from the ring of one into that of the other, and passes
+//! back what the reader has settled. It looks at a record's length and kind, never at its name. The halves check everything else.
 //!
-//! Pure, like a [`Half`](super::Half). A reader whose ring is full leaves the records where they are, so it holds back its own channel alone, and
-//! the producer's credit is the limit of what waits.
+//! Pure, like a [`Half`](super::Half). If the reader's ring is full, the records stay where they are: that channel alone waits, and the
+//! producer's credit limits how much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,13 +16,13 @@ use crate::{
     ring::{Header, PAD, Reader, Writer, index, lines},
 };
 
-/// Most words of a record: one that is only a name.
+/// Most words of a record: those of the longest name.
 const RECORD_WORDS_MAX: u64 = lines(FIXED_WORDS + KEY_BYTES_MAX.div_ceil(8));
 
 pub struct Splice<M> {
     pub(super) from: Reader<M>,
     pub(super) to: Writer<M>,
-    /// What the reader had settled, and returned, as the writer was told.
+    /// What the writer knows of the tensors that the reader has settled and returned.
     told: Settled,
     /// The most words that were unread at a time recently.
     peak: u64,

@@ -48,7 +48,7 @@ pub(crate) struct Channel {
     attachment: Weak<Attachment>,
 }
 
-/// What wakes whoever reads the records of a channel.
+/// Wakes the reader of a channel's records.
 #[derive(Clone)]
 pub(super) enum Bell {
     /// The peer's process.

@@ -120,8 +120,12 @@ impl Lane {
 
     /// Tensors and bytes sent and received of which the daemon was not told.
     fn untold(&self) -> [Moved; 2] {
+        self.untold_with(self.rings.moved())
+    }
+
+    /// [`untold`](Self::untold), with so many bytes of streams.
+    fn untold_with(&self, bytes: [u64; 2]) -> [Moved; 2] {
         let now = self.channel.lock().half.moved();
-        let bytes = self.rings.moved();
         let since =
             |at: usize| Moved { tensors: now[at].0 - self.told[at].0, bytes: now[at].1 - self.told[at].1 + bytes[at] };
         [since(0), since(1)]
@@ -409,7 +413,8 @@ impl Link {
     pub(super) fn tell_what_went(&mut self) {
         for place in 0..self.direct.lanes.len() + self.direct.retired.len() {
             let Some(lane) = self.direct.at(place) else { continue };
-            let [sent, received] = lane.untold();
+            let bytes = lane.rings.moved();
+            let [sent, received] = lane.untold_with(bytes);
             let Some(&Peer { segment, number: peer }) = self.peers.get(&lane.channel.peer) else { continue };
             if (sent.bytes, received.bytes, sent.tensors, received.tensors) == (0, 0, 0, 0)
                 // The peer's number may be waiting there.
@@ -419,7 +424,7 @@ impl Link {
                 continue;
             }
             if let Some(lane) = self.direct.at(place) {
-                let bytes = lane.rings.take_moved();
+                lane.rings.has_told(bytes);
                 for (told, (moved, bytes)) in lane.told.iter_mut().zip([sent, received].into_iter().zip(bytes)) {
                     *told = (told.0 + moved.tensors, told.1 + moved.bytes - bytes);
                 }

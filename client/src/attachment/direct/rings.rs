@@ -105,9 +105,10 @@ impl Rings {
         [&self.moved.sent, &self.moved.received].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// [`moved`](Self::moved), of which the daemon is told now.
-    pub(super) fn take_moved(&self) -> [u64; 2] {
-        [&self.moved.sent, &self.moved.received].map(|bytes| bytes.swap(0, Ordering::Relaxed))
+    /// The daemon knows of so many of these bytes. Streams may have moved more meanwhile.
+    pub(super) fn has_told(&self, bytes: [u64; 2]) {
+        let moved = [&self.moved.sent, &self.moved.received];
+        moved.into_iter().zip(bytes).for_each(|(moved, told)| _ = moved.fetch_sub(told, Ordering::Relaxed));
     }
 
     fn take_up(&mut self, ends: &DirectLane, ring: usize) -> Option<BytesWriter<LaneBytes>> {
@@ -307,5 +308,20 @@ impl Lane {
     fn shared(&self) -> Shared {
         let (waiting, moved) = (Arc::default(), self.rings.moved.clone());
         Shared { peer: self.channel.peer.clone(), waiting, bell: self.channel.bell.clone(), moved }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_move_while_the_daemon_is_told_of_others_are_told_later() {
+        let rings = Rings::default();
+        rings.moved.sent.fetch_add(5, Ordering::Relaxed);
+        let told = rings.moved();
+        rings.moved.sent.fetch_add(3, Ordering::Relaxed);
+        rings.has_told(told);
+        assert_eq!(rings.moved(), [3, 0]);
     }
 }

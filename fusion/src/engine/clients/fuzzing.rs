@@ -128,8 +128,8 @@ impl Clients {
     }
 
     /// Connects two clients by lanes of which the shard has the other side. [`Handle::NONE`] stands for a client that has gone.
-    pub fn connect(&mut self, clients: [Handle; 2], lanes: [DirectLane; 2]) {
-        self.switch.connect(clients, lanes);
+    pub fn connect(&mut self, clients: [Handle; 2], lanes: [DirectLane; 2], now: Instant) {
+        self.switch.connect(clients, lanes, now);
     }
 
     pub fn under_way(&self, client: Handle) -> usize {

@@ -1,9 +1,9 @@
 //! The switch: moves the records of channels between two clients of this shard that share no memory, because they belong to different users
-//! or the daemon gives no direct lanes. Each of the two has a lane whose other side is the shard's. The clients match the tensors; nothing
-//! here knows names.
+//! or the daemon gives no direct lanes. Each of the two has a lane, and the shard has the other side of it. The clients match the tensors;
+//! nothing here looks at names.
 //!
-//! Bounded by the lanes of all clients. Of a client that does not read, only its own lanes stand still; one that breaks the rules loses the
-//! lane, and so does its peer.
+//! Limits: a pair of clients has its current lanes and at most [`FORMER_LANES_MAX`] former ones. A client that does not read stops its own
+//! pairs alone. If a client breaks the rules of a channel, that channel ends.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use sealane_transport::Handle;
 use sealane_transport::channel::{Ring, Splice};
 use sealane_transport::shm::{DirectLane, Standing, Way};
 
-use crate::limits::{CLIENT_BACKLOG_LOOK, LANE_END_MAX};
+use crate::limits::{CLIENT_BACKLOG_LOOK, FORMER_LANES_MAX, LANE_END_MAX};
 
 /// The lanes of one shard.
 #[derive(Default)]
@@ -25,7 +25,7 @@ struct Port {
     client: Handle,
     lane: DirectLane,
     told: Standing,
-    /// It has gone, or has closed its lane: until when the other may read what it has left.
+    /// If it has gone or has closed its lane: how long the other has to make room for what it left.
     ends: Option<Instant>,
     is_gone: bool,
 }
@@ -34,17 +34,26 @@ struct Pair {
     ports: [Port; 2],
     /// From each client to the other.
     splices: [Splice<Way>; 2],
+    /// If the two have newer lanes: when these end at the latest. Until then both can close them in order.
+    replaced: Option<Instant>,
 }
 
 impl Switch {
-    /// Connects two lanes, of which the shard has the other side. [`Handle::NONE`] stands for a client that has gone.
-    pub(super) fn connect(&mut self, clients: [Handle; 2], lanes: [DirectLane; 2]) {
+    /// Connects two lanes whose other sides are the shard's. Former lanes of the two clients end. [`Handle::NONE`] stands for a client that has
+    /// gone.
+    pub(super) fn connect(&mut self, clients: [Handle; 2], lanes: [DirectLane; 2], now: Instant) {
         let splice = |from: usize| Splice::new(lanes[from].incoming(), lanes[1 - from].outgoing());
         let splices = [splice(0), splice(1)];
         let [first, second] = lanes;
         let port =
             |client, lane| Port { client, lane, told: Standing::Absent, ends: None, is_gone: client == Handle::NONE };
-        self.pairs.push(Pair { ports: [port(clients[0], first), port(clients[1], second)], splices });
+        let is_former = |pair: &&mut Pair| pair.ports.each_ref().map(|port| port.client) == clients;
+        for (age, pair) in self.pairs.iter_mut().rev().filter(is_former).enumerate() {
+            let until = if age < FORMER_LANES_MAX { now + LANE_END_MAX } else { now };
+            pair.replaced = Some(pair.replaced.map_or(until, |before| before.min(until)));
+        }
+        let ports = [port(clients[0], first), port(clients[1], second)];
+        self.pairs.push(Pair { ports, splices, replaced: None });
     }
 
     /// A client has gone. Its peers still read what it has written.
@@ -82,9 +91,9 @@ impl Switch {
         self.pairs.iter().flat_map(|pair| &pair.ports)
     }
 
-    /// When to look again at a client whose lane is full: it does not say that it has read.
+    /// When to look again at a client whose lane is full, as it does not say that it has read, or whose lane was replaced.
     pub(super) fn next_look(&self, now: Instant) -> Option<Instant> {
-        self.pairs.iter().any(Pair::is_blocked).then(|| now + CLIENT_BACKLOG_LOOK)
+        self.pairs.iter().any(Pair::is_waiting).then(|| now + CLIENT_BACKLOG_LOOK)
     }
 }
 
@@ -94,9 +103,6 @@ impl Pair {
         let standing = self.ports.each_ref().map(Port::standing);
         let (mut rings, mut work) = ([Ring::No; 2], 0);
         for from in 0..2 {
-            if self.is_half_gone() {
-                break;
-            }
             match self.splices[from].turn() {
                 Ok(spliced) => {
                     work += usize::from(spliced.words > 0 || spliced.writer > Ring::No);
@@ -126,7 +132,7 @@ impl Pair {
                 wake(port.client);
             }
         }
-        work
+        if self.replaced.is_some_and(|until| until <= now) { work + self.end(wake) } else { work }
     }
 
     /// Tells a client that the other one has come or left, after all that the other has written. True if that is new.
@@ -168,22 +174,18 @@ impl Pair {
         let has_come_or_left = |port: &Port| port.standing() != port.told && port.ends.is_none();
         let has_written =
             || self.splices.iter().any(Splice::has_work) || self.ports.iter().any(|port| port.lane.has_poke());
-        self.ports.iter().any(has_come_or_left) || !self.is_half_gone() && has_written()
+        self.ports.iter().any(has_come_or_left) || has_written()
     }
 
-    /// True if all that one of them had written was passed on, and nobody is left at that end: no more is moved.
-    fn is_half_gone(&self) -> bool {
-        self.ports.iter().any(|port| port.is_gone && port.told == Standing::Gone)
+    /// True if it must be looked at although nobody rings.
+    fn is_waiting(&self) -> bool {
+        self.replaced.is_some() || self.splices.iter().any(Splice::is_blocked)
     }
 
-    fn is_blocked(&self) -> bool {
-        !self.is_half_gone() && self.splices.iter().any(Splice::is_blocked)
-    }
-
-    /// True if neither client has anything more to hear.
+    /// True if no client has anything more to hear: each knows that the other has left, or one is gone and the other knows it.
     fn is_over(&self) -> bool {
-        let [first, second] = &self.ports;
-        (is_left(first.told) || second.is_gone) && (is_left(second.told) || first.is_gone)
+        let has_gone = |port: &Port| port.is_gone && port.told == Standing::Gone;
+        self.ports.iter().all(|port| is_left(port.told)) || self.ports.iter().any(has_gone)
     }
 }
 

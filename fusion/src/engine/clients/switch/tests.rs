@@ -48,6 +48,7 @@ fn pair(switch: &mut Switch, numbers: [u64; 2]) -> [Client; 2] {
     switch.connect(
         clients.each_ref().map(|client| client.handle),
         clients.each_ref().map(|client| client.keeper.open(Side::Second)),
+        Instant::now(),
     );
     clients.iter().for_each(|client| client.lane.arrive());
     for _ in 0..2 {
@@ -135,15 +136,13 @@ fn peer_reads_what_a_client_had_written_before_it_went() {
         let slot = other.post(3);
         assert_eq!(other.half.recv(slot), Recv::Done);
         other.half.free(slot);
-        // A client that goes on to write keeps no shard awake.
-        other.send(4);
-        turn(&mut switch);
-        assert!(switch.try_sleep() && switch.next_look(Instant::now()).is_none());
+        let pairs = switch.pairs.len();
+        assert_eq!(pairs, usize::from(is_closed), "who is gone need not hear that the other closes its lane");
         // It knows what was taken and what was not.
         other.half.close(Why::Gone);
         assert_eq!(other.half.sent(taken), Sent::Taken);
         let unsettled = other.half.reclaim();
-        assert_eq!(unsettled.iter().map(|tensor| tensor.step).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!(unsettled.iter().map(|tensor| tensor.step).collect::<Vec<_>>(), [2]);
         assert_eq!(unsettled[0].handle, Some(left));
         other.lane.close();
         turn(&mut switch);
@@ -203,7 +202,24 @@ fn client_that_was_gone_before_the_lanes_were_made_is_reported_as_gone() {
     let mut switch = Switch::default();
     let clients = [1, 2].map(Client::new);
     let lanes = clients.each_ref().map(|client| client.keeper.open(Side::Second));
-    switch.connect([Handle::NONE, clients[1].handle], lanes);
+    switch.connect([Handle::NONE, clients[1].handle], lanes, Instant::now());
     assert_eq!(turn(&mut switch), [clients[1].handle]);
     assert_eq!(clients[1].lane.other(), Standing::Gone);
+}
+
+#[test]
+fn clients_that_get_lanes_again_and_again_have_few() {
+    let mut switch = Switch::default();
+    let mut all: Vec<Client> = Vec::new();
+    for count in 1..10 {
+        all.extend(pair(&mut switch, [1, 2]));
+        assert_eq!(switch.pairs.len(), count.min(1 + FORMER_LANES_MAX));
+    }
+    let now = Instant::now();
+    assert!(switch.next_look(now).is_some());
+    turn_at(&mut switch, now + LANE_END_MAX);
+    assert_eq!((switch.pairs.len(), switch.next_look(now)), (1, None));
+    let (former, last) = all.split_at(all.len() - 2);
+    assert!(former.iter().all(|client| client.lane.has_ended() && client.lane.is_left()));
+    assert!(last.iter().all(|client| !client.lane.has_ended()));
 }

@@ -317,7 +317,7 @@ pub(super) enum Change {
     Drain,
     /// One client is told so.
     DrainOf(Handle),
-    /// Two clients have a lane each, of which this is the shard's side.
+    /// The shard's sides of the lanes of two clients.
     Connect([ClientId; 2], Box<[DirectLane; 2]>),
 }
 

@@ -32,7 +32,7 @@ pub struct Report {
     pub trace_hash: u64,
     /// Tensors that were received.
     pub delivered: usize,
-    /// At least so many of them came by a lane.
+    /// How many of them came by a lane, at least.
     pub by_lane: u64,
     /// Recvs that were given up.
     pub cancelled: usize,

@@ -161,7 +161,7 @@ impl TwoClients {
         }
         let tensor = Tensor::from_elements(&[64], &BYTES).map_err(said)?.into_shared();
         let mut two = TwoClients { shard, lanes, sender, receiver, tensor, now: Instant::now() };
-        // Each finds the other's end open, and is told that no tensor goes another way.
+        // Each finds the other's end open, and learns that no tensor goes another way.
         for _ in 0..2 {
             two.turn();
             [&two.sender, &two.receiver].into_iter().for_each(Task::look_at_lanes);

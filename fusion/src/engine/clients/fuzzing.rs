@@ -154,8 +154,7 @@ impl Clients {
         self.leaving.len()
     }
 
-    /// The process of a client has ended: its lanes end, and its peers are told, as far as they read. The source of clients does this when it
-    /// dismisses the client.
+    /// Ends the lanes of a client whose process has ended, and tells its peers. The source of clients does this when it dismisses the client.
     pub fn end_lanes(&mut self, client: Handle, now: Instant) {
         self.switch.client_gone(client);
         self.switch.turn(now, |_| ());

@@ -84,7 +84,7 @@ impl Keepers {
 type Given = (LaneEnd, Option<[DirectLane; 2]>);
 
 impl Lanes {
-    /// The pairs that share a lane, or have one each, of which both were given their ends.
+    /// The pairs of clients that both have their ends: of a direct lane, or of one lane each.
     fn pairs(&self, are_direct: bool) -> impl Iterator<Item = [ClientId; 2]> {
         let is_given =
             move |lane: &Lane| matches!(lane.keepers, Keepers::Direct(_)) == are_direct && lane.given == [true; 2];

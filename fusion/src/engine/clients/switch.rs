@@ -177,7 +177,7 @@ impl Pair {
         self.ports.iter().any(has_come_or_left) || has_written()
     }
 
-    /// True if it must be looked at although nobody rings.
+    /// True if it needs another turn soon although nobody rings.
     fn is_waiting(&self) -> bool {
         self.replaced.is_some() || self.splices.iter().any(Splice::is_blocked)
     }
